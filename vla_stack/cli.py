@@ -1,0 +1,86 @@
+"""The ``vla`` command: each verb is one call into a room.
+
+A verb's module is imported only when that verb is asked for, so ``vla run --help`` on a robot computer starts
+without torch. Such a module offers ``HELP`` (one line), ``EXAMPLES`` (shell lines), ``add_arguments(parser)`` and
+``main(args) -> int``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+
+# Numeric libraries start one spinning thread per core in every process; with several processes on a small machine that
+# makes everything slower, measurably so (a tiny policy's training step went from 60 ms to 1.6 s). A person's own
+# setting wins, and training raises torch's own thread count where it owns the machine.
+for _var in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_var, "1")
+os.environ.setdefault("MUJOCO_GL", "egl" if sys.platform.startswith("linux") else "glfw")
+
+VERBS: dict[str, tuple[str, str]] = {
+    "doctor": ("vla_stack.doctor", "check this machine: rendering, video, ports, versions"),
+    "collect": ("vla_stack.data.collect", "record scripted experts into a LeRobotDataset"),
+    "data": ("vla_stack.data.tools", "inspect, check and repair a dataset"),
+    "train": ("vla_stack.training.train", "train a policy from a recipe"),
+    "eval": ("vla_stack.evaluation.evaluate", "roll a policy out in simulation and report success"),
+    "serve": ("vla_stack.serving.serve", "serve a policy over ZeroMQ"),
+    "run": ("vla_stack.runtime.run", "run a robot (simulated or real) against a policy server"),
+    "demo": ("vla_stack.demo", "the whole loop: collect, train, serve, run, report"),
+}
+
+
+def _usage() -> str:
+    rows = "\n".join(f"  {verb:<9}{text}" for verb, (_, text) in VERBS.items())
+    return f"usage: vla <verb> [options]\n\n{rows}\n\n`vla <verb> --help` shows the options and examples of a verb."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the ``vla`` command; returns the process's exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        from vla_stack import __version__
+
+        print(__version__)
+        return 0
+    verb, rest = argv[0], argv[1:]
+    if verb not in VERBS:
+        print(f"vla: there is no verb '{verb}'; the verbs are {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    from vla_stack.errors import UserError
+    from vla_stack.schema import SchemaError
+
+    try:
+        module = importlib.import_module(VERBS[verb][0])
+    except ModuleNotFoundError as e:
+        if e.name and e.name.split(".")[0] in ("vla_stack", "sim", "robot_drivers"):
+            raise
+        extra = "robot" if e.name in ("mujoco", "gymnasium", "cv2") else "train"
+        print(f"vla {verb}: needs the package '{e.name}' -- pip install 'vla-stack[{extra}]'", file=sys.stderr)
+        return 1
+    parser = argparse.ArgumentParser(
+        prog=f"vla {verb}",
+        description=module.HELP,
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    args = parser.parse_args(rest)
+    try:
+        return int(module.main(args) or 0)
+    except (UserError, SchemaError) as e:
+        if os.environ.get("VLA_TRACEBACK"):
+            raise
+        print(f"vla {verb}: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\nvla {verb}: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

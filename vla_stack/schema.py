@@ -1,0 +1,280 @@
+"""The nouns that every room shares: feature keys, units, observations, action chunks, robot descriptions.
+
+This module imports numpy alone, so that a robot computer, a simulator process and a policy server agree on
+what travels between them without agreeing on what they have installed. Units are SI (metres, radians, seconds,
+newtons); a gripper is an opening ratio in [0, 1], 0 closed, 1 open. Images are uint8, height x width x RGB.
+Feature names follow LeRobot, so a dataset written here opens there and the other way round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+OBS_STATE = "observation.state"
+OBS_IMAGES = "observation.images"
+ACTION = "action"
+TASK = "task"
+REWARD = "next.reward"
+DONE = "next.done"
+SUCCESS = "next.success"
+# Per-frame columns that LeRobot's own loaders carry through untouched. They are recorded beside the action because
+# an asynchronous chunk is re-anchored from absolute commands, and because a policy in joint space needs its labels.
+CAPTURE_TIME = "capture_time"  # float64 [1], seconds on the robot's monotonic clock, relative to the episode's start
+JOINT_COMMAND = "command.joints"  # float32 [J], joint targets that realised the action, radians
+
+Unit = Literal["m", "rad", "ratio", "m/s", "rad/s", "N", "Nm", "1"]
+
+
+class SchemaError(ValueError):
+    """Data that does not have the shape, type, unit or range that its description promises."""
+
+
+def image_key(camera: str) -> str:
+    """Dataset feature key of a camera, e.g. ``observation.images.front``."""
+    return f"{OBS_IMAGES}.{camera}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension of a state or action vector.
+
+    Attributes:
+        name: LeRobot feature name, e.g. ``tcp_x.pos``.
+        unit: SI unit of the value.
+        low: Smallest legal value, in ``unit``.
+        high: Largest legal value, in ``unit``.
+        max_rate: Largest legal change per second, in ``unit``/s; infinity where the hardware sets no bound.
+        kind: How values are merged: ``position`` blends linearly, ``angle`` along the shorter arc, ``gripper`` never.
+    """
+
+    name: str
+    unit: Unit
+    low: float = -np.inf
+    high: float = np.inf
+    max_rate: float = np.inf
+    kind: Literal["position", "angle", "gripper"] = "position"
+
+
+# JSON has no infinity: a bound that is absent or null is the default, no bound at all.
+_BOUNDS = {"low": -np.inf, "high": np.inf, "max_rate": np.inf}
+
+
+def _dim(d: dict[str, Any]) -> Dim:
+    return Dim(**{k: _BOUNDS[k] if v is None and k in _BOUNDS else v for k, v in d.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Camera:
+    """A camera as a policy sees it. ``height`` and ``width`` in pixels."""
+
+    name: str
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class RobotSpec:
+    """What a robot (real, simulated or imagined) measures and accepts.
+
+    The first ``len(action)`` entries of ``state`` measure what ``action`` commands, in the same order and unit, so
+    that ``action - state`` is a meaningful relative action.
+
+    Attributes:
+        name: Embodiment, e.g. ``native/arm7``.
+        state: Meaning of each entry of ``observation.state``.
+        action: Meaning of each entry of ``action``.
+        cameras: Cameras, in the order in which policies consume them.
+        rate_hz: Control rate: one action per control step.
+        action_kind: ``absolute`` targets hold when repeated; ``delta`` actions hold at zero.
+    """
+
+    name: str
+    state: tuple[Dim, ...]
+    action: tuple[Dim, ...]
+    cameras: tuple[Camera, ...]
+    rate_hz: float
+    action_kind: Literal["absolute", "delta"] = "absolute"
+
+    @property
+    def dt(self) -> float:
+        """Control period in seconds."""
+        return 1.0 / self.rate_hz
+
+    @property
+    def action_low(self) -> NDArray[np.float32]:
+        return np.array([d.low for d in self.action], np.float32)
+
+    @property
+    def action_high(self) -> NDArray[np.float32]:
+        return np.array([d.high for d in self.action], np.float32)
+
+    @property
+    def gripper_mask(self) -> NDArray[np.bool_]:
+        """Bool [A]: dimensions that are switched, never blended."""
+        return np.array([d.kind == "gripper" for d in self.action], bool)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form, as it stands in a dataset, a checkpoint and a HELLO message; no bound is ``null``."""
+        d = json.loads(json.dumps(asdict(self)))
+        for dim in (*d["state"], *d["action"]):
+            for bound in _BOUNDS:
+                if not np.isfinite(dim[bound]):
+                    dim[bound] = None
+        return d
+
+    @classmethod
+    def from_json(cls, d: dict[str, Any]) -> RobotSpec:
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            SchemaError: A key is missing or has the wrong type.
+        """
+        try:
+            return cls(
+                name=str(d["name"]),
+                state=tuple(_dim(x) for x in d["state"]),
+                action=tuple(_dim(x) for x in d["action"]),
+                cameras=tuple(Camera(**x) for x in d["cameras"]),
+                rate_hz=float(d["rate_hz"]),
+                action_kind=d.get("action_kind", "absolute"),
+            )
+        except (KeyError, TypeError, ValueError) as e:
+            raise SchemaError(f"robot description is malformed: {e!r}") from e
+
+    def fingerprint(self) -> str:
+        """Short hash of everything that must match between a policy and a robot: names, units, order, rate."""
+        key = {
+            "state": [(d.name, d.unit) for d in self.state],
+            "action": [(d.name, d.unit, d.kind) for d in self.action],
+            "cameras": [(c.name, c.height, c.width) for c in self.cameras],
+            "rate_hz": self.rate_hz,
+            "action_kind": self.action_kind,
+        }
+        return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a robot knew at the start of one control step.
+
+    Attributes:
+        state: float32 [S], SI units, in the order of ``RobotSpec.state``.
+        images: camera name -> uint8 [H, W, 3] RGB.
+        task: Language instruction.
+        step: Control step (tick) at whose start this was captured.
+        t_capture_ns: ``time.monotonic_ns()`` of the robot at capture (virtual time in simulation).
+    """
+
+    state: NDArray[np.float32]
+    images: dict[str, NDArray[np.uint8]]
+    task: str
+    step: int = 0
+    t_capture_ns: int = 0
+
+    def check(self, spec: RobotSpec) -> None:
+        """Raise :class:`SchemaError` naming the first field that does not match ``spec``."""
+        if self.state.dtype != np.float32 or self.state.shape != (len(spec.state),):
+            raise SchemaError(
+                f"state is {self.state.dtype}{list(self.state.shape)}, {spec.name} measures float32[{len(spec.state)}]"
+            )
+        if not np.isfinite(self.state).all():
+            bad = [spec.state[i].name for i in np.flatnonzero(~np.isfinite(self.state))]
+            raise SchemaError(f"state is not finite in {', '.join(bad)}")
+        for cam in spec.cameras:
+            image = self.images.get(cam.name)
+            if image is None:
+                raise SchemaError(f"camera '{cam.name}' is missing; the observation has {sorted(self.images)}")
+            if image.dtype != np.uint8 or image.shape != (cam.height, cam.width, 3):
+                raise SchemaError(
+                    f"camera '{cam.name}' is {image.dtype}{list(image.shape)}, "
+                    f"expected uint8[{cam.height}, {cam.width}, 3]"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class ActionChunk:
+    """Consecutive actions with the control step at which each one is due.
+
+    ``actions[i]`` belongs to control step ``origin + i``. Actions are commands (unnormalised, SI units, absolute where
+    the robot's ``action_kind`` is absolute), so a chunk means the same to every consumer.
+
+    Attributes:
+        actions: float32 [H, A].
+        origin: Control step of ``actions[0]``.
+        k_obs: Control step of the observation that the chunk was computed from (equals ``origin`` except in
+            future-state execution).
+        rid: Request id; a reply is accepted once.
+        epoch: Counts resets (episodes); a chunk of an older epoch is never executed.
+        session: Session id of the client the chunk is for.
+        d_cond: Delay in ticks that the policy was conditioned on, 0 if none.
+        model_version: Hash of the weights that produced the chunk.
+    """
+
+    actions: NDArray[np.float32]
+    origin: int
+    k_obs: int
+    rid: int = 0
+    epoch: int = 0
+    session: str = ""
+    d_cond: int = 0
+    model_version: str = ""
+
+    @property
+    def horizon(self) -> int:
+        return int(self.actions.shape[0])
+
+    @property
+    def end(self) -> int:
+        """First control step that the chunk no longer covers."""
+        return self.origin + self.horizon
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What a policy consumes and produces; the server's half of the HELLO negotiation.
+
+    Attributes:
+        robot: The embodiment that the policy was trained for.
+        horizon: Actions per chunk, H.
+        normalisation: Hash of the normalisation statistics; chunks of different hashes are never mixed.
+        model_version: Hash of the weights.
+        d_train_max: Largest delay (ticks) that training conditioned on; 0 if the policy takes no action prefix.
+    """
+
+    robot: RobotSpec
+    horizon: int
+    normalisation: str = ""
+    model_version: str = ""
+    d_train_max: int = 0
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "robot": self.robot.to_json(),
+            "horizon": self.horizon,
+            "normalisation": self.normalisation,
+            "model_version": self.model_version,
+            "d_train_max": self.d_train_max,
+            "extras": self.extras,
+        }
+
+    @classmethod
+    def from_json(cls, d: dict[str, Any]) -> PolicySpec:
+        """Inverse of :meth:`to_json`; raises :class:`SchemaError` on missing keys."""
+        try:
+            return cls(
+                robot=RobotSpec.from_json(d["robot"]),
+                horizon=int(d["horizon"]),
+                normalisation=str(d["normalisation"]),
+                model_version=str(d["model_version"]),
+                d_train_max=int(d.get("d_train_max", 0)),
+                extras=dict(d.get("extras", {})),
+            )
+        except (KeyError, TypeError, ValueError) as e:
+            raise SchemaError(f"policy description is malformed: {e!r}") from e
