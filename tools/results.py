@@ -53,7 +53,9 @@ def hardware() -> dict[str, Any]:
 def revision() -> str:
     """Git revision of the tree, with ``+`` if it has uncommitted changes."""
     try:
-        rev = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+        rev = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
         dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True)
         return rev.stdout.strip() + ("+" if dirty.stdout.strip() else "")
     except (OSError, subprocess.CalledProcessError):
@@ -97,7 +99,9 @@ def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = 
 
 def show(record: dict[str, Any]) -> None:
     """Print the checks of one result file."""
-    print(f"\n{record['name']}  ({record['revision']}, {record['hardware'].get('cpu')}, {record['hardware'].get('cores')} cores)")
+    print(
+        f"\n{record['name']}  ({record['revision']}, {record['hardware'].get('cpu')}, {record['hardware'].get('cores')} cores)"
+    )
     for c in record["checks"]:
         mark = {True: "holds", False: "FALLS SHORT", None: ""}[c["holds"]]
         bound = "" if c["bound"] is None else f"{c['sense']} {c['bound']:g}"

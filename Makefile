@@ -1,0 +1,37 @@
+# Every target works in a fresh clone: the environment is made on first use.
+VENV := .venv/bin
+export OMP_NUM_THREADS ?= 1
+export MUJOCO_GL ?= $(if $(filter Linux,$(shell uname -s)),egl,glfw)
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help bootstrap demo test lint results lock clean
+
+help:  ## show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+bootstrap:  ## make .venv and install what is missing
+	@tools/bootstrap
+
+demo: bootstrap  ## collect, train, serve, run 50 episodes, write outputs/demo/report.html
+	$(VENV)/vla demo --out outputs/demo
+
+test: bootstrap  ## all tests: unit, contract, end to end
+	$(VENV)/python -m pytest -n 2 --dist worksteal
+
+lint: bootstrap  ## format, lint, types and import contracts
+	$(VENV)/ruff format .
+	$(VENV)/ruff check --fix .
+	$(VENV)/mypy
+	$(VENV)/lint-imports
+
+results: bootstrap  ## print all checks of docs/results and rebuild docs/results.md
+	$(VENV)/python tools/results.py
+
+lock:  ## resolve requirements.lock again (needs uv)
+	echo 'mujoco==3.8.1' > .lock-constraints
+	uv pip compile pyproject.toml --extra train --extra robot --extra dev --universal --python-version 3.12 \
+	  --generate-hashes --no-header --no-emit-index-url --no-emit-find-links -q -c .lock-constraints -o requirements.lock
+	rm .lock-constraints
+
+clean:  ## remove caches and outputs, keep .venv
+	rm -rf outputs runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

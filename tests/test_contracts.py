@@ -1,0 +1,71 @@
+"""Lint, types and the import rules of docs/architecture.md, as tests."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("command", [("ruff", "check", "."), ("ruff", "format", "--check", ".")])
+def test_ruff(command):
+    done = run(str(BIN / command[0]), *command[1:])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_types():
+    done = run(str(BIN / "mypy"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_import_contracts():
+    done = run(str(BIN / "lint-imports"), "--no-cache")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+ROBOT_SIDE = [
+    "vla_stack.cli",
+    "vla_stack.schema",
+    "vla_stack.serving.client",
+    "vla_stack.runtime.run",
+    "robot_drivers",
+    "sim",
+]
+
+
+@pytest.mark.parametrize("module", ROBOT_SIDE)
+def test_robot_side_starts_without_torch(module):
+    code = (
+        f"import sys, json, {module}; "
+        "print(json.dumps([m for m in ('torch', 'lerobot', 'transformers', 'pandas') if m in sys.modules]))"
+    )
+    done = run(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+FORBIDDEN = ("pickle.load", "torch.load(", "trust_remote_code=True", "yaml.load(", "np.load(", "eval(", "exec(")
+
+
+def test_no_unsafe_loading():
+    """No way from outside bytes to running code: safetensors, msgpack, JSON and safe YAML only."""
+    found = []
+    for room in ("vla_stack", "sim", "robot_drivers"):
+        for path in (ROOT / room).rglob("*.py"):
+            for n, line in enumerate(path.read_text().splitlines(), 1):
+                code = line.split("#", 1)[0]
+                for word in FORBIDDEN:
+                    at = code.find(word)
+                    if at >= 0 and not (at and (code[at - 1].isalnum() or code[at - 1] in "_.")):
+                        found.append(f"{path.relative_to(ROOT)}:{n}: {line.strip()}")
+    assert not found, "\n".join(found)
