@@ -1,0 +1,1 @@
+"""Training: recipe in, LeRobot policy directory out. One loop for every method."""

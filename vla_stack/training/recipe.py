@@ -1,0 +1,267 @@
+"""A training run as data: frozen dataclasses read from one YAML file and ``key=value`` overrides.
+
+    recipe = load(Path("configs/pick.yaml"), ["steps=500", "optimizer.lr=3e-4"])
+
+Every key that a recipe may hold is a field below; anything else is an error that names the nearest valid key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from vla_stack.errors import UserError
+
+
+@dataclass(frozen=True)
+class PolicyRecipe:
+    """Which policy to train.
+
+    Attributes:
+        type: Registered LeRobot policy type: ``vla`` (native), ``smolvla``, ``pi0``, ``pi05``, ``act``, ...
+        pretrained: Policy directory (or hub id) to start from; empty trains from scratch.
+        options: Fields of that policy's configuration class, e.g. ``{chunk_size: 16}``.
+    """
+
+    type: str = "vla"
+    pretrained: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """What to train on.
+
+    Attributes:
+        root: One LeRobotDataset directory or a list of them; several are mixed by their number of frames.
+        episodes: Episode indices to use, of every root; null uses all.
+        cameras: Cameras to feed; null feeds all that the dataset has.
+    """
+
+    root: tuple[str, ...] = ()
+    episodes: tuple[int, ...] | None = None
+    cameras: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class OptimizerRecipe:
+    """AdamW (Loshchilov & Hutter, arXiv:1711.05101) under a cosine schedule with linear warm-up.
+
+    Attributes:
+        lr: Peak learning rate.
+        betas: Decay rates of the first and second moment.
+        eps: Denominator offset.
+        weight_decay: Decoupled weight decay; matrices only, norms, biases and scalars are exempt.
+        clip_norm: Largest global gradient norm; 0 does not clip.
+        warmup_steps: Steps of linear warm-up from 0 to ``lr``.
+        final_lr_ratio: Learning rate of the last step, as a fraction of ``lr``.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 1e-4
+    clip_norm: float = 1.0
+    warmup_steps: int = 100
+    final_lr_ratio: float = 0.05
+
+
+@dataclass(frozen=True)
+class EvalRecipe:
+    """Rollouts during training, with the weights of a checkpoint.
+
+    Attributes:
+        every: Steps between evaluations; 0 never evaluates.
+        envs: gymnasium ids, e.g. ``[sim/pick-v0]``.
+        episodes: Episodes per environment.
+        seed: Seed of the first episode; the same at every evaluation, so that checkpoints are compared on equal starts.
+    """
+
+    every: int = 0
+    envs: tuple[str, ...] = ()
+    episodes: int = 20
+    seed: int = 10_000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a training run computes.
+
+    Attributes:
+        name: Name of the run; the default output directory carries it.
+        method: Module of ``vla_stack.methods`` whose ``loss`` is minimised.
+        policy: Which policy.
+        data: Which demonstrations.
+        optimizer: How to minimise.
+        eval: Rollouts on the way.
+        steps: Optimiser steps.
+        batch_size: Samples per forward pass and process.
+        accumulate: Forward passes per optimiser step; gradients are averaged.
+        ema: Decay of the exponential moving average of the weights that a checkpoint serves; 0 serves the raw weights.
+        precision: ``fp32``, or ``bf16`` for autocast (weights and optimiser stay fp32).
+        seed: Seed of weights, data order and noise. With ``steps`` it fixes the result bit for bit on a CPU.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        threads: CPU threads of the training process; 0 takes every physical core that the process may use.
+        log_every: Steps between log records.
+        save_every: Steps between checkpoints; the last step is always saved.
+        keep: Checkpoints kept on disk.
+        launcher: ``local`` is one process; ``accelerate`` hands device placement and data parallelism to Accelerate
+            (chosen by itself under ``torchrun`` and ``accelerate launch``).
+        wandb: Weights & Biases project to log to as well; empty does not.
+        output_dir: Run directory; empty makes ``outputs/train/<name>-<time>``.
+    """
+
+    name: str = "run"
+    method: str = "imitation"
+    policy: PolicyRecipe = field(default_factory=PolicyRecipe)
+    data: DataRecipe = field(default_factory=DataRecipe)
+    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
+    eval: EvalRecipe = field(default_factory=EvalRecipe)
+    steps: int = 2000
+    batch_size: int = 64
+    accumulate: int = 1
+    ema: float = 0.999
+    precision: Literal["fp32", "bf16"] = "fp32"
+    seed: int = 0
+    device: str = "auto"
+    threads: int = 0
+    log_every: int = 20
+    save_every: int = 500
+    keep: int = 2
+    launcher: Literal["local", "accelerate"] = "local"
+    wandb: str = ""
+    output_dir: str = ""
+
+    def to_yaml(self) -> str:
+        """The resolved recipe; :func:`load` of this text gives an equal recipe."""
+        return yaml.safe_dump(_plain(dataclasses.asdict(self)), sort_keys=False)
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: YAML file.
+        overrides: ``dotted.key=value`` strings; values are YAML, applied in order.
+
+    Raises:
+        UserError: Missing file, broken YAML, unknown key, value of the wrong type or out of range.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text()) or {}
+    except OSError as e:
+        raise UserError(f"cannot read recipe {path}: {e.strerror}", "recipes are in configs/") from None
+    except yaml.YAMLError as e:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} holds a {type(tree).__name__}, a recipe is a mapping of keys to values")
+    for override in overrides:
+        _override(tree, override)
+    recipe = _build(Recipe, tree, "", str(path))
+    _check(recipe, path)
+    return recipe
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"override '{text}' is not of the form key=value", "for example optimizer.lr=3e-4")
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        child = tree.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise UserError(f"override '{text}': '{parent}' is a value, it has no keys")
+        tree = child
+    try:
+        tree[leaf] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        tree[leaf] = value
+
+
+def _build(cls: type, tree: Any, prefix: str, source: str) -> Any:
+    """Dataclass ``cls`` from a mapping, every value coerced to its field's type."""
+    if not isinstance(tree, dict):
+        raise UserError(f"{source}: '{prefix.rstrip('.')}' needs keys below it, got {tree!r}")
+    hints = typing.get_type_hints(cls)
+    for key in tree:
+        if key not in hints:
+            near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)
+            raise UserError(f"{source}: unknown key '{prefix}{key}'", f"the nearest valid key is '{prefix}{near[0]}'")
+    return cls(**{key: _coerce(hints[key], value, f"{prefix}{key}", source) for key, value in tree.items()})
+
+
+def _coerce(kind: Any, value: Any, key: str, source: str) -> Any:
+    """``value`` as ``kind``; a lone value becomes a tuple of one where a tuple is meant."""
+    if dataclasses.is_dataclass(kind):
+        return _build(typing.cast(type, kind), value if value is not None else {}, f"{key}.", source)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:  # X | None
+        return None if value is None else _coerce(args[0], value, key, source)
+    try:
+        if origin is Literal:
+            if value not in args:
+                raise ValueError(f"one of {', '.join(map(str, args))}")
+            return value
+        if origin is tuple:
+            items = value if isinstance(value, list | tuple) else [value]
+            if args[-1] is not Ellipsis and len(items) != len(args):
+                raise ValueError(f"{len(args)} values")
+            return tuple(_coerce(args[0], item, key, source) for item in items)
+        if origin is dict:
+            if not isinstance(value, dict):
+                raise ValueError("a mapping")
+            return value
+        return _scalar(kind, value)
+    except ValueError as e:
+        raise UserError(f"{source}: '{key}' is {value!r}, expected {e}") from None
+
+
+def _scalar(kind: type, value: Any) -> Any:
+    if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML 1.1 reads 1e-3 as a string
+        except ValueError:
+            raise ValueError("a number") from None
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind is str and value is None:
+        return ""
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise ValueError({int: "a whole number", str: "a text", float: "a number", bool: "true or false"}[kind])
+
+
+def _check(recipe: Recipe, path: Path) -> None:
+    positive = {
+        "steps": recipe.steps,
+        "batch_size": recipe.batch_size,
+        "accumulate": recipe.accumulate,
+        "log_every": recipe.log_every,
+        "save_every": recipe.save_every,
+        "keep": recipe.keep,
+        "optimizer.lr": recipe.optimizer.lr,
+    }
+    for key, value in positive.items():
+        if not value > 0:
+            raise UserError(f"{path}: '{key}' is {value}, expected more than 0")
+    if not 0.0 <= recipe.ema < 1.0:
+        raise UserError(f"{path}: 'ema' is {recipe.ema}, expected a decay in [0, 1)")
+    if not recipe.data.root:
+        raise UserError(f"{path}: 'data.root' is missing", "give data.root=DIR, a dataset of `vla collect`")
+    if recipe.eval.every and not recipe.eval.envs:
+        raise UserError(f"{path}: 'eval.every' is {recipe.eval.every} but 'eval.envs' is empty", "eval.envs=[sim/pick-v0]")
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that the YAML stays free of Python tags."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
