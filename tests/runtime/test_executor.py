@@ -1,0 +1,242 @@
+"""The executor under random delays, losses, duplicates and reordering.
+
+The policy of these tests answers with labels: action i of a chunk is the number origin + i. Whatever arrives whenever,
+a dispatched label must be the step that the plan means, which catches every off-by-one (async execution, test 7).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vla_stack.errors import UserError
+from vla_stack.runtime.executor import DelayEstimator, Dispatch, Executor, ExecutorConfig, Request, State
+from vla_stack.schema import ActionChunk, Dim, PolicySpec, RobotSpec
+
+HORIZON = 16
+MODES = st.sampled_from(["sync", "naive"])
+
+
+def robot(kind: str = "absolute") -> RobotSpec:
+    dims = (Dim("x.pos", "m"), Dim("gripper.pos", "ratio", kind="gripper"))
+    return RobotSpec("test/robot", dims, dims, (), rate_hz=10.0, action_kind=kind)
+
+
+def executor(mode: str = "naive", kind: str = "absolute", **config) -> Executor:
+    spec = robot(kind)
+    return Executor(spec, PolicySpec(spec, HORIZON), ExecutorConfig(mode=mode, **config))
+
+
+def answer(r: Request, **changes) -> ActionChunk:
+    labels = np.arange(r.origin, r.origin + HORIZON, dtype=np.float32)
+    chunk = ActionChunk(np.stack([labels, labels], axis=1), r.origin, r.k_obs, rid=r.rid, epoch=r.epoch)
+    return replace(chunk, **changes)
+
+
+def drive(ex, ticks, delays=(), copies=(), resets=()):
+    """Run ``ticks`` steps; reply n arrives ``delays[n]`` steps late (None: lost), with ``copies[n]`` copies.
+
+    The last entry of ``delays`` and ``copies`` holds for all further replies; copies follow one step apart.
+    """
+    inbox: list[tuple[int, ActionChunk]] = []
+    log: list[tuple[int, int, Dispatch]] = []
+    sent = 0
+    ex.reset(0)
+    for k in range(ticks):
+        if k in resets:
+            ex.reset(k)
+        if (request := ex.plan(k)) is not None:
+            delay = delays[min(sent, len(delays) - 1)] if delays else 0
+            extra = copies[min(sent, len(copies) - 1)] if copies else 0
+            sent += 1
+            if delay is not None:
+                inbox += [(k + delay + i, answer(request)) for i in range(1 + extra)]
+        for _, chunk in [x for x in inbox if x[0] <= k]:
+            ex.deliver(chunk, k)
+        inbox = [x for x in inbox if x[0] > k]
+        log.append((ex.epoch, k, ex.dispatch(k)))
+    return log
+
+
+def check_labels(ex: Executor, log) -> None:
+    """Every action is its own step: at once where motion goes on, after the wait where it stops for the policy."""
+    for _, k, d in log:
+        if d.state is not State.RUN:
+            continue
+        assert d.action[0] == d.action[1] == d.k_obs + d.index
+        waited = k - (d.k_obs + d.index)
+        if ex.config.mode == "naive":
+            assert waited == 0
+        else:  # the plan's time stops while the robot waits, by exactly the steps held since the request
+            held = [kk for _, kk, dd in log if d.k_obs <= kk < k and dd.state is not State.RUN]
+            assert waited == len(held)
+        assert k - d.k_obs <= ex.max_age
+    assert len({(epoch, k) for epoch, k, _ in log}) == len(log)
+
+
+DELAYS = st.lists(st.one_of(st.integers(0, 12), st.none()), min_size=1, max_size=8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(MODES, DELAYS, st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(1, HORIZON))
+def test_every_dispatched_value_is_its_tick(mode, delays, copies, execute):
+    ex = executor(mode, execute=execute, hold_s=60.0)
+    check_labels(ex, drive(ex, 120, delays, copies))
+
+
+@settings(max_examples=100, deadline=None)
+@given(MODES, DELAYS, st.sets(st.integers(1, 90), max_size=4), st.integers(3, 14))
+def test_nothing_of_an_old_epoch_after_reset_and_nothing_too_old(mode, delays, resets, max_age):
+    ex = executor(mode, max_age_s=max_age / 10, hold_s=60.0)
+    log = drive(ex, 100, delays, resets=resets)
+    check_labels(ex, log)
+    for _, k, d in log:
+        if d.state is State.RUN:
+            assert d.k_obs >= max((r for r in resets if r <= k), default=0)
+            assert k - d.k_obs <= max_age == ex.max_age
+
+
+@settings(max_examples=50, deadline=None)
+@given(MODES, DELAYS, st.lists(st.integers(0, 3), min_size=1, max_size=4))
+def test_duplicates_change_nothing(mode, delays, copies):
+    once, often = (drive(executor(mode), 100, delays, c) for c in ((), copies))
+    assert _trace(once) == _trace(often)
+
+
+@given(st.integers(1, HORIZON - 1))
+def test_without_delay_naive_is_sync(execute):
+    logs = [drive(executor(m, execute=execute), 80) for m in ("sync", "naive")]
+    assert _trace(logs[0]) == _trace(logs[1])
+    assert all(d.state is State.RUN for _, _, d in logs[0])
+
+
+def _trace(log):
+    return [(k, d.state, None if d.action is None else tuple(d.action), d.chunk_rid, d.index) for _, k, d in log]
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3, 5, 7])
+def test_naive_never_waits_once_it_moves_and_sync_waits_the_delay(delay):
+    naive = [d.state for _, _, d in drive(executor("naive"), 100, [delay])]
+    assert naive == [State.HOLD] * delay + [State.RUN] * (100 - delay)
+    sync = [d.state for _, _, d in drive(executor("sync"), 5 * (8 + delay), [delay])]
+    assert sync == ([State.HOLD] * delay + [State.RUN] * 8) * 5
+
+
+def test_one_request_in_flight_and_resent_once_given_up():
+    ex = executor(timeout_s=1.0)
+    ex.reset(0)
+    asked = []
+    for k in range(80):
+        if (r := ex.plan(k)) is not None:
+            asked.append(r)
+        ex.dispatch(k)
+    assert [r.origin for r in asked[:3]] == [0, 10, 30]  # twice as long each time
+    assert [r.rid for r in asked] == sorted({r.rid for r in asked})
+    assert ex.deliver(answer(asked[0]), 80).reason == "not asked"
+
+
+def test_lost_reply_is_asked_for_again_before_the_plan_runs_out():
+    log = drive(executor("naive", execute=4), 60, [0, None, 1, 1, 1, 1])
+    assert all(d.state is State.RUN for _, _, d in log)
+
+
+def test_starvation_holds_then_stops_until_rearmed():
+    ex = executor("naive", hold_s=0.5)
+    log = drive(ex, 40, [0, None, None, None, None])
+    states = [d.state for _, _, d in log]
+    assert states == [State.RUN] * 16 + [State.HOLD] * 5 + [State.STOP] * 19
+    assert log[18][2].action[0] == log[15][2].action[0] == 15  # HOLD repeats the last command
+    assert log[-1][2].action is None
+    assert ex.plan(40) is None
+    ex.rearm(40)
+    request = ex.plan(40)
+    assert ex.dispatch(40).state is State.HOLD
+    assert ex.deliver(answer(request), 41).accepted
+    assert ex.dispatch(41).action[0] == 41
+
+
+def test_skipped_ticks_count_towards_stop():
+    ex = executor("naive", hold_s=0.5)
+    drive(ex, 16, [0, None])
+    assert ex.dispatch(30).state is State.STOP
+
+
+def test_waiting_for_the_first_chunk_never_stops():
+    assert {d.state for _, _, d in drive(executor("naive"), 100, [None])} == {State.HOLD}
+
+
+def test_holding_a_delta_robot_commands_no_motion():
+    _, _, last = drive(executor("naive", kind="delta"), 18, [0, None])[-1]
+    assert last.state is State.HOLD
+    np.testing.assert_array_equal(last.action, [0.0, 15.0])
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes", "k_next"),
+    [
+        ("epoch", {"epoch": 0}, 1),
+        ("not asked", {"rid": 99}, 1),
+        ("shape", {"actions": np.zeros((HORIZON, 3), np.float32)}, 1),
+        ("shape", {"actions": np.zeros((HORIZON - 1, 2), np.float32)}, 1),
+        ("origin", {"origin": 1}, 1),
+        ("origin", {"k_obs": -1}, 1),
+        ("not finite", {"actions": np.full((HORIZON, 2), np.nan, np.float32)}, 1),
+        ("too late", {}, HORIZON),
+    ],
+)
+def test_refusals(reason, changes, k_next):
+    ex = executor()
+    ex.reset(0)
+    request = ex.plan(0)
+    report = ex.deliver(answer(request, **changes), k_next)
+    assert (report.accepted, report.reason) == (False, reason)
+    assert ex.counters[f"rejected.{reason}"] == 1
+    assert ex.dispatch(k_next).action is None
+    assert ex.deliver(answer(request), k_next).accepted == (reason != "too late")
+
+
+def test_a_step_is_dispatched_once():
+    ex = executor()
+    ex.dispatch(4)
+    with pytest.raises(ValueError, match="step 4 was dispatched already"):
+        ex.dispatch(4)
+
+
+def test_delay_is_the_window_maximum_without_the_first_reply():
+    estimator = DelayEstimator(window=3)
+    assert estimator.predict() == 0
+    estimator.observe_first(9)
+    assert estimator.predict() == 9
+    for d in (7, 1, 2, 1):
+        estimator.observe(d)
+    assert estimator.predict() == 2
+    ex = executor("naive")
+    drive(ex, 40, [9, 3])
+    assert ex.delay.predict() == 3
+
+
+def test_a_slow_policy_is_asked_earlier():
+    log = drive(executor("naive", execute=12), 100, [7])  # asking after s = 12 > H - d = 9 steps would starve
+    assert [d.state for _, _, d in log] == [State.HOLD] * 7 + [State.RUN] * 93
+
+
+def test_noise_seeds_repeat_with_the_epoch_seed_alone():
+    def seeds(ex, k, seed):
+        ex.reset(k, seed=seed)
+        return ex.plan(k).seed
+
+    a, b = executor(), executor()
+    first = seeds(a, 0, 5)
+    assert seeds(a, 30, 6) != first
+    assert seeds(a, 70, 5) == seeds(b, 0, 5) == first
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [({"mode": "rtc"}, "mode 'rtc'"), ({"merge": "mix"}, "rule 'mix'"), ({"execute": 17}, r"outside \[1, 16\]")],
+)
+def test_bad_configuration_names_the_value(config, words):
+    with pytest.raises(UserError, match=words):
+        executor(**config)

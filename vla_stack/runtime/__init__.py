@@ -1,0 +1,1 @@
+"""The robot's half of the loop: clock, action timeline, executor, safety envelope, control process, robot node."""
