@@ -1,0 +1,115 @@
+"""Make an environment for a policy, and say in one line where the two do not fit."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.errors import UserError
+from vla_stack.schema import Observation, PolicySpec, RobotSpec
+
+
+def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> gym.Env:
+    """Build an environment that shows a policy what it was trained on.
+
+    A task of ``sim`` renders whatever cameras and size it is asked for, so it is asked for the policy's. Any other
+    environment is taken as it is and compared.
+
+    Args:
+        env_id: Gymnasium id, optionally ``module:id``.
+        policy: What the policy consumes.
+        options: Further keyword arguments of the environment, e.g. ``randomisation``.
+
+    Raises:
+        UserError: There is no such environment, or it does not fit the policy.
+    """
+    options = dict(options or {})
+    if env_id.startswith("sim/"):
+        options = _policy_cameras(policy.robot) | options
+    try:
+        env = gym.make(f"sim:{env_id}" if env_id.startswith("sim/") else env_id, **options)
+    except gym.error.UnregisteredEnv as e:
+        raise UserError(f"there is no environment '{env_id}'", _suggest(env_id)) from e
+    except ModuleNotFoundError as e:
+        raise UserError(f"{env_id}: {e}", "an environment of another package is named module:id") from e
+    except TypeError as e:
+        raise UserError(f"{env_id} does not take these options: {e}") from e
+    try:
+        check_fit(robot_of(env, policy), policy.robot, env_id)
+    except UserError:
+        env.close()
+        raise
+    return env
+
+
+def robot_of(env: gym.Env, policy: PolicySpec) -> RobotSpec:
+    """The embodiment of an environment; one that does not describe itself is taken to be the policy's."""
+    return getattr(env.unwrapped, "spec_robot", None) or policy.robot
+
+
+def stages_of(env: gym.Env) -> tuple[str, ...]:
+    return tuple(getattr(env.unwrapped, "stages", ()))
+
+
+def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:
+    """Compare what an environment offers with what a policy was trained on.
+
+    Raises:
+        UserError: Naming the first difference in actions, state, rate or cameras.
+    """
+    for field in ("action", "state"):
+        has, wants = ([d.name for d in getattr(spec, field)] for spec in (env, policy))
+        if has != wants:
+            raise UserError(
+                f"{env_id} has {field} [{' '.join(has)}], the policy was trained on [{' '.join(wants)}]",
+                "evaluate on an environment of the policy's embodiment and control mode",
+            )
+    if env.action_kind != policy.action_kind:
+        raise UserError(f"{env_id} takes {env.action_kind} actions, the policy gives {policy.action_kind} ones")
+    if not np.isclose(env.rate_hz, policy.rate_hz):
+        raise UserError(
+            f"{env_id} runs at {env.rate_hz:g} Hz, the policy was trained at {policy.rate_hz:g} Hz",
+            "make the environment at the policy's rate",
+        )
+    offered = {c.name: (c.height, c.width) for c in env.cameras}
+    for camera in policy.cameras:
+        if camera.name not in offered:
+            raise UserError(f"the policy needs camera '{camera.name}', {env_id} has {', '.join(sorted(offered))}")
+        if offered[camera.name] != (camera.height, camera.width):
+            h, w = offered[camera.name]
+            raise UserError(
+                f"camera '{camera.name}' of {env_id} is {h}x{w}, the policy was trained at "
+                f"{camera.height}x{camera.width}",
+                "make the environment with the policy's image size",
+            )
+
+
+def observe(raw: dict[str, Any], policy: RobotSpec, task: str, step: int) -> Observation:
+    """An environment's observation in the project's terms, reduced to the policy's cameras.
+
+    Virtual time: the capture of step k happened at exactly k control periods.
+    """
+    pixels = raw["pixels"]
+    images = {c.name: np.asarray(pixels[c.name], np.uint8) for c in policy.cameras}
+    state: NDArray[np.float32] = np.asarray(raw["agent_pos"], np.float32)
+    return Observation(state, images, task, step, round(step * policy.dt * 1e9))
+
+
+def _policy_cameras(robot: RobotSpec) -> dict[str, Any]:
+    sizes = {(c.height, c.width) for c in robot.cameras}
+    if len(sizes) != 1 or (size := sizes.pop())[0] != size[1]:
+        shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras)
+        raise UserError(f"the tasks of sim render square images of one size, the policy wants {shapes or 'none'}")
+    return {"cameras": tuple(c.name for c in robot.cameras), "image_size": size[0]}
+
+
+def _suggest(env_id: str) -> str:
+    import sim  # noqa: F401  registers its tasks
+
+    known = sorted(k for k in gym.registry if k.startswith("sim/"))
+    close = difflib.get_close_matches(env_id, known, n=1, cutoff=0.5)
+    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(known)}"

@@ -1,0 +1,146 @@
+"""One simulated episode under the virtual clock, written as a coroutine.
+
+The episode runs the robot's own :class:`~vla_stack.runtime.executor.Executor`. Where that asks for a chunk, the
+coroutine yields the observation and is sent the chunk; when the policy computed it costs nothing, when it *arrives* is
+an input of the experiment. So any number of episodes advance, each in its own time, to the point where they need the
+policy, and are answered in one batch, and the outcome depends on neither their number nor the machine's speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.errors import UserError
+from vla_stack.evaluation.environments import observe, robot_of
+from vla_stack.evaluation.records import IDLE, EpisodeRecord
+from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
+from vla_stack.schema import ActionChunk, Observation, PolicySpec, RobotSpec
+
+Instruct = Literal["swap"] | None
+
+
+@dataclass(frozen=True)
+class EpisodeConfig:
+    """What all episodes of one evaluation share.
+
+    Attributes:
+        env_id: Gymnasium id.
+        env_options: Keyword arguments of the environment beyond those that follow from the policy.
+        policy: What the policy consumes and produces.
+        executor: The timeline's rules.
+        latency_ticks: A reply to the request of tick k is there before tick ``k + latency_ticks`` is dispatched.
+        instruct: ``swap`` tells the policy another of the task's instructions than the one that success refers to.
+    """
+
+    env_id: str
+    env_options: dict[str, Any]
+    policy: PolicySpec
+    executor: ExecutorConfig
+    latency_ticks: int = 0
+    instruct: Instruct = None
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A chunk is wanted for this observation, with this seed for the policy's noise."""
+
+    observation: Observation
+    seed: int
+
+
+Episode = Generator[Query, NDArray[np.float32], EpisodeRecord]
+
+
+def run_episode(env: gym.Env, config: EpisodeConfig, seed: int) -> Episode:
+    """One episode: yields a :class:`Query` where a chunk is wanted, is sent float32 [H, A], returns the record.
+
+    Args:
+        env: Made by :func:`~vla_stack.evaluation.environments.make_env`.
+        config: The evaluation.
+        seed: Seeds the scene and, with the tick, the policy's noise.
+    """
+    raw, info = env.reset(seed=seed)
+    task = instruction_of(env)
+    told = task if config.instruct is None else other_instruction(env, task, seed)
+    robot, timeline = robot_of(env, config.policy), _start(env, config, seed)
+    arrivals: list[tuple[int, ActionChunk]] = []
+    actions: list[NDArray[np.float32]] = []
+    chunks: list[int] = []
+    stage, instructed, ended = int(info.get("stage", -1)), info.get("instructed_success"), False
+    command = standstill(raw, robot)
+    k = 0
+    while not ended:
+        if (request := timeline.plan(k)) is not None:
+            reply = yield Query(observe(raw, config.policy.robot, told, k), request.seed)
+            arrivals.append((k + config.latency_ticks, _chunk(request, reply)))
+        while arrivals and arrivals[0][0] <= k:
+            timeline.deliver(arrivals.pop(0)[1], k)
+        dispatch = timeline.dispatch(k)
+        if dispatch.state is State.STOP:
+            break  # a stopped robot waits for a person, and here there is none
+        command = command if dispatch.action is None else dispatch.action
+        raw, _, terminated, truncated, info = env.step(command)
+        actions.append(np.asarray(command, np.float32))
+        chunks.append(dispatch.chunk_rid if dispatch.state is State.RUN else IDLE)
+        stage = max(stage, int(info.get("stage", -1)))
+        instructed = info.get("instructed_success", instructed)
+        ended = bool(terminated or truncated or info["is_success"])
+        k += 1
+    return EpisodeRecord(
+        seed=seed,
+        instruction=told,
+        task=task,
+        success=bool(info["is_success"]),
+        steps=k,
+        idle_ticks=chunks.count(IDLE),
+        stage=stage,
+        instructed_success=None if instructed is None else bool(instructed),
+        actions=np.array(actions, np.float32).reshape(k, len(robot.action)),
+        chunks=np.array(chunks, np.int32),
+    )
+
+
+def instruction_of(env: gym.Env) -> str:
+    """The instruction of the running episode, under the names that LeRobot looks for."""
+    for name in ("task_description", "task"):
+        if isinstance(text := getattr(env.unwrapped, name, None), str):
+            return text
+    return ""
+
+
+def other_instruction(env: gym.Env, task: str, seed: int) -> str:
+    """Another instruction of the same task, chosen by ``seed``: the one that would be wrong to follow.
+
+    Raises:
+        UserError: The environment has no other instruction.
+    """
+    others = sorted(set(getattr(env.unwrapped, "task_variants", ())) - {task})
+    if not others:
+        raise UserError(f"the environment has one instruction only ('{task}')", "leave out --swap-instruction")
+    return others[np.random.default_rng(seed).integers(len(others))]
+
+
+def standstill(raw: dict[str, Any], robot: RobotSpec) -> NDArray[np.float32]:
+    """The command that keeps a robot where it is measured: what is sent before the first chunk has arrived."""
+    measured = np.asarray(raw["agent_pos"], np.float32)[: len(robot.action)].copy()
+    if robot.action_kind == "delta":
+        measured[~robot.gripper_mask] = 0.0
+    return np.clip(measured, robot.action_low, robot.action_high)
+
+
+def _start(env: gym.Env, config: EpisodeConfig, seed: int) -> Executor:
+    executor = Executor(robot_of(env, config.policy), config.policy, config.executor)
+    executor.reset(0, seed)
+    # A robot knows its delay from the episodes before; a fresh executor an episode makes episodes independent.
+    executor.delay.observe(config.latency_ticks)
+    return executor
+
+
+def _chunk(request: Request, actions: NDArray[np.float32]) -> ActionChunk:
+    return ActionChunk(actions, request.origin, request.k_obs, rid=request.rid, epoch=request.epoch)

@@ -1,0 +1,256 @@
+"""Vector rollouts: many episodes, one policy, batched inference, paired seeds.
+
+Each worker process advances its environments until every one of them wants a chunk; this process answers whichever
+workers wait, in one batch, while the others simulate. With ``workers=0`` the environments live here.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.errors import UserError
+from vla_stack.evaluation.environments import make_env, robot_of, stages_of
+from vla_stack.evaluation.episode import Episode, EpisodeConfig, Instruct, Query, run_episode
+from vla_stack.evaluation.records import EpisodeRecord, EvalResult
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import Observation, PolicySpec
+
+Chunks = list[NDArray[np.float32]]
+OnEpisode = Callable[[EpisodeRecord], None]
+
+
+class ChunkPolicy(Protocol):
+    """What an evaluation needs of a policy (``vla_stack.policies.load_policy`` returns one)."""
+
+    @property
+    def spec(self) -> PolicySpec: ...
+
+    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> NDArray[np.float32]: ...
+
+
+def evaluate(
+    policy: ChunkPolicy,
+    env_id: str,
+    episodes: int = 100,
+    seed: int = 1000,
+    executor: ExecutorConfig | None = None,
+    latency_ticks: int = 0,
+    instruct: Instruct = None,
+    num_envs: int = 8,
+    workers: int = 0,
+    env_options: dict[str, Any] | None = None,
+    on_episode: OnEpisode | None = None,
+) -> EvalResult:
+    """Roll a policy out under the virtual clock.
+
+    Episode i has seed ``seed + i`` whatever the number of environments, and the policy's noise follows from that seed
+    and the tick, so two policies, or two latencies, meet the same scenes with the same luck.
+
+    Args:
+        policy: What is evaluated.
+        env_id: Gymnasium id, e.g. ``sim/pick-v0``.
+        episodes: Number of episodes.
+        seed: Seed of the first.
+        executor: Timeline rules; by default asynchronous, executing half the policy's horizon.
+        latency_ticks: Control ticks between a request and the first tick that its reply can serve.
+        instruct: ``swap`` tells the policy another instruction than the one that success refers to.
+        num_envs: Episodes that advance at the same time, the largest batch of the policy.
+        workers: Processes that hold the environments; 0 keeps them in this one.
+        env_options: Further keyword arguments of the environment.
+        on_episode: Called with each record as it is finished, in no fixed order.
+
+    Raises:
+        UserError: The environment does not exist or does not fit the policy, or a worker died.
+    """
+    began = time.perf_counter()
+    executor = executor or ExecutorConfig(execute=max(1, policy.spec.horizon // 2))
+    config = EpisodeConfig(env_id, dict(env_options or {}), policy.spec, executor, latency_ticks, instruct)
+    env = make_env(env_id, policy.spec, config.env_options)  # fails here, once, rather than in every worker
+    robot, stages = robot_of(env, policy.spec), stages_of(env)
+    env.close()
+    seeds = range(seed, seed + episodes)
+    groups = _open_groups(config, seeds, min(num_envs, episodes), workers)
+    records: list[EpisodeRecord] = []
+    try:
+        while groups:
+            _serve(policy, groups, records, on_episode)
+    finally:
+        for group in groups:
+            group.close()
+    return EvalResult(
+        name=env_id,
+        label=_label(executor, latency_ticks / robot.rate_hz, instruct),
+        rate_hz=robot.rate_hz,
+        episodes=tuple(sorted(records, key=lambda r: r.seed)),
+        stages=stages,
+        settings={
+            "mode": executor.mode,
+            "execute": executor.execute,
+            "latency_ticks": latency_ticks,
+            "instruct": instruct,
+            "seed": seed,
+            "num_envs": num_envs,
+            "env_options": config.env_options,
+            "model_version": policy.spec.model_version,
+        },
+        wall_s=time.perf_counter() - began,
+    )
+
+
+def _serve(
+    policy: ChunkPolicy, groups: list[Group], records: list[EpisodeRecord], on_episode: OnEpisode | None
+) -> None:
+    """Answer every group that waits for the policy, in one batch; drop those that are done."""
+    waiting = _ready(groups)
+    queries: list[list[Query]] = []
+    for group in waiting:
+        wanted, finished = group.receive()
+        queries.append(wanted)
+        records += finished
+        if on_episode is not None:
+            for record in finished:
+                on_episode(record)
+    flat = [q for wanted in queries for q in wanted]
+    chunks = list(policy.infer([q.observation for q in flat], [q.seed for q in flat])) if flat else []
+    for group, wanted in zip(waiting, queries, strict=True):
+        if wanted:
+            group.send(chunks[: len(wanted)])
+            del chunks[: len(wanted)]
+        else:
+            group.close()
+            groups.remove(group)
+
+
+class RolloutGroup:
+    """Environments that advance together, each until it wants a chunk, and take the next seed when an episode ends."""
+
+    def __init__(self, config: EpisodeConfig, seeds: Sequence[int], num_envs: int) -> None:
+        self._config, self._seeds = config, list(reversed(seeds))
+        self._envs = [make_env(config.env_id, config.policy, config.env_options) for _ in range(num_envs)]
+        self._running: list[Episode | None] = [None] * num_envs
+        self._waiting: list[int] = []
+        self._records: list[EpisodeRecord] = []
+        self._queries: list[Query] = []
+        for slot in range(num_envs):
+            self._begin(slot)
+
+    def receive(self) -> tuple[list[Query], list[EpisodeRecord]]:
+        """Chunks that are wanted (none when all episodes are done) and the episodes finished since the last call."""
+        records, self._records = self._records, []
+        return self._queries, records
+
+    def send(self, chunks: Chunks) -> None:
+        """Answer all queries of the last :meth:`receive`, in its order, and advance to the next ones."""
+        slots, self._waiting, self._queries = self._waiting, [], []
+        for slot, chunk in zip(slots, chunks, strict=True):
+            self._advance(slot, chunk)
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    def _begin(self, slot: int) -> None:
+        if self._seeds:
+            self._running[slot] = run_episode(self._envs[slot], self._config, self._seeds.pop())
+            self._advance(slot, None)
+
+    def _advance(self, slot: int, chunk: NDArray[np.float32] | None) -> None:
+        episode = self._running[slot]
+        assert episode is not None
+        try:
+            query = episode.send(chunk)  # type: ignore[arg-type]  # None starts a coroutine
+        except StopIteration as end:
+            self._records.append(end.value)
+            self._begin(slot)
+        else:
+            self._waiting.append(slot)
+            self._queries.append(query)
+
+
+class RemoteGroup:
+    """A :class:`RolloutGroup` in a process of its own, which imports the simulator and no policy."""
+
+    def __init__(self, config: EpisodeConfig, seeds: Sequence[int], num_envs: int) -> None:
+        # Never fork: torch, EGL and ZeroMQ all own threads by now.
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, config, list(seeds), num_envs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def receive(self) -> tuple[list[Query], list[EpisodeRecord]]:
+        try:
+            message = self.connection.recv()
+        except EOFError:
+            self._process.join(5)
+            raise UserError(
+                f"an environment process died (exit code {self._process.exitcode})", "try --workers 0 to see why"
+            ) from None
+        if isinstance(message, UserError):
+            raise message
+        if isinstance(message, str):
+            raise RuntimeError(f"an environment process failed:\n{message}")
+        return message
+
+    def send(self, chunks: Chunks) -> None:
+        self.connection.send(chunks)
+
+    def close(self) -> None:
+        self.connection.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+Group = RolloutGroup | RemoteGroup
+
+
+def _work(connection: Connection, config: EpisodeConfig, seeds: list[int], num_envs: int) -> None:
+    """Body of an environment process: report, wait for chunks, advance."""
+    group = None
+    try:
+        group = RolloutGroup(config, seeds, num_envs)
+        while True:
+            queries, records = group.receive()
+            connection.send((queries, records))
+            if not queries:
+                return
+            group.send(connection.recv())
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        pass  # the evaluation is over; whoever ended it has said why
+    except UserError as e:
+        connection.send(e)
+    except Exception:
+        connection.send(traceback.format_exc())
+    finally:
+        if group is not None:
+            group.close()
+
+
+def _open_groups(config: EpisodeConfig, seeds: Sequence[int], num_envs: int, workers: int) -> list[Group]:
+    if num_envs < 1:
+        return []
+    if workers == 0:
+        return [RolloutGroup(config, seeds, num_envs)]
+    workers = min(workers, num_envs)
+    return [RemoteGroup(config, seeds[w::workers], len(range(w, num_envs, workers))) for w in range(workers)]
+
+
+def _ready(groups: list[Group]) -> list[Group]:
+    by_connection = {g.connection: g for g in groups if isinstance(g, RemoteGroup)}
+    if not by_connection:
+        return list(groups)
+    return [by_connection[c] for c in wait(list(by_connection))]  # type: ignore[index]
+
+
+def _label(executor: ExecutorConfig, latency_s: float, instruct: Instruct) -> str:
+    swap = ", wrong instruction" if instruct == "swap" else ""
+    return f"{executor.mode}, {round(latency_s * 1000)} ms{swap}"
