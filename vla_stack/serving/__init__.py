@@ -1,0 +1,1 @@
+"""Policies behind a socket: wire format, policy server, torch-free client."""

@@ -1,0 +1,247 @@
+"""The robot's half of the wire: never blocks, needs no torch, survives the server.
+
+The caller owns time: it decides when a request is late and asks again. The client sees to it that what comes back
+belongs to a request that is still wanted, and that a restarted server is the same policy as before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import zmq
+
+from vla_stack.errors import UserError
+from vla_stack.schema import ActionChunk, Observation, PolicySpec, RobotSpec
+from vla_stack.serving import messages, wire
+from vla_stack.serving.transport import new_socket, receive, require_local
+from vla_stack.serving.wire import Code, Kind, Message, WireError
+
+HELLO_INTERVAL_NS = 200_000_000
+PENDING = 64  # requests remembered; older ones will not be answered any more
+BURST = 64  # messages taken by one poll
+
+
+@dataclass(frozen=True, slots=True)
+class ServerError:
+    """A refusal, as :meth:`PolicyClient.poll` returns it.
+
+    Attributes:
+        code: A ``wire.Code``, or ``POLICY_CHANGED``: after a reconnect the server serves another policy.
+        text: One line for people.
+        rid: Request that was refused, -1 if it concerns none.
+        epoch: Epoch of that request.
+    """
+
+    code: str
+    text: str
+    rid: int = wire.NO_REQUEST
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """Server's monotonic clock minus the robot's, from the fastest of the recent round trips.
+
+    The true offset lies within ``round_trip_ns / 2`` of ``offset_ns``. For metrics only: staleness is judged by the
+    robot's own timestamps.
+    """
+
+    offset_ns: int
+    round_trip_ns: int
+
+
+class PolicyClient:
+    """Connection of one robot to one policy server. Not thread-safe: one thread owns it.
+
+    Args:
+        endpoint: ``tcp://127.0.0.1:PORT`` or ``ipc://PATH``.
+
+    Attributes:
+        policy: What the server said it serves, None before :meth:`hello`.
+        clock: Clock offset and fastest round trip from :meth:`ping`, None before the first answer.
+        discarded: Replies that were filtered out, by reason (``stale``, ``malformed``).
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = require_local(endpoint)
+        self._context = zmq.Context()
+        self._socket = new_socket(self._context, zmq.DEALER)
+        self._socket.connect(self._endpoint)
+        self._robot: RobotSpec | None = None
+        self._sid = ""
+        self._epoch = 0
+        self._pending: dict[int, int] = {}  # rid -> epoch
+        self._hello_sent_ns: int | None = None  # set while a WELCOME is awaited
+        self._pings: deque[ClockOffset] = deque(maxlen=64)
+        self.policy: PolicySpec | None = None
+        self.clock: ClockOffset | None = None
+        self.discarded: Counter[str] = Counter()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a session: requests can be sent."""
+        return bool(self._sid) and self._hello_sent_ns is None
+
+    def hello(self, robot: RobotSpec, timeout_s: float = 30.0) -> PolicySpec:
+        """Open a session and wait until the server is ready; the only call that waits.
+
+        Raises:
+            UserError: No answer in time, or the policy is not for this robot (the text names the field).
+        """
+        self._robot, self.policy, self._sid = robot, None, ""
+        self._say_hello()
+        deadline = time.monotonic_ns() + int(timeout_s * 1e9)
+        last = ServerError("", "no answer")
+        while self.policy is None:
+            left_ns = deadline - time.monotonic_ns()
+            if left_ns <= 0:
+                raise UserError(
+                    f"policy server {self._endpoint}: {last.text} within {timeout_s:g} s",
+                    f"start one with: vla serve --policy DIR --endpoint {self._endpoint}",
+                )
+            for item in self.poll(timeout_ms=min(100, left_ns // 1_000_000)):
+                if isinstance(item, ServerError):
+                    last = item
+                    if item.code not in (Code.NOT_READY, Code.BUSY):
+                        raise UserError(f"policy server {self._endpoint} refused: {item.text} [{item.code}]")
+        return self.policy
+
+    def request(self, obs: Observation, rid: int, epoch: int, origin: int, seed: int) -> bool:
+        """Ask for a chunk that starts at tick ``origin``. Never blocks.
+
+        The arrays of ``obs`` are sent without a copy: they must not be written to afterwards.
+
+        Returns:
+            False if nothing was sent: the server is away, a session is being renewed, or the queue is full.
+
+        Raises:
+            WireError: The observation does not fit the format, e.g. float64 objects or an image over 8 MiB.
+        """
+        if epoch > self._epoch:
+            self._forget_until(epoch)
+        if not self.connected or epoch < self._epoch:
+            return False
+        if not self._send(messages.infer(obs, self._sid, epoch, rid, origin, seed)):
+            return False
+        self._pending[rid] = epoch
+        if len(self._pending) > PENDING:
+            del self._pending[next(iter(self._pending))]
+        return True
+
+    def poll(self, timeout_ms: int = 0) -> list[ActionChunk | ServerError]:
+        """What has arrived; waits at most ``timeout_ms`` for something to. Filters what is no longer wanted.
+
+        Also renews the session after a server restart: call it regularly.
+        """
+        if self._hello_sent_ns is not None and time.monotonic_ns() - self._hello_sent_ns > HELLO_INTERVAL_NS:
+            self._say_hello()
+        items: list[ActionChunk | ServerError] = []
+        if not self._socket.poll(timeout_ms):
+            return items
+        for _ in range(BURST):
+            frames = receive(self._socket)
+            if frames is None:
+                break
+            try:
+                item = self._handle(wire.decode(frames))
+            except WireError as e:
+                self.discarded["malformed"] += 1
+                item = ServerError(e.code, f"server's message is malformed: {e.text}")
+            if item is not None:
+                items.append(item)
+        return items
+
+    def reset(self, epoch: int) -> None:
+        """Start epoch ``epoch``: nothing that was asked before is wanted any more. Never blocks."""
+        self._forget_until(epoch)
+        if self.connected:
+            self._send(Message(Kind.RESET, self._sid, epoch))
+
+    def ping(self) -> None:
+        """Send a PING; a later :meth:`poll` updates :attr:`clock`. Never blocks."""
+        self._send(Message(Kind.PING, self._sid, self._epoch, fields={"t0": time.monotonic_ns()}))
+
+    def close(self) -> None:
+        """Say BYE and close."""
+        if self._sid:
+            self._send(Message(Kind.BYE, self._sid, self._epoch))
+        self._socket.close(linger=100)
+        self._context.term()
+
+    def _send(self, message: Message) -> bool:
+        try:
+            self._socket.send_multipart(wire.encode(message), zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def _say_hello(self) -> None:
+        assert self._robot is not None
+        self._hello_sent_ns = time.monotonic_ns()
+        self._send(messages.hello(self._robot, self._epoch, self._sid))
+
+    def _forget_until(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._pending.clear()
+
+    # -- replies -------------------------------------------------------------------------------------------------
+
+    def _handle(self, message: Message) -> ActionChunk | ServerError | None:
+        if message.kind is Kind.CHUNK:
+            return self._on_chunk(message)
+        if message.kind is Kind.WELCOME:
+            return self._on_welcome(message)
+        if message.kind is Kind.PONG:
+            self._on_pong(message)
+            return None
+        if message.kind is Kind.ERR:
+            return self._on_error(message)
+        raise WireError(Code.BAD_SCHEMA, f"a robot does not take {message.kind}")
+
+    def _is_wanted(self, message: Message) -> bool:
+        return message.sid == self._sid and self._pending.get(message.rid) == message.epoch == self._epoch
+
+    def _on_chunk(self, message: Message) -> ActionChunk | None:
+        if self.policy is None or not self._is_wanted(message):
+            self.discarded["stale"] += 1
+            return None
+        chunk = messages.read_chunk(message, self.policy)
+        del self._pending[message.rid]
+        return chunk
+
+    def _on_welcome(self, message: Message) -> ServerError | None:
+        if self._hello_sent_ns is None:  # answer to a repeated HELLO; a connection keeps its session id
+            self.discarded["stale"] += 1
+            return None
+        policy = messages.read_welcome(message)
+        difference = messages.policy_difference(policy, self.policy) if self.policy else None
+        self._hello_sent_ns = None
+        self._pending.clear()
+        if difference:
+            self._sid = ""
+            return ServerError("POLICY_CHANGED", f"the server came back with another policy: {difference}")
+        self.policy, self._sid = policy, message.sid
+        return None
+
+    def _on_pong(self, message: Message) -> None:
+        t3 = time.monotonic_ns()
+        t0, t1, t2 = (message.fields.get(key, 0) for key in ("t0", "t1", "t2"))
+        self._pings.append(ClockOffset(((t1 - t0) + (t2 - t3)) // 2, (t3 - t0) - (t2 - t1)))
+        self.clock = min(self._pings, key=lambda sample: sample.round_trip_ns)
+        if self.connected and message.sid != self._sid:
+            self._say_hello()
+
+    def _on_error(self, message: Message) -> ServerError | None:
+        code, text = message.fields.get("code", Code.INTERNAL), message.fields.get("text", "")
+        if message.rid != wire.NO_REQUEST:
+            if not self._is_wanted(message):
+                self.discarded["stale"] += 1
+                return None
+            del self._pending[message.rid]
+        if code == Code.NO_SESSION and self.connected:
+            self._say_hello()
+        elif self._hello_sent_ns is not None and code in (Code.BAD_SCHEMA, Code.VERSION, Code.AUTH):
+            self._hello_sent_ns, self._sid = None, ""  # HELLO is refused for good: asking again changes nothing
+        return ServerError(code, text, message.rid, message.epoch)

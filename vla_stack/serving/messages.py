@@ -1,0 +1,184 @@
+"""The schema's nouns as wire messages and back, and what HELLO compares."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.schema import (
+    ACTION,
+    OBS_STATE,
+    ActionChunk,
+    Dim,
+    Observation,
+    PolicySpec,
+    RobotSpec,
+    SchemaError,
+    image_key,
+)
+from vla_stack.serving.wire import Code, Kind, Message, WireError
+
+ROBOT = "robot"
+POLICY = "policy"
+MAX_JSON_BYTES = 256 << 10
+
+
+def hello(robot: RobotSpec, epoch: int, previous_sid: str = "") -> Message:
+    """HELLO of a robot; ``previous_sid`` frees the session that this one replaces."""
+    return Message(Kind.HELLO, previous_sid, epoch, tensors={ROBOT: _pack(robot.to_json())})
+
+
+def read_hello(message: Message) -> RobotSpec:
+    """Robot description of a HELLO; WireError if there is none or it is malformed."""
+    body = _unpack(message, ROBOT)
+    try:
+        robot = RobotSpec.from_json(body)
+    except (SchemaError, AttributeError, ArithmeticError) as e:
+        raise WireError(Code.BAD_SCHEMA, str(e)) from None
+    return robot
+
+
+def welcome(policy: PolicySpec, sid: str, epoch: int) -> Message:
+    """WELCOME to a session."""
+    return Message(Kind.WELCOME, sid, epoch, tensors={POLICY: _pack(policy.to_json())})
+
+
+def read_welcome(message: Message) -> PolicySpec:
+    """Policy description of a WELCOME; WireError if there is none or it is malformed."""
+    body = _unpack(message, POLICY)
+    try:
+        policy = PolicySpec.from_json(body)
+    except (SchemaError, AttributeError, ArithmeticError) as e:
+        raise WireError(Code.BAD_SCHEMA, str(e)) from None
+    if not message.sid:
+        raise WireError(Code.BAD_SCHEMA, "WELCOME without a session id")
+    return policy
+
+
+def infer(obs: Observation, sid: str, epoch: int, rid: int, origin: int, seed: int) -> Message:
+    """INFER: a chunk is wanted that starts at tick ``origin``, computed from ``obs`` with noise seed ``seed``."""
+    tensors: dict[str, NDArray[Any]] = {OBS_STATE: obs.state}
+    tensors |= {image_key(camera): image for camera, image in obs.images.items()}
+    fields = {"k_obs": obs.step, "t_obs": obs.t_capture_ns, "origin": origin, "seed": seed, "task": obs.task}
+    return Message(Kind.INFER, sid, epoch, rid, fields, tensors)
+
+
+def read_infer(message: Message, robot: RobotSpec) -> tuple[Observation, int, int]:
+    """Observation, origin and seed of an INFER. Cameras that ``robot`` does not have are left out.
+
+    Raises:
+        WireError: A part is missing, or does not match ``robot``.
+    """
+    values = _require(message, "k_obs", "t_obs", "origin", "seed", "task")
+    if values["seed"] < 0:
+        raise WireError(Code.BAD_SCHEMA, "seed is negative")
+    if OBS_STATE not in message.tensors:
+        raise WireError(Code.BAD_SCHEMA, f"'{OBS_STATE}' is missing")
+    images = {c.name: message.tensors[image_key(c.name)] for c in robot.cameras if image_key(c.name) in message.tensors}
+    obs = Observation(message.tensors[OBS_STATE], images, values["task"], values["k_obs"], values["t_obs"])
+    try:
+        obs.check(robot)
+    except SchemaError as e:
+        raise WireError(Code.BAD_SCHEMA, str(e)) from None
+    return obs, values["origin"], values["seed"]
+
+
+def chunk(c: ActionChunk, t_obs: int) -> Message:
+    """CHUNK, the answer to an INFER; ``t_obs`` is the robot's own capture time, echoed."""
+    fields = {
+        "k_obs": c.k_obs,
+        "t_obs": t_obs,
+        "origin": c.origin,
+        "d_cond": c.d_cond,
+        "model_version": c.model_version,
+    }
+    return Message(Kind.CHUNK, c.session, c.epoch, c.rid, fields, {ACTION: c.actions})
+
+
+def read_chunk(message: Message, policy: PolicySpec) -> ActionChunk:
+    """Chunk of a CHUNK; WireError if it is not float32 [H, A] as WELCOME promised."""
+    values = _require(message, "k_obs", "origin", "model_version")
+    shape = (policy.horizon, len(policy.robot.action))
+    actions = message.tensors.get(ACTION)
+    if actions is None or actions.dtype != np.float32 or actions.shape != shape:
+        raise WireError(Code.BAD_SCHEMA, f"CHUNK does not hold float32{list(shape)}")
+    return ActionChunk(
+        actions=actions,
+        origin=values["origin"],
+        k_obs=values["k_obs"],
+        rid=message.rid,
+        epoch=message.epoch,
+        session=message.sid,
+        d_cond=message.fields.get("d_cond", 0),
+        model_version=values["model_version"],
+    )
+
+
+def robot_difference(robot: RobotSpec, trained: RobotSpec) -> str | None:
+    """First field in which ``robot`` differs from the embodiment a policy was ``trained`` for, or None.
+
+    Compares what :meth:`RobotSpec.fingerprint` covers: names, units, order, cameras, rate; not limits.
+    """
+    for what, ours, theirs in (("state", robot.state, trained.state), ("action", robot.action, trained.action)):
+        for i in range(max(len(ours), len(theirs))):
+            a = _describe(ours[i], what) if i < len(ours) else "absent"
+            b = _describe(theirs[i], what) if i < len(theirs) else "absent"
+            if a != b:
+                return f"{what}[{i}] is {a} on the robot, {b} in the policy"
+    ours_names, theirs_names = [c.name for c in robot.cameras], [c.name for c in trained.cameras]
+    if ours_names != theirs_names:
+        return f"cameras are {', '.join(ours_names)} on the robot, {', '.join(theirs_names)} in the policy"
+    for cam, want in zip(robot.cameras, trained.cameras, strict=True):
+        if (cam.height, cam.width) != (want.height, want.width):
+            return (
+                f"camera '{cam.name}' is {cam.height}x{cam.width} on the robot, "
+                f"{want.height}x{want.width} in the policy"
+            )
+    for key in ("rate_hz", "action_kind"):
+        if getattr(robot, key) != getattr(trained, key):
+            return f"{key} is {getattr(robot, key)} on the robot, {getattr(trained, key)} in the policy"
+    return None
+
+
+def policy_difference(new: PolicySpec, old: PolicySpec) -> str | None:
+    """First field in which chunks of ``new`` may not continue those of ``old``, or None."""
+    for key in ("model_version", "normalisation", "horizon", "d_train_max"):
+        if getattr(new, key) != getattr(old, key):
+            return f"{key} was {getattr(old, key)!r}, is {getattr(new, key)!r}"
+    return robot_difference(new.robot, old.robot)
+
+
+def _describe(dim: Dim, what: str) -> str:
+    return f"{dim.name} ({dim.unit}, {dim.kind})" if what == "action" else f"{dim.name} ({dim.unit})"
+
+
+def _require(message: Message, *keys: str) -> dict[str, Any]:
+    for key in keys:
+        if key not in message.fields:
+            raise WireError(Code.BAD_SCHEMA, f"{message.kind} without '{key}'")
+    return message.fields
+
+
+def _pack(body: dict[str, Any]) -> NDArray[np.uint8]:
+    # A description is longer than a header may be, so it travels as a tensor of JSON text.
+    return np.frombuffer(json.dumps(body, allow_nan=False).encode(), np.uint8)
+
+
+def _unpack(message: Message, name: str) -> dict[str, Any]:
+    tensor = message.tensors.get(name)
+    if tensor is None or tensor.dtype != np.uint8 or tensor.nbytes > MAX_JSON_BYTES:
+        raise WireError(Code.BAD_SCHEMA, f"{message.kind} without '{name}', u8 JSON of at most {MAX_JSON_BYTES} bytes")
+    try:
+        body = json.loads(tensor.tobytes(), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise WireError(Code.BAD_SCHEMA, f"'{name}' is not JSON") from None
+    if not isinstance(body, dict):
+        raise WireError(Code.BAD_SCHEMA, f"'{name}' is not a JSON object")
+    return body
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

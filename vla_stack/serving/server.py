@@ -1,0 +1,311 @@
+"""Policy server: robots say HELLO, send observations, receive action chunks.
+
+Three threads, one job each: the caller of :meth:`PolicyServer.run` is the network thread, which owns the socket and
+never runs inference, so PING and HELLO are answered whatever the policy does; the worker (``worker.py``) runs the
+policy; the metrics page (``metrics.py``) is optional. Every admitted request is answered exactly once, by CHUNK or by
+ERR: EXPIRED to a request that a newer one of its session or a RESET overtook.
+
+Limits: ZeroMQ caps the size of a frame, not the number of frames of an unfinished message, so a peer that is allowed
+to connect can make libzmq hold memory. Who may connect is therefore decided below this module: loopback or ipc only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from vla_stack.errors import UserError
+from vla_stack.schema import PolicySpec
+from vla_stack.serving import messages, wire
+from vla_stack.serving.metrics import Metrics, MetricsPage
+from vla_stack.serving.sessions import Session, Sessions
+from vla_stack.serving.transport import new_socket, receive, require_local
+from vla_stack.serving.wire import Code, Kind, Message, WireError
+from vla_stack.serving.worker import ChunkPolicy, Job, Loaded, Mailbox, Result, Worker
+
+log = logging.getLogger(__name__)
+
+BURST = 32  # messages read before finished inferences are sent again
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Limits of a server.
+
+    Attributes:
+        metrics_port: Port of the metrics page on loopback, 0 for any free one, None for no page.
+        max_sessions: Robots at the same time.
+        idle_s: Silence in seconds after which a session is forgotten.
+        drain_s: Longest time in seconds that shutting down waits for requests in progress.
+    """
+
+    metrics_port: int | None = None
+    max_sessions: int = 64
+    idle_s: float = 60.0
+    drain_s: float = 5.0
+
+
+class PolicyServer:
+    """Serves one policy. Binds at once; loads, warms up and serves in :meth:`run`.
+
+    Args:
+        load: Returns the policy. Called on the inference thread; until it is loaded and warm, robots are told
+            NOT_READY.
+        endpoint: ``tcp://127.0.0.1:PORT`` (``*`` for any free port) or ``ipc://PATH``.
+        config: Limits.
+        on_ready: Called on the network thread once, when requests are first answered.
+
+    Attributes:
+        endpoint: Address that is bound.
+        metrics: Counters.
+
+    Raises:
+        UserError: The endpoint is not local or is in use.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], ChunkPolicy],
+        endpoint: str = "tcp://127.0.0.1:5555",
+        config: ServerConfig = ServerConfig(),
+        on_ready: Callable[[PolicySpec], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._on_ready = on_ready
+        self._context = zmq.Context()
+        self._router = new_socket(self._context, zmq.ROUTER)
+        try:
+            self._router.bind(require_local(endpoint))
+        except (zmq.ZMQError, UserError) as e:
+            self._context.destroy()
+            if isinstance(e, UserError):
+                raise
+            raise UserError(f"cannot bind {endpoint}: {e}", "stop the other server or choose another port") from None
+        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._wake_in = self._context.socket(zmq.PAIR)
+        self._wake_out = self._context.socket(zmq.PAIR)
+        self._wake_in.bind("inproc://wake")
+        self._wake_out.connect("inproc://wake")
+        self._mailbox = Mailbox()
+        self._worker = Worker(load, self._mailbox, notify=lambda: self._wake_out.send(b""))
+        self._sessions = Sessions(config.max_sessions, int(config.idle_s * 1e9))
+        self._policy: PolicySpec | None = None
+        self._unanswered = 0  # admitted requests that have had no reply yet
+        self._stop = threading.Event()
+        self.metrics = Metrics()
+        self._turned_ns = time.monotonic_ns()
+        self._page: MetricsPage | None = None
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of the metrics page while :meth:`run` runs, None without one."""
+        return self._page.url if self._page else None
+
+    def stop(self) -> None:
+        """Ask :meth:`run` to finish what is in progress and return. Safe from any thread and from a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Serve until :meth:`stop`; the calling thread becomes the network thread.
+
+        Raises:
+            Exception: Whatever loading or warming up the policy raised.
+        """
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._wake_in, zmq.POLLIN)
+        stop_at_ns: int | None = None
+        try:
+            if self._config.metrics_port is not None:
+                self._page = MetricsPage(self.metrics, self._is_alive, self._config.metrics_port)
+            self._worker.start()
+            while True:
+                poller.poll(100)
+                now = self._turned_ns = time.monotonic_ns()
+                self._turn(now)
+                if self._stop.is_set():
+                    self.metrics.ready = False
+                    stop_at_ns = stop_at_ns or now + int(self._config.drain_s * 1e9)
+                    if not self._unanswered or now >= stop_at_ns:
+                        return
+        finally:
+            self._close()
+
+    def _turn(self, now_ns: int) -> None:
+        self._collect()
+        for _ in range(BURST):
+            frames = receive(self._router)
+            if frames is None:
+                break
+            self._handle(bytes(frames[0]), frames[1:])
+        for session in self._sessions.expire(now_ns):
+            self._forget(session)
+        self.metrics.sessions = len(self._sessions)
+
+    def _close(self) -> None:
+        self.metrics.ready = False
+        self._mailbox.close()
+        if self._page:
+            self._page.close()
+        self._router.close(linger=500)  # the last replies still leave
+        self._wake_in.close()
+        # The inference thread owns the other end of the pair; where it hangs inside the policy, only the end of the
+        # process ends it.
+        if self._worker.ident is not None:
+            self._worker.join(timeout=1.0)
+        if not self._worker.is_alive():
+            self._wake_out.close()
+            self._context.term()
+
+    def _is_alive(self) -> bool:
+        return time.monotonic_ns() - self._turned_ns < 5_000_000_000
+
+    # -- replies -------------------------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        """Send what the worker has finished."""
+        while self._wake_in.poll(0):
+            self._wake_in.recv()
+            item = self._worker.results.get()
+            if isinstance(item, Loaded):
+                self._become_ready(item)
+            else:
+                self._finish(item)
+
+    def _become_ready(self, loaded: Loaded) -> None:
+        if loaded.policy is None:
+            assert loaded.failure is not None
+            raise loaded.failure
+        self._policy = loaded.policy
+        self.metrics.labels = {"model_version": loaded.policy.model_version, "robot": loaded.policy.robot.name}
+        self.metrics.ready = True
+        if self._on_ready:
+            self._on_ready(loaded.policy)
+
+    def _finish(self, result: Result) -> None:
+        self._unanswered -= 1
+        for stage, seconds in result.seconds.items():
+            self.metrics.observe(stage, seconds)
+        if result.frames is None:
+            self._refuse(result.job, WireError(Code.INTERNAL, "inference failed; see the server's log"))
+            return
+        self._send(result.job.peer, result.frames)
+        self.metrics.observe("total", (time.monotonic_ns() - result.job.received_ns) * 1e-9)
+
+    def _send(self, peer: bytes, frames: list[bytes | memoryview]) -> None:
+        try:
+            self._router.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # the peer does not read: its queue is full, and stays so
+            self.metrics.reject("unread")
+        except zmq.ZMQError as e:
+            if e.errno != zmq.EHOSTUNREACH:
+                raise
+            self.metrics.reject("gone")
+            session = self._sessions.of(peer, time.monotonic_ns())
+            if session is not None:
+                self._sessions.close(session)
+                self._forget(session)
+
+    def _refuse(self, about: Job | Message, e: WireError, peer: bytes = b"") -> None:
+        self.metrics.reject(e.code.lower())
+        peer = about.peer if isinstance(about, Job) else peer
+        self._send(peer, wire.encode(wire.error(e.code, e.text, about.sid, about.epoch, about.rid)))
+
+    def _forget(self, session: Session) -> None:
+        """A session is over; what it had queued is not worth computing."""
+        if self._mailbox.drop(session.sid):
+            self._unanswered -= 1
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def _handle(self, peer: bytes, frames: list[memoryview]) -> None:
+        received_ns = time.monotonic_ns()
+        message = Message(Kind.ERR)
+        try:
+            message = wire.decode(frames)
+            self.metrics.receive(message.kind)
+            if message.kind is Kind.PING:
+                self._on_ping(peer, message, received_ns)
+            elif message.kind is Kind.HELLO:
+                self._on_hello(peer, message, received_ns)
+            elif message.kind is Kind.INFER:
+                self._on_infer(peer, message, received_ns)
+            elif message.kind is Kind.RESET:
+                self._on_reset(self._sessions.require(peer, message.sid, received_ns), message.epoch)
+            elif message.kind is Kind.BYE:
+                self._on_bye(self._sessions.require(peer, message.sid, received_ns))
+            else:
+                raise WireError(Code.BAD_SCHEMA, f"a server does not take {message.kind}")
+        except WireError as e:
+            self._refuse(message, e, peer)
+
+    def _on_ping(self, peer: bytes, message: Message, received_ns: int) -> None:
+        session = self._sessions.of(peer, received_ns)
+        fields = {"t0": message.fields.get("t0", 0), "t1": received_ns, "t2": time.monotonic_ns()}
+        pong = Message(Kind.PONG, session.sid if session else "", message.epoch, message.rid, fields)
+        self._send(peer, wire.encode(pong))
+
+    def _on_hello(self, peer: bytes, message: Message, received_ns: int) -> None:
+        policy = self._require_ready()
+        difference = messages.robot_difference(messages.read_hello(message), policy.robot)
+        if difference:
+            raise WireError(Code.BAD_SCHEMA, f"this policy was not trained for this robot: {difference}")
+        session, replaced = self._sessions.open(peer, message.epoch, message.sid, received_ns)
+        if replaced is not None:
+            self._forget(replaced)
+        self._on_reset(session, message.epoch)
+        self._send(peer, wire.encode(messages.welcome(policy, session.sid, session.epoch)))
+
+    def _on_infer(self, peer: bytes, message: Message, received_ns: int) -> None:
+        policy = self._require_ready()
+        session = self._sessions.require(peer, message.sid, received_ns)
+        if message.epoch < session.epoch:
+            raise WireError(Code.EXPIRED, f"epoch {message.epoch} is over, {session.epoch} runs")
+        self._on_reset(session, message.epoch)
+        observation, origin, seed = messages.read_infer(message, policy.robot)
+        queued_ns = time.monotonic_ns()
+        job = Job(peer, session.sid, message.epoch, message.rid, observation, origin, seed, received_ns, queued_ns)
+        self.metrics.observe("decode", (queued_ns - received_ns) * 1e-9)
+        self._unanswered += 1
+        superseded = self._mailbox.put(job)
+        if superseded:
+            self._expire(superseded, "a newer request took its place")
+
+    def _on_reset(self, session: Session, epoch: int) -> None:
+        if epoch <= session.epoch:
+            return
+        session.epoch = epoch
+        job = self._mailbox.drop(session.sid)
+        if job:
+            self._expire(job, f"reset to epoch {epoch}")
+
+    def _on_bye(self, session: Session) -> None:
+        self._sessions.close(session)
+        self._forget(session)
+
+    def _expire(self, job: Job, why: str) -> None:
+        self._unanswered -= 1
+        self._refuse(job, WireError(Code.EXPIRED, why))
+
+    def _require_ready(self) -> PolicySpec:
+        if self._stop.is_set():
+            raise WireError(Code.BUSY, "the server is shutting down")
+        if self._policy is None:
+            raise WireError(Code.NOT_READY, "the policy is loading")
+        return self._policy
+
+
+def load_directory(path: Path, device: str, threads: int) -> ChunkPolicy:
+    """The policy in a LeRobot policy directory, with torch limited to ``threads`` threads. Imports torch."""
+    import torch
+
+    from vla_stack.policies import load_policy
+
+    torch.set_num_threads(threads)
+    return load_policy(path, device=device)

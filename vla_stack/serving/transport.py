@@ -1,0 +1,80 @@
+"""Socket options and the address rule that server and client share.
+
+ZeroMQ's defaults suit trusted networks: no size limit, no heartbeats, a thousand queued messages, and a close that
+waits for ever. A robot wants the opposite of each.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+import zmq
+
+from vla_stack.errors import UserError
+from vla_stack.serving.wire import MAX_FRAME_BYTES, MAX_TENSORS
+
+QUEUED_MESSAGES = 4  # per peer; older data than that is of no use to a robot
+
+
+def require_local(endpoint: str) -> str:
+    """``endpoint`` in the form that ZeroMQ binds, if nothing outside this machine can reach it.
+
+    Raises:
+        UserError: The address is malformed or not a loopback one. Images and motion commands do not cross a network
+            in the clear.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    if scheme in ("ipc", "inproc") and rest:
+        return endpoint
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not (port == "*" or port.isdigit()):
+        raise UserError(f"endpoint '{endpoint}' is not tcp://HOST:PORT or ipc://PATH", "e.g. tcp://127.0.0.1:5555")
+    if host == "localhost":
+        return f"tcp://127.0.0.1:{port}"
+    try:
+        local = ipaddress.IPv4Address(host).is_loopback
+    except ipaddress.AddressValueError:
+        local = False
+    if not local:
+        raise UserError(
+            f"endpoint '{endpoint}' is not a loopback address; off this machine CURVE keys are required",
+            "use tcp://127.0.0.1:PORT, ipc://PATH, or an SSH tunnel to such an address",
+        )
+    return endpoint
+
+
+def new_socket(context: zmq.Context, kind: int) -> zmq.Socket:
+    """A socket that forgets rather than waits: small queues, heartbeats, bounded frames, no lingering."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 200)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 1000)
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    if kind == zmq.DEALER:
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # queue for live connections only
+    if kind == zmq.ROUTER:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that left is an error, not a silent loss
+    return socket
+
+
+def receive(socket: zmq.Socket) -> list[memoryview] | None:
+    """Frames of the next message without copying, or None if there is none.
+
+    MAXMSGSIZE bounds a frame, not their number: frames beyond what any message may have (routing id, header, tensors)
+    are dropped here except one, so that the decoder sees that there were too many.
+    """
+    frames: list[memoryview] = []
+    try:
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    frames.append(frame.buffer)
+    while frame.more:
+        frame = socket.recv(copy=False)
+        if len(frames) < MAX_TENSORS + 3:
+            frames.append(frame.buffer)
+    return frames
