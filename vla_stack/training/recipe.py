@@ -257,7 +257,7 @@ def _check(recipe: Recipe, path: Path) -> None:
     if not recipe.data.root:
         raise UserError(f"{path}: 'data.root' is missing", "give data.root=DIR, a dataset of `vla collect`")
     if recipe.eval.every and not recipe.eval.envs:
-        raise UserError(f"{path}: 'eval.every' is {recipe.eval.every} but 'eval.envs' is empty", "eval.envs=[sim/pick-v0]")
+        raise UserError(f"{path}: 'eval.every' is set and 'eval.envs' is empty", "for example eval.envs=[sim/pick-v0]")
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,227 @@
+"""From a recipe to the things that a loop turns: policy, processors, loader, loss."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from lerobot.configs.policies import PreTrainedConfig
+from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
+from lerobot.policies.factory import get_policy_class, make_policy, make_policy_config, make_pre_post_processors
+from lerobot.policies.pretrained import PreTrainedPolicy
+from torch import Tensor, nn
+
+import vla_stack.methods
+from vla_stack.data import ChunkLoader, load_stats, read_robot_spec
+from vla_stack.errors import UserError
+from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
+from vla_stack.policies.dataset_facts import relative_mask
+from vla_stack.schema import ACTION, OBS_IMAGES
+from vla_stack.training.checkpoint import PRETRAINED
+from vla_stack.training.mixture import Mixture
+from vla_stack.training.recipe import PolicyRecipe, Recipe
+
+Batch = dict[str, Any]
+Stats = dict[str, dict[str, Any]]
+Loss = Callable[[PreTrainedPolicy, Batch, torch.Generator], tuple[Tensor, dict[str, Any]]]
+
+
+class Loader(Protocol):
+    """Endless batches of numpy arrays whose position is JSON."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Parts:
+    """What the loop needs; a test may put its own policy and loader here."""
+
+    policy: PreTrainedPolicy
+    preprocess: Callable[[Batch], Batch]
+    postprocess: Any
+    loader: Loader
+    loss: Loss
+
+    @property
+    def float_images(self) -> bool:
+        """Whether the policy's processors want float images; the native VLA takes them as recorded."""
+        return not isinstance(self.policy.config, VlaConfig)
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write the LeRobot policy directory: config, weights, processors."""
+        self.policy.save_pretrained(directory)
+        for processor in (self.preprocess, self.postprocess):
+            processor.save_pretrained(directory)  # type: ignore[union-attr]
+
+
+class Objective(nn.Module):
+    """A method's loss as a module, so that data parallelism sees every call into the policy, whatever the method."""
+
+    def __init__(self, policy: PreTrainedPolicy, loss: Loss) -> None:
+        super().__init__()
+        self.policy = policy
+        self.loss = loss
+
+    def forward(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:
+        return self.loss(self.policy, batch, generator)
+
+
+def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path | None = None) -> Parts:
+    """Make everything that a recipe names.
+
+    Args:
+        recipe: The run.
+        device: Where the policy lives.
+        rank: Process index; each rank reads its own order of the data.
+        checkpoint: Continue from this checkpoint's policy directory.
+
+    Raises:
+        UserError: Unknown method, policy type or option; dataset or policy directory that cannot be opened.
+    """
+    loss = find_loss(recipe.method)
+    config = make_config(recipe.policy, device, checkpoint)
+    roots = [Path(root) for root in recipe.data.root]
+    specs = [read_robot_spec(root) for root in roots]
+    for root, spec in zip(roots, specs, strict=True):
+        if spec.fingerprint() != specs[0].fingerprint():
+            raise UserError(f"{root} is of robot '{spec.name}' and does not match {roots[0]} ('{specs[0].name}')")
+    torch.manual_seed(recipe.seed)
+    if checkpoint is not None:
+        # Strict: LeRobot's own loading leaves missing weights at random and logs a line.
+        policy = get_policy_class(config.type).from_pretrained(checkpoint / PRETRAINED, config=config, strict=True)
+        pre, post = make_pre_post_processors(config, str(checkpoint / PRETRAINED))
+    else:
+        metas = [LeRobotDatasetMetadata(f"local/{root.name}", root=root) for root in roots]
+        policy = make_policy(config, ds_meta=metas[0])
+        pre, post = make_pre_post_processors(config, dataset_stats=dataset_stats(roots, metas, config))
+    return Parts(policy, pre, post, _loader(recipe, roots, config, rank), loss)
+
+
+def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | None = None) -> PreTrainedConfig:
+    """The policy's configuration: new, or of ``recipe.pretrained``, or of a checkpoint; with the recipe's options.
+
+    Raises:
+        UserError: Unknown type, unknown option (the nearest is named), or a directory that holds no policy.
+    """
+    source = str(checkpoint / PRETRAINED) if checkpoint else recipe.pretrained
+    try:
+        config = PreTrainedConfig.from_pretrained(source) if source else make_policy_config(recipe.type)
+    except (OSError, ValueError) as e:
+        if source:
+            raise UserError(f"cannot read the policy in {source}: {str(e).splitlines()[0]}") from None
+        known = ", ".join(sorted(PreTrainedConfig.get_known_choices()))
+        raise UserError(f"there is no policy type '{recipe.type}'", f"the types are {known}") from None
+    names = config_fields(config)
+    for key in recipe.options:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)[0]
+            raise UserError(f"policy '{config.type}' has no option '{key}'", f"the nearest option is '{near}'")
+    # `replace` runs the configuration's own checks again.
+    config = replace(config, **recipe.options, device=device.type, push_to_hub=False)
+    config.pretrained_path = Path(source) if source else None
+    if len(config.observation_delta_indices or [0]) > 1:
+        raise UserError(f"policy '{config.type}' wants a history of observations", "set policy.options.n_obs_steps=1")
+    return config
+
+
+def config_fields(config: PreTrainedConfig) -> list[str]:
+    """Names that ``policy.options`` may set."""
+    return [f.name for f in fields(config) if f.init]
+
+
+def horizon(config: PreTrainedConfig) -> int:
+    """Actions per chunk, whatever the policy calls it."""
+    return len(config.action_delta_indices or [0])
+
+
+def dataset_stats(roots: list[Path], metas: list[LeRobotDatasetMetadata], config: PreTrainedConfig) -> Stats:
+    """Normalisation statistics of the policy's features, over all roots, each weighted by its frames.
+
+    Those of state and action are exact and over chunks; the action's are of relative actions where the policy learns
+    them. The others (images) are those that the dataset carries.
+    """
+    relative = relative_mask(config, len(metas[0].features[ACTION]["names"])) if isinstance(config, VlaConfig) else None
+    features = {**(config.input_features or {}), **(config.output_features or {})}
+    parts = []
+    for root, meta in zip(roots, metas, strict=True):
+        stats = {**meta.stats, **load_stats(root, horizon(config), relative=relative)}
+        if relative is not None:
+            stats[ACTION] = stats["action.relative"]
+        parts.append({key: stats[key] for key in features if key in stats})
+    return parts[0] if len(parts) == 1 else pooled(parts, [meta.total_frames for meta in metas])
+
+
+def pooled(parts: list[Stats], frames: list[int]) -> Stats:
+    """Statistics of a union of datasets: moments exactly, quantiles as their weighted mean (LeRobot's rule)."""
+    weights = np.array(frames) / sum(frames)
+
+    def mean(values: list[np.ndarray]) -> np.ndarray:
+        return np.tensordot(weights, np.stack(values), 1)
+
+    out: Stats = {}
+    for key, first in parts[0].items():
+        of = {name: [np.asarray(part[key][name]) for part in parts] for name in first if name != "count"}
+        centre = mean(of["mean"])
+        out[key] = {name: mean(values) for name, values in of.items() if name.startswith("q")}
+        out[key] |= {"mean": centre, "min": np.min(of["min"], axis=0), "max": np.max(of["max"], axis=0)}
+        variance = [s**2 + (m - centre) ** 2 for s, m in zip(of["std"], of["mean"], strict=True)]
+        out[key]["std"] = np.sqrt(mean(variance))
+    return out
+
+
+def _loader(recipe: Recipe, roots: list[Path], config: PreTrainedConfig, rank: int) -> Loader:
+    cameras = [k.removeprefix(f"{OBS_IMAGES}.") for k in config.input_features or {} if k.startswith(OBS_IMAGES)]
+    *seeds, mixing = map(int, np.random.SeedSequence([recipe.seed, rank]).generate_state(len(roots) + 1))
+    loaders = [
+        ChunkLoader(
+            root,
+            horizon=horizon(config),
+            batch_size=recipe.batch_size,
+            seed=seed,
+            episodes=recipe.data.episodes,
+            cameras=recipe.data.cameras or cameras,
+        )
+        for root, seed in zip(roots, seeds, strict=True)
+    ]
+    return loaders[0] if len(loaders) == 1 else Mixture(loaders, recipe.batch_size, mixing)
+
+
+def find_loss(method: str) -> Loss:
+    """The function ``loss`` of ``vla_stack.methods.<method>``."""
+    known = sorted(m.name for m in pkgutil.iter_modules(vla_stack.methods.__path__))
+    if method not in known:
+        raise UserError(f"there is no method '{method}'", f"the methods are {', '.join(known)}")
+    return importlib.import_module(f"vla_stack.methods.{method}").loss
+
+
+def to_device(batch: dict[str, Any], device: torch.device, float_images: bool) -> Batch:
+    """Tensors on ``device``. Images travel as uint8 [B,H,W,3].
+
+    Args:
+        batch: numpy arrays and lists.
+        device: Where the policy lives.
+        float_images: Make them float32 [B,3,H,W] in [0,1] there, as LeRobot's policies expect; the permuted view keeps
+            its strides through the conversion, so they arrive channels-last at no cost.
+    """
+    out: Batch = {}
+    for key, value in batch.items():
+        tensor = torch.from_numpy(value).to(device, non_blocking=True) if isinstance(value, np.ndarray) else value
+        if float_images and key.startswith(OBS_IMAGES) and tensor.dtype == torch.uint8:
+            tensor = tensor.permute(0, 3, 1, 2).to(torch.float32).div_(255.0)
+        out[key] = tensor
+    return out
+
+
+def preprocessed(batch: Batch, preprocess: Callable[[Batch], Batch]) -> Batch:
+    """Run a policy's processor and put back the columns that it does not know (it drops them: labels, weights)."""
+    out = preprocess(batch)
+    return {**{k: v for k, v in batch.items() if k not in out}, **out}

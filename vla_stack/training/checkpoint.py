@@ -1,0 +1,183 @@
+"""Checkpoints that survive kill -9: a directory appears under its name only when every byte of it is on the disk.
+
+    checkpoints/000500/pretrained_model/   LeRobot policy directory; holds the averaged weights if there is an average
+                       training_state/     optimizer, raw weights, and state.json: step, loader, checksums of all files
+    checkpoints/last -> 000500
+
+Everything is safetensors or JSON. Random numbers need no state here: they are a function of (seed, step), see ``loop``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vla_stack.errors import UserError
+from vla_stack.training.ema import Ema
+
+PRETRAINED = "pretrained_model"
+STATE = "training_state"
+_STATE_FILE = f"{STATE}/state.json"
+_OPTIMIZER_FILE = f"{STATE}/optimizer.safetensors"
+_RAW_FILE = f"{STATE}/model.safetensors"
+
+
+def commit(root: Path, step: int, fill: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
+    """Write checkpoint ``root/<step>`` as one atomic act and drop the oldest beyond ``keep``.
+
+    Args:
+        root: The run's ``checkpoints`` directory.
+        step: Optimiser steps done.
+        fill: Writes ``pretrained_model/`` and ``training_state/`` under the directory it is given.
+        state: JSON data kept in ``state.json``.
+        keep: Number of checkpoints to keep, this one included.
+
+    Returns:
+        The checkpoint's directory.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    sweep(root)
+    tmp, target = root / f".tmp-{step:06d}", root / f"{step:06d}"
+    (tmp / STATE).mkdir(parents=True)
+    fill(tmp)
+    files = {str(p.relative_to(tmp)): [p.stat().st_size, _crc(p)] for p in sorted(tmp.rglob("*")) if p.is_file()}
+    (tmp / _STATE_FILE).write_text(json.dumps({"step": step, **state, "files": files}, indent=1))
+    for path in (*tmp.rglob("*"), tmp):
+        _fsync(path)
+    if target.exists():  # a damaged one: an intact one would have been resumed from
+        _discard(target)
+    os.rename(tmp, target)
+    link = root / ".tmp-last"
+    link.symlink_to(target.name)
+    os.replace(link, root / "last")
+    _fsync(root)
+    for old in _steps(root)[:-keep]:
+        _discard(old)
+    return target
+
+
+def latest(root: Path) -> Path | None:
+    """Newest intact checkpoint under ``root``; None if there is no checkpoint at all.
+
+    Damaged ones are passed over with a warning.
+
+    Raises:
+        UserError: There are checkpoints and all of them are damaged.
+    """
+    checkpoints = _steps(root)
+    for path in reversed(checkpoints):
+        damage = _damage(path)
+        if not damage:
+            return path
+        warnings.warn(f"checkpoint {path} is damaged ({damage}); trying the one before", stacklevel=2)
+    if checkpoints:
+        raise UserError(f"every checkpoint in {root} is damaged", f"delete {root} to train from the beginning")
+    return None
+
+
+def sweep(root: Path) -> None:
+    """Remove what a killed process left half written or half deleted."""
+    for path in root.glob(".tmp-*"):
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+
+
+def save_state(directory: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None) -> None:
+    """Write optimiser and, where the policy directory holds averaged weights, the raw ones."""
+    parameters = trainable(policy)
+    slots = {f"{key}/{name}": v for name, p in parameters.items() for key, v in optimizer.state[p].items()}
+    _save(slots, directory / _OPTIMIZER_FILE)
+    if ema is not None:
+        _save(parameters, directory / _RAW_FILE)
+
+
+def load_state(directory: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None) -> dict[str, Any]:
+    """Inverse of :func:`save_state`, on a policy that was loaded from the checkpoint's ``pretrained_model``.
+
+    Returns:
+        The content of ``state.json``.
+
+    Raises:
+        UserError: The run was trained with an average and the recipe asks for none, or the other way round.
+    """
+    if (directory / _RAW_FILE).exists() != (ema is not None):
+        raise UserError(f"{directory} was written with ema {'off' if ema else 'on'}", "resume with the run's own ema")
+    parameters = trainable(policy)
+    for slot, value in load_file(directory / _OPTIMIZER_FILE).items():
+        key, _, name = slot.partition("/")
+        p = parameters[name]
+        # In the parameter's own memory layout: the fused update walks both side by side.
+        optimizer.state[p][key] = torch.empty_like(p).copy_(value) if value.ndim else _step_like(value, p, optimizer)
+    if ema is not None:
+        ema.restart()  # the policy directory's weights are the average
+        raw = load_file(directory / _RAW_FILE)
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.copy_(raw[name])
+    return json.loads((directory / _STATE_FILE).read_text())
+
+
+def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that training changes, by name."""
+    return {name: p for name, p in policy.named_parameters() if p.requires_grad}
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: t.detach().contiguous() for name, t in tensors.items()}, path)
+
+
+def _step_like(value: Tensor, parameter: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+    return value.to(parameter.device if optimizer.defaults["fused"] else "cpu")
+
+
+def _steps(root: Path) -> list[Path]:
+    return sorted((p for p in root.glob("[0-9]*") if p.name.isdigit()), key=lambda p: int(p.name))
+
+
+def _damage(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint; empty if nothing is."""
+    try:
+        files = json.loads((checkpoint / _STATE_FILE).read_text())["files"]
+    except (OSError, ValueError, KeyError):
+        return f"{_STATE_FILE} is missing or unreadable"
+    for name, (size, crc) in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+        if _crc(path) != crc:
+            return f"{name} has a wrong checksum"
+    return ""
+
+
+def _discard(checkpoint: Path) -> None:
+    """Delete; the rename first, so that a kill in between leaves no half checkpoint under a checkpoint's name."""
+    trash = checkpoint.with_name(f".tmp-old-{checkpoint.name}")
+    os.rename(checkpoint, trash)
+    shutil.rmtree(trash)
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as f:
+        while block := f.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,202 @@
+"""The one training loop, for every method and policy.
+
+Random numbers are a function of (seed, step, rank): all generators are seeded anew before each step, the global ones
+too, because LeRobot's policies draw noise and dropout from them. A resumed run therefore needs no generator state, and
+nothing that happens between two steps (an evaluation, a checkpoint) can change what the next one computes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vla_stack.training import checkpoint as ckpt
+from vla_stack.training.build import Objective, Parts, preprocessed, to_device
+from vla_stack.training.ema import Ema
+from vla_stack.training.log import Log, Window
+from vla_stack.training.placement import Accelerated, Local
+from vla_stack.training.recipe import OptimizerRecipe, Recipe
+from vla_stack.training.stop import Stop
+
+Evaluate = Callable[[Path, int], dict[str, float]]  # (policy directory, step) -> metrics
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: optimiser steps done, last checkpoint, and whether a signal cut it short."""
+
+    step: int
+    checkpoint: Path | None
+    stopped: bool
+
+
+class Trainer:
+    """State of one run: parts, optimiser, average and position.
+
+    Args:
+        recipe: The run.
+        parts: Policy, processors, loader and loss, already built from the recipe.
+        placement: Device and processes.
+        run_dir: Run directory.
+        resume: Checkpoint to continue from; ``parts.policy`` must have been loaded from it.
+    """
+
+    def __init__(
+        self, recipe: Recipe, parts: Parts, placement: Local | Accelerated, run_dir: Path, resume: Path | None = None
+    ) -> None:
+        self.recipe, self.parts, self.placement, self.run_dir = recipe, parts, placement, run_dir
+        self.step = 0
+        self.policy = parts.policy.to(placement.device).train()
+        self.parameters = list(ckpt.trainable(self.policy).values())
+        self.optimizer = make_optimizer(self.policy, recipe.optimizer)
+        self.ema = Ema(self.parameters, recipe.ema) if recipe.ema else None
+        if resume is not None:
+            state = ckpt.load_state(resume, self.policy, self.optimizer, self.ema)
+            self.step = state["step"]
+            parts.loader.load_state_dict(state["loader"][placement.rank])
+        self.objective = placement.prepare(Objective(self.policy, parts.loss))
+        self.generator = torch.Generator(placement.device)
+        self.checkpoint: Path | None = resume
+
+    def run(self, evaluate: Evaluate | None = None) -> Outcome:
+        """Train to the recipe's last step or to the first signal; the last thing done is a checkpoint.
+
+        Args:
+            evaluate: Called with a checkpoint's policy directory every ``recipe.eval.every`` steps; its metrics are
+                logged as ``eval/<name>``.
+
+        Raises:
+            UserError: The loss or gradient is not finite; the last checkpoint stays what it was.
+        """
+        recipe, window, batches = self.recipe, Window(), iter(self.parts.loader)
+        rate = _Rate(recipe.batch_size * recipe.accumulate * self.placement.world)
+        stopped = False
+        with Stop() as stop, Log(self.run_dir, recipe, self.step, enabled=self.placement.is_main) as log:
+            while self.step < recipe.steps and not stopped:
+                self.update(batches, window, rate)
+                log.advance()
+                stopped = self.placement.any(stop.asked)
+                last = stopped or self.step == recipe.steps
+                evaluating = evaluate is not None and recipe.eval.every and self.step % recipe.eval.every == 0
+                saving = last or evaluating or self.step % recipe.save_every == 0
+                if last or saving or self.step % recipe.log_every == 0:
+                    window.check()
+                    log.record(self.step, window.means() | rate.read())
+                if saving:
+                    self.save()
+                if evaluating and self.placement.is_main:
+                    metrics = evaluate(self.checkpoint / ckpt.PRETRAINED, self.step)
+                    log.record(self.step, {f"eval/{k}": v for k, v in metrics.items()})
+                if saving:
+                    self.placement.barrier()
+                    rate.restart()
+        return Outcome(self.step, self.checkpoint, stopped and self.step < recipe.steps)
+
+    def update(self, batches: Iterator[dict[str, Any]], window: Window, rate: _Rate) -> None:
+        """One optimiser step."""
+        recipe, device = self.recipe, self.placement.device
+        self._seed_everything()
+        lr = learning_rate(self.step, recipe)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        for micro in range(recipe.accumulate):
+            with rate.loading():
+                raw = to_device(next(batches), device, self.parts.float_images)
+                batch = preprocessed(raw, self.parts.preprocess)
+            more = micro + 1 < recipe.accumulate
+            with self.placement.accumulating(self.objective) if more else nullcontext():
+                with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+                    loss, metrics = self.objective(batch, self.generator)
+                self.placement.backward(loss / recipe.accumulate)
+            window.add(self.step + 1, {"loss": loss, **metrics})
+        norm = nn.utils.clip_grad_norm_(self.parameters, recipe.optimizer.clip_norm or math.inf)
+        window.add(self.step + 1, {"grad_norm": norm, "lr": lr})
+        if device.type == "cpu":  # elsewhere reading the value would stall the device
+            window.check()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.ema is not None:
+            self.ema.update(self.step)
+        self.step += 1
+        rate.step()
+
+    def save(self) -> None:
+        """Write a checkpoint (rank 0; the other ranks give the position of their loaders)."""
+        loaders = self.placement.gather(self.parts.loader.state_dict())
+        if not self.placement.is_main:
+            return
+
+        def fill(directory: Path) -> None:
+            with self.ema.applied() if self.ema is not None else nullcontext():
+                self.parts.save_pretrained(directory / ckpt.PRETRAINED)
+            ckpt.save_state(directory, self.policy, self.optimizer, self.ema)
+
+        root = self.run_dir / "checkpoints"
+        self.checkpoint = ckpt.commit(root, self.step, fill, {"loader": loaders}, self.recipe.keep)
+
+    def _seed_everything(self) -> None:
+        words = np.random.SeedSequence([self.recipe.seed, self.step, self.placement.rank]).generate_state(2)
+        seed = int(words[0]) << 31 | int(words[1]) >> 1  # 63 bits
+        self.generator.manual_seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(words[0])  # noqa: NPY002  the legacy global generator, for whoever reads it
+        random.seed(seed)
+
+
+class _Rate:
+    """Samples per second since the last reading, and the share of that time spent waiting for data."""
+
+    def __init__(self, samples_per_step: int) -> None:
+        self._samples = samples_per_step
+        self.restart()
+
+    def restart(self) -> None:
+        self._begin, self._steps, self._loading = time.perf_counter(), 0, 0.0
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self._loading += time.perf_counter() - begin
+
+    def step(self) -> None:
+        self._steps += 1
+
+    def read(self) -> dict[str, float]:
+        seconds = time.perf_counter() - self._begin
+        rates = {"samples_per_s": self._steps * self._samples / seconds, "data_share": self._loading / seconds}
+        self.restart()
+        return rates
+
+
+def make_optimizer(policy: nn.Module, recipe: OptimizerRecipe) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; only matrices decay."""
+    parameters = list(ckpt.trainable(policy).values())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = parameters[0].device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
+
+
+def learning_rate(step: int, recipe: Recipe) -> float:
+    """Learning rate of optimiser step ``step`` (counted from 0): linear warm-up, then half a cosine.
+
+    The schedule is a function of the step, so there is no state of it to lose.
+    """
+    o = recipe.optimizer
+    if step < o.warmup_steps:
+        return o.lr * (step + 1) / o.warmup_steps
+    progress = (step - o.warmup_steps) / max(1, recipe.steps - 1 - o.warmup_steps)
+    return o.lr * (o.final_lr_ratio + (1 - o.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))

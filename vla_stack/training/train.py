@@ -1,0 +1,130 @@
+"""``vla train``: a recipe becomes a run directory that ends in a LeRobot policy directory."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from vla_stack import __version__
+from vla_stack.errors import UserError
+from vla_stack.training import recipe as recipes
+from vla_stack.training.recipe import Recipe
+
+HELP = "Train a policy from a recipe. Any key of the recipe can be set on the command line as key=value."
+EXAMPLES = [
+    "vla train configs/pick.yaml",
+    "vla train configs/pick.yaml data.root=outputs/data/pick steps=500 optimizer.lr=3e-4",
+    "vla train configs/pick.yaml policy.options.chunk_size=32 eval.every=500 eval.envs=[sim/pick-v0]",
+    "vla train --resume outputs/train/pick-20260101-120000",
+    "torchrun --nproc_per_node 4 -m vla_stack.cli train configs/pick.yaml precision=bf16",
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", help="YAML file of configs/ (with --resume: a key=value, or nothing)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the recipe, dotted")
+    parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="continue a run from its last intact checkpoint")
+
+
+def main(args: argparse.Namespace) -> int:
+    overrides = list(args.overrides)
+    if args.resume is not None:
+        if args.recipe is not None:
+            overrides.insert(0, args.recipe)
+        run_dir, recipe = args.resume, recipes.load(args.resume / "recipe.yaml", overrides)
+    elif args.recipe is None:
+        raise UserError("no recipe given", f"for example: {EXAMPLES[0]}")
+    else:
+        recipe = recipes.load(Path(args.recipe), overrides)
+        run_dir = Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    train(recipe, run_dir, resume=args.resume is not None)
+    return 0
+
+
+def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
+    """Run a recipe in ``run_dir``; with ``resume``, from its last intact checkpoint (from the start if it has none).
+
+    Returns:
+        The final checkpoint.
+
+    Raises:
+        UserError: Anything that the person can mend; see :mod:`vla_stack.training.recipe`, ``build`` and ``loop``.
+    """
+    begin = time.monotonic()
+    # Imported here: `vla train --help` and a recipe's errors should not wait for torch and lerobot.
+    from vla_stack.training import checkpoint as ckpt
+    from vla_stack.training.build import build
+    from vla_stack.training.loop import Trainer
+    from vla_stack.training.placement import place, use_threads
+
+    placement = place(recipe.launcher, recipe.device)
+    threads = use_threads(recipe.threads)
+    if placement.is_main:
+        if not resume and (run_dir / "recipe.yaml").exists():
+            raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
+        write_run_files(recipe, run_dir)
+    checkpoint = ckpt.latest(run_dir / "checkpoints") if resume else None
+    parts = build(recipe, placement.device, placement.rank, checkpoint)
+    trainer = Trainer(recipe, parts, placement, run_dir, checkpoint)
+    if placement.is_main:
+        millions = sum(p.numel() for p in trainer.parameters) / 1e6
+        print(
+            f"{recipe.method} on {recipe.policy.type}, {millions:.2f} M trainable parameters, {placement.device} with "
+            f"{threads} threads x {placement.world}, step {trainer.step} of {recipe.steps} "
+            f"(ready in {time.monotonic() - begin:.1f} s) -> {run_dir}",
+            flush=True,
+        )
+    outcome = trainer.run(evaluator(recipe) if recipe.eval.every else None)
+    if placement.is_main:
+        if outcome.stopped:
+            print(f"stopped at step {outcome.step}; continue with: vla train --resume {run_dir}")
+        else:
+            print(f"done: {outcome.checkpoint / ckpt.PRETRAINED}")
+    return outcome.checkpoint
+
+
+def evaluator(recipe: Recipe) -> Callable[[Path, int], dict[str, float]]:
+    """Rollouts of a checkpoint, as the loop calls them.
+
+    The rooms stay apart: training knows a callable, and this verb, like the command line, names the other room's
+    module at run time.
+    """
+    evaluate = importlib.import_module("vla_stack.evaluation.rollouts").evaluate
+    load_policy = importlib.import_module("vla_stack.policies.loading").load_policy
+
+    def run(policy_dir: Path, step: int) -> dict[str, float]:
+        policy = load_policy(policy_dir)
+        results = {env: evaluate(policy, env, recipe.eval.episodes, recipe.eval.seed) for env in recipe.eval.envs}
+        return {f"{env}/success": float(result.outcomes.mean()) for env, result in results.items()}
+
+    return run
+
+
+def write_run_files(recipe: Recipe, run_dir: Path) -> None:
+    """Write the resolved recipe, and one line a start: when, which code, which command."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    tmp = run_dir / "recipe.yaml.tmp"
+    tmp.write_text(recipe.to_yaml())
+    tmp.replace(run_dir / "recipe.yaml")
+    with (run_dir / "revision.txt").open("a") as f:
+        f.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {revision()} {' '.join(sys.argv)}\n")
+
+
+def revision() -> str:
+    """Version of the package and, in a clone, its git revision; ``+`` marks uncommitted changes."""
+    here = Path(__file__).parent
+
+    def git(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        dirty = "+" if git("status", "--porcelain", "-uno") else ""
+        return f"{__version__} {git('rev-parse', '--short=12', 'HEAD')}{dirty}"
+    except (OSError, subprocess.CalledProcessError):
+        return __version__
