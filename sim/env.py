@@ -1,0 +1,397 @@
+"""The base class of all tasks: one arm on a table, driven by targets at a fixed control rate, seen by cameras."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from sim import arm
+from sim.randomisation import LEVELS, Randomiser
+from sim.rendering import Renderer, Visuals, cheapen
+from vla_stack.errors import UserError
+from vla_stack.schema import RobotSpec
+
+Variant = dict[str, str]
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+_TIMESTEP = 0.004  # s, what the model is tuned for
+_NUM_DRIVES = arm.NUM_JOINTS + 1  # joints and gripper: the first actuators of every model
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """What a task's ``default_config()`` returns.
+
+    Attributes:
+        max_episode_steps: Control steps at 10 Hz after which an episode is truncated.
+        rewards: Stage name -> reward when the stage is first reached (``reward="staged"``), in order; sums to one.
+        start: Where the tool starts before its jitter, (x, y, z) in metres.
+    """
+
+    max_episode_steps: int
+    rewards: dict[str, float]
+    start: tuple[float, float, float] = (0.44, 0.0, 0.20)
+
+
+@dataclass(frozen=True)
+class ToolGoal:
+    """Where a scripted expert wants the tool: (x, y, z) in metres, yaw in radians, opening ratio."""
+
+    position: NDArray[np.float64]
+    yaw: float
+    gripper: float
+
+
+class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
+    """A task for the native arm. Subclasses say what lies on the table, what is asked for and when it is done.
+
+    Observation: ``{"pixels": {camera: uint8 [S, S, 3]}, "agent_pos": float32 [12]}``, the latter as ``spec_robot.state``
+    names it. Action: as ``spec_robot.action`` names it, clipped to its range; joint targets move at most
+    :data:`arm.MAX_JOINT_RATE`, so a wild command is slow and never explosive.
+
+    Args:
+        control_mode: ``ee_abs`` tool target [5]; ``joint_abs`` joint targets and gripper [8]; ``ee_delta`` [5] in
+            [-1, 1], moves the tool target by :data:`arm.DELTA_RATE` per second.
+        image_size: Height and width of the observation's pictures, pixels.
+        cameras: Any of ``front`` and ``wrist``; without any, observations have no ``pixels`` and steps are fast.
+        visuals: ``fast`` for training; ``pretty`` (shadows, antialiasing) for videos.
+        randomisation: Level 0, 1 or 2 of :data:`sim.randomisation.LEVELS`.
+        reward: ``sparse`` is 1 at success; ``staged`` pays each stage of the task when it is first reached.
+        control_hz: Control steps per second, 5 to 20.
+        render_mode: ``rgb_array`` makes :meth:`render` return a picture of the front camera.
+        render_size: Height and width of that picture.
+
+    Raises:
+        UserError: An argument is not one of the above.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    name: ClassVar[str]
+    config: ClassVar[TaskConfig]
+    variants: ClassVar[tuple[Variant, ...]]
+
+    def __init__(
+        self,
+        control_mode: arm.ControlMode = "ee_abs",
+        image_size: int = 64,
+        cameras: tuple[str, ...] = arm.CAMERAS,
+        visuals: Visuals = "fast",
+        randomisation: int = 0,
+        reward: Literal["sparse", "staged"] = "sparse",
+        control_hz: float = 10.0,
+        render_mode: str | None = None,
+        render_size: tuple[int, int] = (480, 640),
+    ) -> None:
+        _check("control_mode", control_mode, ("ee_abs", "joint_abs", "ee_delta"))
+        _check("visuals", visuals, ("fast", "pretty"))
+        _check("reward", reward, ("sparse", "staged"))
+        _check("randomisation", randomisation, range(len(LEVELS)))
+        _check("render_mode", render_mode, (None, "rgb_array"))
+        for camera in cameras:
+            _check("cameras", camera, arm.CAMERAS)
+        if not 5.0 <= control_hz <= 20.0:
+            raise UserError(f"control_hz={control_hz} is outside 5 to 20", "the task dynamics are tuned for that range")
+        self.control_mode, self.render_mode = control_mode, render_mode
+        self._staged = reward == "staged"
+        self._level = LEVELS[randomisation]
+        self._spec_robot = arm.robot_spec(control_mode, tuple(cameras), image_size, control_hz)
+        self.metadata = {**self.metadata, "render_fps": round(control_hz)}
+
+        self.model = self._compile(control_hz)
+        if visuals == "fast":
+            cheapen(self.model)
+        self.data = mujoco.MjData(self.model)
+        self._randomiser = Randomiser(self.model, self._level)
+        self._ik = arm.InverseKinematics()
+        self._tcp_id = self.model.site("tcp").id
+        self._pads = [self.model.geom(n).id for n in ("pad_left", "pad_right")]
+        self._eyes = Renderer(self.model, image_size, image_size)
+        self._film = Renderer(self.model, *render_size)
+
+        self._variant = 0
+        self._instruction = ""
+        self._stage = 0
+        self._world_seed = 0
+        self._delay = 0.0
+        # Joint and gripper targets of the last three control steps, newest last, and the tool target of the newest.
+        self._drives = np.zeros((3, _NUM_DRIVES))
+        self._tool_command = np.zeros(5)
+
+        low, high = self._spec_robot.action_low, self._spec_robot.action_high
+        self.action_space = spaces.Box(low, high, dtype=np.float32)
+        picture = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
+        observation: dict[str, spaces.Space] = {
+            "agent_pos": spaces.Box(-10.0, 10.0, (len(self._spec_robot.state),), np.float32)
+        }
+        if cameras:
+            observation["pixels"] = spaces.Dict({c: picture for c in cameras})
+        self.observation_space = spaces.Dict(observation)
+
+    # What a task defines --------------------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def instruct(cls, variant: Variant) -> str:
+        """The instruction that asks for ``variant``."""
+
+    @abstractmethod
+    def build(self, spec: mujoco.MjSpec) -> None:
+        """Add the task's objects to the scene."""
+
+    @abstractmethod
+    def place(self, rng: np.random.Generator) -> None:
+        """Write the objects' start poses into ``self.data``."""
+
+    @abstractmethod
+    def progress(self) -> tuple[bool, ...]:
+        """Whether each stage's condition holds now; the last one is success."""
+
+    @abstractmethod
+    def keypoints(self) -> dict[str, NDArray[np.float32]]:
+        """Named points [3] in metres, world frame, for constraint costs between stages."""
+
+    @abstractmethod
+    def expert_goal(self) -> ToolGoal:
+        """Where an expert would go now. A function of the current state alone, so it labels any state."""
+
+    def failed(self) -> bool:
+        """Whether the task can no longer succeed."""
+        return False
+
+    def cost(self) -> float:
+        """Safety cost of the current step; 0 where the task has no hazard."""
+        return 0.0
+
+    # gymnasium ------------------------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: The same seed gives the same episode, pixels included.
+            options: ``variant`` fixes what is asked for (one of ``variants``); ``instruction`` replaces the text
+                that is shown while the success condition stays.
+        """
+        super().reset(seed=seed)
+        options = options or {}
+        rng = self.np_random
+        # All draws happen whatever the options and the level are, so that these change nothing else.
+        self._variant = int(rng.integers(len(self.variants)))
+        self._world_seed = int(rng.integers(2**31))
+        jitter = rng.uniform(-1.0, 1.0, 3)
+        if "variant" in options:
+            self._variant = self._find_variant(options["variant"])
+        self._instruction = str(options.get("instruction", self.instruct(self.variant)))
+
+        self._delay = self._randomiser.apply(self._world_seed)
+        mujoco.mj_resetData(self.model, self.data)
+        tool = np.append(np.array(self.config.start) + self._level.start * jitter, 0.0)
+        self._put_arm(self._ik.solve(tool, arm.POSTURE))
+        self.place(rng)
+        mujoco.mj_forward(self.model, self.data)
+        self._tool_command = np.array([*tool, 1.0])
+        self._stage = 0
+        return self._observe(), self._info(False)
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Advance one control step; a non-finite action raises ``ValueError``."""
+        self._advance(self._targets(action))
+        passed = self.progress()
+        success, before = passed[-1], self._stage
+        while self._stage < len(passed) and (success or passed[self._stage]):
+            self._stage += 1
+        if self._staged:
+            reward = float(sum(self.config.rewards[s] for s in self.stages[before : self._stage]))
+        else:
+            reward = float(success)
+        return self._observe(), reward, bool(success or self.failed()), False, self._info(success)
+
+    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
+        if self.render_mode is None:
+            return None
+        return self._film.render(self.data, "front")
+
+    def close(self) -> None:
+        self._eyes.close()
+        self._film.close()
+
+    # What others may read -------------------------------------------------------------------------------------------
+
+    @property
+    def spec_robot(self) -> RobotSpec:
+        """Meaning, unit, range and rate of every state and action dimension in this control mode."""
+        return self._spec_robot
+
+    @property
+    def variant(self) -> Variant:
+        """What this episode asks for, e.g. ``{"colour": "red"}``."""
+        return self.variants[self._variant]
+
+    @property
+    def task(self) -> str:
+        """The instruction of this episode."""
+        return self._instruction
+
+    @property
+    def task_description(self) -> str:
+        """The instruction, under the name that LeRobot looks for."""
+        return self._instruction
+
+    @property
+    def task_variants(self) -> tuple[str, ...]:
+        """All instructions of this task."""
+        return tuple(self.instruct(v) for v in self.variants)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Stage names in order; ``info["stage"]`` counts those reached so far."""
+        return tuple(self.config.rewards)
+
+    @property
+    def joint_command(self) -> NDArray[np.float32]:
+        """Joint targets [7] in radians that realised the last action."""
+        return self._drives[-1, : arm.NUM_JOINTS].astype(np.float32)
+
+    @property
+    def tool_command(self) -> NDArray[np.float64]:
+        """Tool target [5] of the last action, as in ``ee_abs``."""
+        return self._tool_command.copy()
+
+    @property
+    def tool(self) -> NDArray[np.float64]:
+        """Measured x, y, z (m), yaw (rad) and opening ratio [5]."""
+        d = self.data
+        opening = d.qpos[arm.NUM_JOINTS : arm.NUM_JOINTS + 2].mean() / arm.FINGER_TRAVEL
+        return np.array([*d.site_xpos[self._tcp_id], arm.tool_yaw(d.site_xmat[self._tcp_id]), opening])
+
+    def position(self, body: str) -> NDArray[np.float64]:
+        """Position [3] of a body in the world frame, metres."""
+        return self.data.body(body).xpos.copy()
+
+    def yaw(self, body: str, symmetry: float = 2 * np.pi) -> float:
+        """Yaw of a body in radians; the equal one nearest zero where turning by ``symmetry`` changes nothing."""
+        angle = arm.tool_yaw(self.data.body(body).xmat)
+        return float(angle - symmetry * np.round(angle / symmetry))
+
+    def touching(self, geom: str, others: list[int]) -> set[int]:
+        """Which of the geoms ``others`` are in contact with ``geom`` now."""
+        pairs = self.data.contact.geom
+        own = self.model.geom(geom).id
+        hit = set(pairs[pairs[:, 0] == own, 1]) | set(pairs[pairs[:, 1] == own, 0])
+        return hit & set(others)
+
+    def grasped(self, geom: str) -> bool:
+        """Whether both pads touch ``geom``."""
+        return len(self.touching(geom, self._pads)) == 2
+
+    def get_state(self) -> NDArray[np.float64]:
+        """Everything that this episode's future depends on, wrappers (time limits) excepted."""
+        state = np.empty(mujoco.mj_stateSize(self.model, _STATE))
+        mujoco.mj_getState(self.model, self.data, state, _STATE)
+        counters = [self._variant, self._world_seed, self._stage]
+        return np.concatenate([state, counters, self._tool_command, self._drives.ravel()])
+
+    def set_state(self, state: NDArray[np.float64]) -> None:
+        """Return to a state of :meth:`get_state` of the same task and level; the same actions give the same future."""
+        size = mujoco.mj_stateSize(self.model, _STATE)
+        expected = size + 3 + 5 + self._drives.size
+        if np.shape(state) != (expected,):
+            raise ValueError(f"state has shape {np.shape(state)}, {self.name} has ({expected},)")
+        physics, counters, self._tool_command, drives = np.split(np.asarray(state, np.float64), [size, size + 3, size + 8])
+        self._variant, self._world_seed, self._stage = (int(c) for c in counters)
+        self._drives = drives.reshape(self._drives.shape).copy()
+        self._instruction = self.instruct(self.variant)
+        self._delay = self._randomiser.apply(self._world_seed)
+        mujoco.mj_setState(self.model, self.data, physics, _STATE)
+        mujoco.mj_forward(self.model, self.data)
+        # The forward pass filled in positions and contacts, but also renewed the solver's warm start: restore it.
+        mujoco.mj_setState(self.model, self.data, physics, _STATE)
+
+    # Internals ------------------------------------------------------------------------------------------------------
+
+    def _compile(self, control_hz: float) -> mujoco.MjModel:
+        spec = mujoco.MjSpec.from_file(arm.ARM_XML)
+        self.build(spec)
+        model = spec.compile()
+        self._substeps = round(1.0 / (control_hz * _TIMESTEP))
+        model.opt.timestep = 1.0 / (control_hz * self._substeps)
+        return model
+
+    def _find_variant(self, wanted: Variant) -> int:
+        try:
+            return self.variants.index(dict(wanted))
+        except ValueError:
+            raise UserError(f"{self.name} has no variant {wanted}", f"choose one of {list(self.variants)}") from None
+
+    def _put_arm(self, q: NDArray) -> None:
+        drive = np.append(q, arm.FINGER_TRAVEL)
+        self.data.qpos[: arm.NUM_JOINTS] = q
+        self.data.qpos[arm.NUM_JOINTS : arm.NUM_JOINTS + 2] = arm.FINGER_TRAVEL
+        self.data.ctrl[:_NUM_DRIVES] = drive
+        self._drives[:] = drive
+
+    def _targets(self, action: NDArray) -> NDArray[np.float64]:
+        """Joint and gripper targets [8] for an action, and the tool target as a side effect."""
+        a = np.asarray(action, np.float64)
+        if a.shape != self.action_space.shape or not np.isfinite(a).all():
+            raise ValueError(f"action must be {self.action_space.shape} finite numbers, got {action}")
+        a = np.clip(a, self.action_space.low, self.action_space.high)
+        last = self._drives[-1, : arm.NUM_JOINTS]
+        if self.control_mode == "joint_abs":
+            joints, gripper = a[: arm.NUM_JOINTS], a[-1]
+        else:
+            tool = a
+            if self.control_mode == "ee_delta":
+                limits = np.array([(d.low, d.high) for d in (*arm.TOOL, arm.GRIPPER)]).T
+                tool = np.clip(self._tool_command + a * arm.DELTA_RATE * self._spec_robot.dt, *limits)
+            joints, gripper = self._ik.solve(tool, last), tool[-1]
+        reach = arm.MAX_JOINT_RATE * self._spec_robot.dt
+        joints = np.clip(joints, last - reach, last + reach)
+        self._tool_command = np.append(self._ik.forward(joints), gripper) if self.control_mode == "joint_abs" else tool
+        return np.append(joints, gripper * arm.FINGER_TRAVEL)
+
+    def _advance(self, drive: NDArray[np.float64]) -> None:
+        """Run the physics of one control step; joint targets move in a straight line, late by the action delay."""
+        self._drives = np.vstack([self._drives[1:], drive])
+        oldest, old, new = self._drives
+        late = self._delay * self._spec_robot.rate_hz  # in control steps, below one
+        ctrl = self.data.ctrl
+        for i in range(self._substeps):
+            s = (i + 1) / self._substeps - late
+            ctrl[:_NUM_DRIVES] = old + s * (new - old) if s >= 0 else old + s * (old - oldest)
+            # A gripper is switched, not moved along a line.
+            ctrl[_NUM_DRIVES - 1] = new[-1] if s > 0 else old[-1]
+            mujoco.mj_step(self.model, self.data)
+        mujoco.mj_forward(self.model, self.data)
+
+    def _observe(self) -> dict[str, Any]:
+        tool, joints = self.tool, self.data.qpos[: arm.NUM_JOINTS]
+        order = (joints, tool[4:], tool[:4]) if self.control_mode == "joint_abs" else (tool, joints)
+        observation: dict[str, Any] = {"agent_pos": np.concatenate(order).astype(np.float32)}
+        if self._spec_robot.cameras:
+            observation["pixels"] = {c.name: self._eyes.render(self.data, c.name) for c in self._spec_robot.cameras}
+        return observation
+
+    def _info(self, success: bool) -> dict[str, Any]:
+        return {
+            "is_success": bool(success),
+            "stage": self._stage,
+            "task": self._instruction,
+            "cost": float(self.cost()),
+        }
+
+
+def _check(name: str, value: Any, allowed: Any) -> None:
+    if value not in allowed:
+        raise UserError(f"{name}={value!r} is unknown", f"choose one of {', '.join(map(repr, allowed))}")

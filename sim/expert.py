@@ -1,0 +1,72 @@
+"""Scripted experts: bounded, smooth tool targets towards the goal that a task names for the current state."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from sim import arm
+from sim.env import ArmEnv, ToolGoal
+
+LEAD = 0.55  # m/s and, times YAW_LEAD, rad/s: how far ahead of the measured tool a target may lie, per second
+YAW_LEAD = 2.0
+# A target moves at most this fraction of the rate that the robot's description allows.
+RATE_MARGIN = 1 / 1.3
+NOISE_SHARE = 0.5  # share of steps that noise touches
+
+
+class Expert:
+    """Acts for a task with full knowledge of the simulator.
+
+    It keeps no memory: the goal is a function of the simulator's state, so it recovers from disturbances and
+    can label any state a policy or a person brought the robot to.
+
+    Args:
+        env: A ``sim`` environment in control mode ``ee_abs``; wrappers are looked through.
+        noise: Standard deviation of :meth:`perturb`, as a fraction of the largest move per control step.
+        seed: Seed of the noise.
+    """
+
+    def __init__(self, env: gym.Env, noise: float = 0.0, seed: int = 0) -> None:
+        self._env: ArmEnv = env.unwrapped  # type: ignore[assignment]
+        self._noise = noise
+        self._rng = np.random.default_rng(seed)
+
+    def act(self) -> NDArray[np.float32]:
+        """The expert's next ``ee_abs`` action [5] for the current state; never noisy, so it may serve as a label."""
+        env = self._env
+        goal, tool, last, dt = env.expert_goal(), env.tool, env.tool_command, env.spec_robot.dt
+        move = goal.position - tool[:3]
+        distance = float(np.linalg.norm(move))
+        move *= min(1.0, LEAD * dt / max(distance, 1e-9))
+        turn = np.clip(arm.wrap_angle(goal.yaw - tool[3]), -YAW_LEAD * dt, YAW_LEAD * dt)
+        target = np.array([*(tool[:3] + move), tool[3] + turn, goal.gripper])
+        step = np.array([d.max_rate for d in arm.TOOL]) * dt * RATE_MARGIN
+        target[:4] = np.clip(target[:4], last[:4] - step, last[:4] + step)
+        return self._legal(target)
+
+    def perturb(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The action to execute instead of ``action``: half of the steps get noise, the gripper never does.
+
+        Recording ``action`` as the label while executing the perturbed one teaches recovery (Laskey et al.,
+        "DART: Noise Injection for Robust Imitation Learning", 2017).
+        """
+        noise = self._rng.normal(0.0, 1.0, 4)
+        if self._noise == 0.0 or self._rng.random() > NOISE_SHARE:
+            return action
+        env = self._env
+        step = np.array([d.max_rate for d in arm.TOOL]) * env.spec_robot.dt
+        noisy = action[:4] + self._noise * step * noise
+        noisy = np.clip(noisy, env.tool_command[:4] - step, env.tool_command[:4] + step)
+        return self._legal(np.append(noisy, action[4]))
+
+    @staticmethod
+    def _legal(target: NDArray) -> NDArray[np.float32]:
+        limits = np.array([(d.low, d.high) for d in (*arm.TOOL, arm.GRIPPER)]).T
+        return np.clip(target, *limits).astype(np.float32)
+
+
+def make_expert(env: gym.Env, noise: float = 0.0, seed: int = 0) -> Expert:
+    """The scripted expert of a ``sim`` environment, see :class:`Expert`."""
+    return Expert(env, noise, seed)

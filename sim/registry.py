@@ -1,0 +1,50 @@
+"""The tasks, and their registration with gymnasium."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gymnasium as gym
+
+from sim.env import ArmEnv, Variant
+from sim.tasks.pick import Pick
+
+_TASKS: tuple[type[ArmEnv], ...] = (Pick,)
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """What is known of a task without building it.
+
+    Attributes:
+        id: gymnasium id.
+        max_episode_steps: Control steps after which an episode is truncated.
+        variants: What an episode may ask for, e.g. ``({"colour": "red"}, ...)``.
+        instructions: The instruction of each variant.
+        stages: Stage names in order.
+    """
+
+    id: str
+    max_episode_steps: int
+    variants: tuple[Variant, ...]
+    instructions: tuple[str, ...]
+    stages: tuple[str, ...]
+
+
+TASKS: dict[str, TaskInfo] = {
+    t.name: TaskInfo(
+        id=f"sim/{t.name}-v0",
+        max_episode_steps=t.config.max_episode_steps,
+        variants=t.variants,
+        instructions=tuple(t.instruct(v) for v in t.variants),
+        stages=tuple(t.config.rewards),
+    )
+    for t in _TASKS
+}
+
+for _task in _TASKS:
+    gym.register(
+        id=TASKS[_task.name].id,
+        entry_point=f"{_task.__module__}:{_task.__qualname__}",
+        max_episode_steps=_task.config.max_episode_steps,
+    )

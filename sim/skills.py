@@ -1,0 +1,36 @@
+"""Reactive pieces that tasks compose their experts from; each maps the current state to a tool goal."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim import arm
+from sim.env import ArmEnv, ToolGoal
+
+AT = 0.006  # m, horizontal error at which the tool counts as above its goal
+NEAR = 0.05  # m, further out than this the tool keeps its full clearance
+
+
+def over(env: ArmEnv, position: NDArray, yaw: float, gripper: float, clearance: float = 0.08) -> ToolGoal:
+    """Go to ``position`` from above: down a funnel, ``clearance`` metres higher while more than NEAR away."""
+    tool = env.tool
+    distance = float(np.hypot(*(position[:2] - tool[:2])))
+    turn = abs(arm.wrap_angle(yaw - tool[3]))
+    rise = clearance * np.clip(max((distance - AT) / NEAR, (turn - 0.1) / 0.5), 0.0, 1.0)
+    height = position[2] + rise
+    # Below the funnel: rise before moving sideways.
+    aside = position[:2] if tool[2] > height - 0.5 * clearance else tool[:2]
+    return ToolGoal(np.array([*aside, height]), yaw, gripper)
+
+
+def grasp(env: ArmEnv, body: str, position: NDArray, yaw: float, clearance: float = 0.08) -> ToolGoal:
+    """Take the body, whose geom has the same name, at ``position``; once it is held the goal is to stay."""
+    tool = env.tool
+    # While the fingers close, the object centres itself and may leave the tight tolerance that started them.
+    slack = 1.0 if tool[4] > 0.9 else 2.5
+    there = np.hypot(*(position[:2] - tool[:2])) < slack * AT and abs(position[2] - tool[2]) < slack * 0.008
+    turned = abs(arm.wrap_angle(yaw - tool[3])) < slack * 0.12
+    if env.grasped(body) or (there and turned):
+        return ToolGoal(position, yaw, 0.0)
+    return over(env, position, yaw, 1.0, clearance)

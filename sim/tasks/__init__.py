@@ -1,0 +1,1 @@
+"""One file per task; each begins with its ``default_config()``."""

@@ -1,0 +1,59 @@
+"""Pick up the cube of the named colour from among three."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from sim import objects, skills
+from sim.env import ArmEnv, TaskConfig, ToolGoal, Variant
+
+
+def default_config() -> TaskConfig:
+    return TaskConfig(
+        max_episode_steps=40,
+        rewards={
+            "reached": 0.2,  # the tool is at the named cube
+            "grasped": 0.3,  # both pads hold it
+            "lifted": 0.5,  # it is LIFT above the table, held: success
+        },
+    )
+
+
+LIFT = 0.10  # m
+
+
+class Pick(ArmEnv):
+    name = "pick"
+    config = default_config()
+    variants = tuple({"colour": c} for c in objects.COLOURS)
+
+    @classmethod
+    def instruct(cls, variant: Variant) -> str:
+        return f"pick up the {variant['colour']} cube"
+
+    @property
+    def target(self) -> str:
+        return objects.cube_name(self.variant["colour"])
+
+    def build(self, spec: mujoco.MjSpec) -> None:
+        objects.add_cubes(spec)
+
+    def place(self, rng: np.random.Generator) -> None:
+        for colour, (x, y) in zip(objects.COLOURS, objects.scatter(rng, 3, (0.38, 0.56), (-0.16, 0.16), 0.10), strict=True):
+            objects.lay(self, objects.cube_name(colour), x, y, objects.CUBE, rng.uniform(-0.6, 0.6))
+
+    def progress(self) -> tuple[bool, ...]:
+        cube, held = self.position(self.target), self.grasped(self.target)
+        reached = bool(np.linalg.norm(cube - self.tool[:3]) < 0.02)
+        return reached, held, held and cube[2] > objects.CUBE + LIFT
+
+    def keypoints(self) -> dict[str, NDArray[np.float32]]:
+        return objects.points(self, *map(objects.cube_name, objects.COLOURS))
+
+    def expert_goal(self) -> ToolGoal:
+        cube, yaw = self.position(self.target), self.yaw(self.target, objects.CUBE_SYMMETRY)
+        if self.grasped(self.target):
+            return ToolGoal(np.array([*self.tool[:2], objects.CUBE + LIFT + 0.03]), self.tool[3], 0.0)
+        return skills.grasp(self, self.target, cube, yaw)
