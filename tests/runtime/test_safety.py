@@ -1,0 +1,144 @@
+"""No command leaves the envelope, whatever comes in."""
+
+import numpy as np
+import pytest
+
+from vla_stack.errors import UserError
+from vla_stack.runtime.executor import State
+from vla_stack.runtime.safety import SafetyConfig, SafetyEnvelope
+from vla_stack.schema import Dim, RobotSpec
+
+DIMS = (
+    Dim("x.pos", "m", -0.5, 0.7, 0.9),
+    Dim("yaw.pos", "rad", -1.8, 1.8, 3.0, "angle"),
+    Dim("spin.pos", "rad", max_rate=2.0, kind="angle"),
+    Dim("gripper.pos", "ratio", 0.0, 1.0, kind="gripper"),
+)
+ROBOT = RobotSpec("test/robot", DIMS, DIMS, (), rate_hz=30.0)
+DT = ROBOT.dt
+REST = np.array([0.1, 0.0, 0.0, 1.0])
+
+
+def envelope(robot: RobotSpec = ROBOT, **config) -> SafetyEnvelope:
+    e = SafetyEnvelope(robot, SafetyConfig(**config))
+    e.reset(REST)
+    return e
+
+
+def adversary(rng: np.random.Generator, n: int) -> np.ndarray:
+    """float [n, A]: noise, drifts, steps to and beyond the limits, wrong units, not-a-number."""
+    kinds = [
+        rng.normal(0, 0.3, (n, 4)),
+        rng.uniform(-2.0, 2.0, (n, 4)),
+        np.repeat(rng.choice([-0.5, 0.7, 1.8, -1.8, 0.0, 1.0], (n // 50 + 1, 4)), 50, axis=0)[:n],
+        np.cumsum(rng.normal(0, 0.05, (n, 4)), axis=0),
+        rng.choice([np.nan, np.inf, -np.inf, 1e30, 180.0, 0.0], (n, 4)),
+    ]
+    pick = np.repeat(rng.choice(5, n // 20 + 1, p=[0.3, 0.3, 0.2, 0.15, 0.05]), 20)[:n]
+    return np.choose(pick[:, None], kinds)
+
+
+@pytest.mark.parametrize("acceleration", [{}, {"x.pos": 2.0, "yaw.pos": 8.0, "gripper.pos": 40.0}])
+def test_no_command_outside_the_envelope(acceleration):
+    ticks, box = 10_000, {"x.pos": (-0.2, 0.6)}
+    e = envelope(workspace=box, max_acceleration=acceleration, max_refusals=10**9)
+    sent = [REST] + [e.filter(c).command for c in adversary(np.random.default_rng(0), ticks)]
+    path = np.array(sent, np.float64)
+    low, high = np.array([-0.2, -1.8, -np.inf, 0.0]), np.array([0.6, 1.8, np.inf, 1.0])
+    rate = np.array([d.max_rate for d in DIMS])
+    u = np.diff(path, axis=0)
+    assert np.isfinite(path).all()
+    assert ((path >= low) & (path <= high)).all()
+    assert (np.abs(u) <= rate * DT).all()
+    limit = np.array([acceleration.get(d.name, np.inf) for d in DIMS]) * DT**2
+    assert (np.abs(np.diff(u, axis=0)) <= limit + 1e-6).all()  # float32 commands: 6e-8 of their size
+    assert (np.ptp(path[:, [0, 1, 3]], axis=0) > 0.5).all()  # it moved
+    assert {"position", "velocity", "not finite", "far outside"} <= set(e.counters)
+
+
+def test_a_legal_command_passes_untouched():
+    command = (REST + [0.01, 0.05, -0.05, -1.0]).astype(np.float32)
+    verdict = envelope().filter(command)
+    np.testing.assert_array_equal(verdict.command, command)
+    assert (verdict.state, verdict.changes) == (State.RUN, ())
+
+
+@pytest.mark.parametrize(
+    ("command", "age", "reason"),
+    [
+        ([np.nan, 0, 0, 0], 0.0, "not finite"),
+        ([0.1, 57.0, 0, 0], 0.0, "far outside"),
+        ([0.1, 0.0, 0, 0], 0.2, "stale"),
+        ([0.1, 0.0, 0], 0.0, "shape"),
+    ],
+)
+def test_nonsense_holds_then_stops_until_reset(command, age, reason):
+    e = envelope(max_refusals=3)
+    verdicts = [e.filter(np.array(command, np.float32), age) for _ in range(4)]
+    assert [v.state for v in verdicts] == [State.HOLD, State.HOLD, State.STOP, State.STOP]
+    np.testing.assert_array_equal(verdicts[0].command, REST.astype(np.float32))
+    assert verdicts[0].changes == (reason,)
+    assert verdicts[2].command is None and e.counters[reason] == 3
+    e.reset(REST)
+    assert e.filter(REST).state is State.RUN
+
+
+def test_refusals_must_be_in_a_row_to_stop():
+    e = envelope(max_refusals=2)
+    bad = np.full(4, np.nan)
+    assert [e.filter(c).state for c in (bad, REST, bad, REST)] == [State.HOLD, State.RUN] * 2
+
+
+def test_no_command_is_hold_where_it_stands():
+    e = envelope()
+    moved = e.filter(REST + [0.02, 0, 0, 0]).command
+    verdict = e.filter(None)
+    assert verdict.state is State.HOLD
+    np.testing.assert_array_equal(verdict.command, moved)
+
+
+def test_an_endless_angle_takes_the_shorter_arc():
+    e = envelope()
+    e.reset(np.array([0.1, 0, 3.1, 1.0]))
+    assert e.filter(np.array([0.1, 0, -3.1, 1.0])).command[2] > 3.1
+
+
+def test_a_robot_outside_its_limits_is_led_back_at_its_rate():
+    e = envelope()
+    e.reset(np.array([0.9, 0, 0, 1.0]))
+    first = e.filter(np.array([0.9, 0, 0, 1.0])).command[0]
+    assert first == pytest.approx(0.9 - 0.9 * DT, abs=1e-6)
+
+
+def test_it_brakes_before_a_limit():
+    e = envelope(max_acceleration={"x.pos": 1.0})
+    xs = [e.filter(np.array([0.7, 0, 0, 1.0])).command[0] for _ in range(120)]
+    assert xs[-1] == pytest.approx(0.7, abs=1e-4)
+    assert np.abs(np.diff(xs, 2)).max() <= 1.0 * DT**2 + 1e-6
+
+
+def test_deltas_are_limited_one_by_one_and_held_at_zero():
+    dims = (Dim("x.vel", "1", -1, 1, 15.0), Dim("gripper.pos", "ratio", 0, 1, kind="gripper"))
+    e = SafetyEnvelope(RobotSpec("test/delta", dims, dims, (), 30.0, "delta"))
+    e.reset(np.array([0.3, 1.0]))
+    for _ in range(3):
+        np.testing.assert_allclose(e.filter(np.array([0.9, 0.0])).command, [0.5, 0.0])
+    np.testing.assert_array_equal(e.filter(None).command, [0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"workspace": {"z.pos": (0, 1)}}, "no action dimension 'z.pos'"),
+        ({"workspace": {"x.pos": (0.8, 0.9)}}, "leaves x.pos no room"),
+        ({"max_acceleration": {"q": 1.0}}, "no action dimension 'q'"),
+    ],
+)
+def test_bad_limits_name_the_dimension(config, words):
+    with pytest.raises(UserError, match=words):
+        envelope(**config)
+
+
+def test_unknown_position_cannot_be_armed():
+    with pytest.raises(UserError, match="not finite"):
+        envelope().reset(np.array([np.nan, 0, 0, 0]))

@@ -1,0 +1,214 @@
+"""The last thing between a policy and the motors: every command is brought inside the robot's limits or refused.
+
+Runs in the control process and knows nothing of policies or networks. Commands outside a limit are moved to its edge
+and still obeyed; commands that make no sense (not finite, far outside) or that rest on a sensor that has gone quiet are
+refused: the robot holds, and after several in a row it stops until somebody re-arms it.
+
+All limits are per control step. With u = command - previous command, h = 1/rate:
+    position      low <= command <= high, narrowed by a workspace box
+    velocity      |u| <= max_rate h
+    acceleration  |u - u_prev| <= max_acceleration h^2, and u small enough to brake before a position limit
+An angle without position limits may be commanded at any turn; it moves along the shorter arc.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.errors import UserError
+from vla_stack.runtime.executor import State
+from vla_stack.schema import RobotSpec
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SafetyConfig:
+    """What may be tightened beyond the robot's own description.
+
+    Attributes:
+        workspace: Action dimension -> (low, high), in the dimension's unit, e.g. a box for ``tcp_x.pos``.
+        max_acceleration: Action dimension -> largest change of velocity per second, in unit/s^2.
+        max_sensor_age_s: Age of the newest observation beyond which commands are refused; by default 5 control steps.
+        max_refusals: Refusals in a row after which the robot stops.
+    """
+
+    workspace: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    max_acceleration: Mapping[str, float] = field(default_factory=dict)
+    max_sensor_age_s: float | None = None
+    max_refusals: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is sent, and why it is not what was asked for.
+
+    Attributes:
+        command: float32 [A], inside every limit; None where the robot must stop.
+        state: RUN, HOLD (refused, stand still) or STOP.
+        changes: Names of the limits that were applied, or the reason of a refusal; empty where nothing was changed.
+    """
+
+    command: NDArray[np.float32] | None
+    state: State
+    changes: tuple[str, ...] = ()
+
+
+class SafetyEnvelope:
+    """Limits of one robot; stateful, as velocities are relative to what was sent last.
+
+    Args:
+        robot: Its ``action`` dimensions give position limits and rates.
+        config: Tighter limits.
+
+    Raises:
+        UserError: ``config`` names an unknown dimension or leaves no room to move.
+    """
+
+    def __init__(self, robot: RobotSpec, config: SafetyConfig | None = None) -> None:
+        self.robot, self.config = robot, config or SafetyConfig()
+        self.counters: Counter[str] = Counter()
+        names = [d.name for d in robot.action]
+        low, high = _box(robot, self.config.workspace)
+        self._low, self._high = _inwards(low, high)
+        self._range = high - low
+        self._turns = np.array([d.kind == "angle" for d in robot.action]) & np.isinf(low) & np.isinf(high)
+        self._step = np.array([d.max_rate for d in robot.action], np.float64) * robot.dt
+        acceleration = _by_name(self.config.max_acceleration, names, np.inf, "max_acceleration")
+        self._brake = acceleration * robot.dt**2
+        # Deltas are relative to where the robot is, all but the gripper's: they hold at 0 and need no previous command.
+        self._relative = ~robot.gripper_mask if robot.action_kind == "delta" else np.zeros(len(names), bool)
+        if self._relative.any() and np.isfinite(self._brake[self._relative]).any():
+            raise UserError("max_acceleration applies to absolute commands only", f"{robot.name} takes deltas")
+        age = self.config.max_sensor_age_s
+        self._max_age = 5 * robot.dt if age is None else age
+        self._last: FloatArray | None = None
+        self._u: FloatArray = np.zeros(len(names))
+        self._refusals = 0
+        self._stopped = False
+
+    def reset(self, measured: NDArray[np.floating]) -> None:
+        """Begin from rest at ``measured`` [A] (where the robot is, in the action's dimensions) and leave STOP."""
+        if not np.isfinite(measured).all():
+            raise UserError("the robot's measured position is not finite", "check its sensors before arming it")
+        self._last = np.asarray(measured, np.float64).copy()
+        self._last[self._relative] = 0.0
+        self._u = np.zeros_like(self._last)
+        self._refusals, self._stopped = 0, False
+
+    def filter(self, command: NDArray[np.floating] | None, sensor_age_s: float = 0.0) -> Verdict:
+        """Decide what is sent at this control step.
+
+        Args:
+            command: float [A] from the executor; None asks to stand still.
+            sensor_age_s: Age of the newest observation, seconds.
+        """
+        if self._last is None:
+            raise RuntimeError("SafetyEnvelope.reset(measured) comes before the first command")
+        if self._stopped:
+            self.counters["stop"] += 1
+            return Verdict(None, State.STOP, ("stopped",))
+        reason = self._refusal(command, sensor_age_s)
+        if reason:
+            self.counters[reason] += 1
+            self._refusals += 1
+            if self._refusals >= self.config.max_refusals:
+                self._stopped = True
+                return Verdict(None, State.STOP, (reason,))
+        elif command is not None:
+            self._refusals = 0
+        still = self._last if command is None or reason else None
+        target = np.asarray(command, np.float64) if still is None else still
+        sent, changes = self._limit(target)
+        if reason:
+            return Verdict(sent, State.HOLD, (reason,))
+        self.counters.update(changes)
+        return Verdict(sent, State.HOLD if command is None else State.RUN, changes)
+
+    def _refusal(self, command: NDArray[np.floating] | None, sensor_age_s: float) -> str:
+        if command is None:
+            return ""
+        if sensor_age_s > self._max_age:
+            return "stale"
+        if np.shape(command) != self._low.shape:
+            return "shape"
+        if not np.isfinite(command).all():
+            return "not finite"
+        # Further outside than the whole range is wide: wrong unit or wrong robot, not a policy that is a little off.
+        outside = np.maximum(self._low - command, command - self._high)
+        return "far outside" if (outside > self._range).any() else ""
+
+    def _limit(self, target: FloatArray) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+        assert self._last is not None
+        last, brake, changes = self._last, self._brake, []
+
+        def bound(x: FloatArray, low: FloatArray, high: FloatArray, name: str) -> FloatArray:
+            y = np.minimum(np.maximum(x, low), high)
+            if (y != x).any():
+                changes.append(name)
+            return y
+
+        target = np.where(self._turns, last + _shorter_arc(target - last), target)
+        u = bound(target, self._low, self._high, "position") - last
+        u = bound(u, -self._step, self._step, "velocity")
+        if np.isfinite(brake).any():
+            u = bound(u, -_braking(last - self._low, brake), _braking(self._high - last, brake), "acceleration")
+            u = bound(u, self._u - brake, self._u + brake, "acceleration")
+            inside = (last >= self._low) & (last <= self._high)  # braking to a limit must not end one rounding past it
+            u = np.where(inside, np.clip(u, self._low - last, self._high - last), u)
+        sent = _round(last, u)
+        self._u = sent - last
+        self._last = np.where(self._relative, 0.0, sent)
+        return sent, tuple(dict.fromkeys(changes))
+
+
+def _round(last: FloatArray, u: FloatArray) -> NDArray[np.float32]:
+    """``last + u`` in float32, rounded towards ``last`` so that no bit of rounding crosses a limit."""
+    exact = last + u
+    sent = exact.astype(np.float32)
+    beyond = np.where(u > 0, sent > exact, sent < exact)
+    return np.where(beyond, np.nextafter(sent, last.astype(np.float32)), sent)
+
+
+def _braking(room: FloatArray, a: FloatArray) -> FloatArray:
+    """Largest step u after which steps u-a, u-2a, ... still end within ``room`` (the braking distance, in steps)."""
+    room = np.maximum(room, 0.0)
+    with np.errstate(invalid="ignore"):
+        m = np.floor((np.sqrt(1 + 8 * room / a) - 1) / 2)
+        u = (room + a * m * (m + 1) / 2) / (m + 1)
+    return np.where(np.isfinite(a) & np.isfinite(room), u, np.inf)
+
+
+def _shorter_arc(angle: FloatArray) -> FloatArray:
+    return (angle + np.pi) % (2 * np.pi) - np.pi
+
+
+def _inwards(low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The widest float32 box inside [low, high], as float64."""
+    a, b = low.astype(np.float32), high.astype(np.float32)
+    a = np.where(a < low, np.nextafter(a, np.float32(np.inf)), a)
+    b = np.where(b > high, np.nextafter(b, np.float32(-np.inf)), b)
+    return a.astype(np.float64), b.astype(np.float64)
+
+
+def _by_name(given: Mapping[str, float], names: list[str], default: float, what: str) -> FloatArray:
+    for name in given:
+        if name not in names:
+            raise UserError(f"{what}: the robot has no action dimension '{name}'", f"it has {', '.join(names)}")
+    return np.array([given.get(n, default) for n in names], np.float64)
+
+
+def _box(robot: RobotSpec, workspace: Mapping[str, tuple[float, float]]) -> tuple[FloatArray, FloatArray]:
+    names = [d.name for d in robot.action]
+    low = _by_name({k: v[0] for k, v in workspace.items()}, names, -np.inf, "workspace")
+    high = _by_name({k: v[1] for k, v in workspace.items()}, names, np.inf, "workspace")
+    low = np.maximum(low, [d.low for d in robot.action])
+    high = np.minimum(high, [d.high for d in robot.action])
+    for i in np.flatnonzero(low > high):
+        raise UserError(f"workspace leaves {names[i]} no room: {low[i]:g} > {high[i]:g}")
+    return low, high
