@@ -50,12 +50,8 @@ def test_each_rendering_error_has_its_own_remedy(monkeypatch, error, backend, re
     monkeypatch.setenv("MUJOCO_GL", backend)
     with Probe(failing("Traceback ...\n" + error)) as probe:
         check = doctor.check_rendering(probe)
-    assert (
-        check.status == "fail"
-        and error[:40] in check.detail
-        and check.remedy.endswith((remedy, remedy + ")"))
-        or (remedy in check.remedy)
-    )
+    assert check.status == "fail" and error[:40] in check.detail
+    assert remedy in check.remedy
     assert "apt-get install" in check.remedy
 
 
@@ -162,8 +158,9 @@ def test_a_port_in_use_is_named():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         s.listen()
-        check = doctor.check_port(s.getsockname()[1])
-    assert check.status == "warn" and str(s) and "cannot be bound" in check.detail
+        port = s.getsockname()[1]
+        check = doctor.check_port(port)
+    assert check.status == "warn" and f"{port} cannot be bound" in check.detail
 
 
 def test_machine_checks(tmp_path):
