@@ -96,14 +96,20 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
             raise UserError(f"{root} is of robot '{spec.name}' and does not match {roots[0]} ('{specs[0].name}')")
     torch.manual_seed(recipe.seed)
     if checkpoint is not None:
-        # Strict: LeRobot's own loading leaves missing weights at random and logs a line.
-        policy = get_policy_class(config.type).from_pretrained(checkpoint / PRETRAINED, config=config, strict=True)
-        pre, post = make_pre_post_processors(config, str(checkpoint / PRETRAINED))
+        policy, pre, post = restore(checkpoint, config)
     else:
         metas = [LeRobotDatasetMetadata(f"local/{root.name}", root=root) for root in roots]
         policy = make_policy(config, ds_meta=metas[0])
         pre, post = make_pre_post_processors(config, dataset_stats=dataset_stats(roots, metas, config))
     return Parts(policy, pre, post, _loader(recipe, roots, config, rank), loss)
+
+
+def restore(checkpoint: Path, config: PreTrainedConfig) -> tuple[PreTrainedPolicy, Any, Any]:
+    """Policy and processors of a checkpoint."""
+    # Strict: LeRobot's own loading leaves missing weights at random and logs a line.
+    directory = checkpoint / PRETRAINED
+    policy = get_policy_class(config.type).from_pretrained(directory, config=config, strict=True)
+    return policy, *make_pre_post_processors(config, str(directory))
 
 
 def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | None = None) -> PreTrainedConfig:

@@ -32,6 +32,11 @@ _OPTIMIZER_FILE = f"{STATE}/optimizer.safetensors"
 _RAW_FILE = f"{STATE}/model.safetensors"
 
 
+def path(root: Path, step: int) -> Path:
+    """Directory of the checkpoint after ``step`` steps."""
+    return root / f"{step:06d}"
+
+
 def commit(root: Path, step: int, fill: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
     """Write checkpoint ``root/<step>`` as one atomic act and drop the oldest beyond ``keep``.
 
@@ -47,13 +52,13 @@ def commit(root: Path, step: int, fill: Callable[[Path], None], state: dict[str,
     """
     root.mkdir(parents=True, exist_ok=True)
     sweep(root)
-    tmp, target = root / f".tmp-{step:06d}", root / f"{step:06d}"
+    tmp, target = root / f".tmp-{step:06d}", path(root, step)
     (tmp / STATE).mkdir(parents=True)
     fill(tmp)
     files = {str(p.relative_to(tmp)): [p.stat().st_size, _crc(p)] for p in sorted(tmp.rglob("*")) if p.is_file()}
     (tmp / _STATE_FILE).write_text(json.dumps({"step": step, **state, "files": files}, indent=1))
-    for path in (*tmp.rglob("*"), tmp):
-        _fsync(path)
+    for written in (*tmp.rglob("*"), tmp):
+        _fsync(written)
     if target.exists():  # a damaged one: an intact one would have been resumed from
         _discard(target)
     os.rename(tmp, target)
@@ -75,11 +80,11 @@ def latest(root: Path) -> Path | None:
         UserError: There are checkpoints and all of them are damaged.
     """
     checkpoints = _steps(root)
-    for path in reversed(checkpoints):
-        damage = _damage(path)
+    for checkpoint in reversed(checkpoints):
+        damage = _damage(checkpoint)
         if not damage:
-            return path
-        warnings.warn(f"checkpoint {path} is damaged ({damage}); trying the one before", stacklevel=2)
+            return checkpoint
+        warnings.warn(f"checkpoint {checkpoint} is damaged ({damage}); trying the one before", stacklevel=2)
     if checkpoints:
         raise UserError(f"every checkpoint in {root} is damaged", f"delete {root} to train from the beginning")
     return None
@@ -87,8 +92,8 @@ def latest(root: Path) -> Path | None:
 
 def sweep(root: Path) -> None:
     """Remove what a killed process left half written or half deleted."""
-    for path in root.glob(".tmp-*"):
-        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    for left in root.glob(".tmp-*"):
+        left.unlink() if left.is_symlink() else shutil.rmtree(left)
 
 
 def save_state(directory: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None) -> None:
@@ -131,8 +136,8 @@ def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in policy.named_parameters() if p.requires_grad}
 
 
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: t.detach().contiguous() for name, t in tensors.items()}, path)
+def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
 
 
 def _step_like(value: Tensor, parameter: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
@@ -150,12 +155,12 @@ def _damage(checkpoint: Path) -> str:
     except (OSError, ValueError, KeyError):
         return f"{_STATE_FILE} is missing or unreadable"
     for name, (size, crc) in files.items():
-        path = checkpoint / name
-        if not path.is_file():
+        file = checkpoint / name
+        if not file.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} bytes instead of {size}"
-        if _crc(path) != crc:
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        if _crc(file) != crc:
             return f"{name} has a wrong checksum"
     return ""
 
@@ -167,16 +172,16 @@ def _discard(checkpoint: Path) -> None:
     shutil.rmtree(trash)
 
 
-def _crc(path: Path) -> int:
+def _crc(file: Path) -> int:
     crc = 0
-    with path.open("rb") as f:
+    with file.open("rb") as f:
         while block := f.read(1 << 20):
             crc = zlib.crc32(block, crc)
     return crc
 
 
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
+def _fsync(file: Path) -> None:
+    fd = os.open(file, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -36,7 +36,7 @@ class Outcome:
     """How a run ended: optimiser steps done, last checkpoint, and whether a signal cut it short."""
 
     step: int
-    checkpoint: Path | None
+    checkpoint: Path
     stopped: bool
 
 
@@ -87,19 +87,20 @@ class Trainer:
                 log.advance()
                 stopped = self.placement.any(stop.asked)
                 last = stopped or self.step == recipe.steps
-                evaluating = evaluate is not None and recipe.eval.every and self.step % recipe.eval.every == 0
+                evaluating = evaluate is not None and recipe.eval.every > 0 and self.step % recipe.eval.every == 0
                 saving = last or evaluating or self.step % recipe.save_every == 0
                 if last or saving or self.step % recipe.log_every == 0:
                     window.check()
                     log.record(self.step, window.means() | rate.read())
                 if saving:
-                    self.save()
-                if evaluating and self.placement.is_main:
-                    metrics = evaluate(self.checkpoint / ckpt.PRETRAINED, self.step)
+                    self.checkpoint = self.save()
+                if evaluating and evaluate and self.placement.is_main:
+                    metrics = evaluate(ckpt.path(self.run_dir / "checkpoints", self.step) / ckpt.PRETRAINED, self.step)
                     log.record(self.step, {f"eval/{k}": v for k, v in metrics.items()})
                 if saving:
                     self.placement.barrier()
                     rate.restart()
+        assert self.checkpoint is not None  # resumed from, or just written
         return Outcome(self.step, self.checkpoint, stopped and self.step < recipe.steps)
 
     def update(self, batches: Iterator[dict[str, Any]], window: Window, rate: _Rate) -> None:
@@ -130,11 +131,9 @@ class Trainer:
         self.step += 1
         rate.step()
 
-    def save(self) -> None:
-        """Write a checkpoint (rank 0; the other ranks give the position of their loaders)."""
+    def save(self) -> Path:
+        """Write a checkpoint (rank 0 does; the other ranks give the position of their loaders)."""
         loaders = self.placement.gather(self.parts.loader.state_dict())
-        if not self.placement.is_main:
-            return
 
         def fill(directory: Path) -> None:
             with self.ema.applied() if self.ema is not None else nullcontext():
@@ -142,7 +141,9 @@ class Trainer:
             ckpt.save_state(directory, self.policy, self.optimizer, self.ema)
 
         root = self.run_dir / "checkpoints"
-        self.checkpoint = ckpt.commit(root, self.step, fill, {"loader": loaders}, self.recipe.keep)
+        if self.placement.is_main:
+            ckpt.commit(root, self.step, fill, {"loader": loaders}, self.recipe.keep)
+        return ckpt.path(root, self.step)
 
     def _seed_everything(self) -> None:
         words = np.random.SeedSequence([self.recipe.seed, self.step, self.placement.rank]).generate_state(2)

@@ -50,13 +50,15 @@ class _Source:
 
     def __init__(self, loader: ChunkLoader) -> None:
         self._loader = loader
-        self._before, self._batch, self._taken = loader.state_dict(), None, 0
+        self._before = loader.state_dict()
+        self._batch: dict[str, Any] = {}
+        self._taken = 0
 
     def take(self, n: int) -> list[dict[str, Any]]:
         """Pieces of batches, ``n`` rows in all."""
         pieces = []
         while n:
-            if self._batch is None or self._taken == len(self._batch["task"]):
+            if self._taken == len(self._batch.get("task", ())):
                 self._before = self._loader.state_dict()
                 self._batch, self._taken = next(iter(self._loader)), 0
             rows = slice(self._taken, self._taken + n)
@@ -70,7 +72,7 @@ class _Source:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loader.load_state_dict(state["loader"])
-        self._before, self._batch, self._taken = state["loader"], None, 0
+        self._before, self._batch, self._taken = state["loader"], {}, 0
         if state["taken"]:
             self._batch, self._taken = next(iter(self._loader)), state["taken"]
 
