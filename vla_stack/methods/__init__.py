@@ -1,0 +1,1 @@
+"""One paper, one file; each shows its whole loss on one screen."""

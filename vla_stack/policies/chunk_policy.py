@@ -1,0 +1,160 @@
+"""A trained policy as servers and evaluations see it: observations in, chunks of commands out."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from lerobot.configs import FeatureType, PreTrainedConfig
+from lerobot.policies import PreTrainedPolicy, make_pre_post_processors
+from lerobot.policies.factory import get_policy_class
+from numpy.typing import NDArray
+from torch import Tensor
+
+import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
+from vla_stack.errors import UserError
+from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, Camera, Dim, Observation, PolicySpec, RobotSpec, image_key
+
+WEIGHTS = "model.safetensors"
+GENERIC_RATE_HZ = 10.0
+
+
+class ChunkPolicy:
+    """Batched inference with one seed an observation.
+
+    Args:
+        policy: LeRobot policy in evaluation mode.
+        preprocessor: Its preprocessor.
+        postprocessor: Its postprocessor.
+        spec: What it consumes and produces.
+    """
+
+    def __init__(self, policy: PreTrainedPolicy, preprocessor: Any, postprocessor: Any, spec: PolicySpec) -> None:
+        self.policy, self.preprocessor, self.postprocessor, self.spec = policy, preprocessor, postprocessor, spec
+        self._takes_noise = "noise" in inspect.signature(policy.predict_action_chunk).parameters
+
+    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> NDArray[np.float32]:
+        """One chunk of commands an observation.
+
+        The chunk of an observation depends on its own seed alone, not on who shares its batch (up to the rounding of
+        batched arithmetic).
+
+        Args:
+            observations: What each robot knew.
+            seeds: Seed of each observation's noise.
+
+        Returns:
+            float32 [b, h, a], absolute commands in the units of ``spec.robot.action``.
+
+        Raises:
+            SchemaError: An observation does not match ``spec.robot``: wrong state, missing camera, wrong size.
+        """
+        for observation in observations:
+            observation.check(self.spec.robot)
+        with torch.inference_mode():
+            batch = self.preprocessor(self._collate(observations))
+            chunk = self._predict(batch, seeds)
+            commands = self.postprocessor(chunk[:, : self.spec.horizon])
+        return commands.float().numpy()
+
+    def _collate(self, observations: Sequence[Observation]) -> dict[str, Any]:
+        robot = self.spec.robot
+        batch: dict[str, Any] = {
+            OBS_STATE: torch.from_numpy(np.stack([o.state for o in observations])),
+            "task": [o.task for o in observations],
+        }
+        for camera in robot.cameras:
+            images = torch.from_numpy(np.stack([o.images[camera.name] for o in observations]))
+            # [b, 3, h, w] in [0, 1], as LeRobot's policies take them; the permuted view stays channels-last.
+            batch[image_key(camera.name)] = images.permute(0, 3, 1, 2).float().div_(255.0)
+        return batch
+
+    def _predict(self, batch: dict[str, Any], seeds: Sequence[int]) -> Float[Tensor, "b h a"]:
+        if self._takes_noise:
+            noise = torch.stack([self._noise(seed) for seed in seeds])
+            return self.policy.predict_action_chunk(batch, noise=noise.to(self.policy.config.device))
+        # Without such an argument a policy draws, if at all, from torch's global generator: one seeded call each.
+        chunks = []
+        with torch.random.fork_rng():
+            for i, seed in enumerate(seeds):
+                torch.manual_seed(seed)
+                chunks.append(self.policy.predict_action_chunk(_row(batch, i, len(seeds))))
+        return torch.cat(chunks)
+
+    def _noise(self, seed: int) -> Float[Tensor, "h a"]:
+        width = getattr(self.policy.config, "max_action_dim", len(self.spec.robot.action))
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(self.spec.horizon, width, generator=generator)
+
+
+def load_policy(path: str | Path, device: str = "cpu") -> ChunkPolicy:
+    """Load any LeRobot policy directory for inference.
+
+    Args:
+        path: Directory with config.json, model.safetensors and the processors' files.
+        device: Torch device.
+
+    Raises:
+        UserError: Not a policy directory, no weights, or a policy that is not one chunk from one observation.
+    """
+    path = Path(path)
+    for name, what in (("config.json", "policy"), (WEIGHTS, "weights")):
+        if not (path / name).is_file():
+            raise UserError(
+                f"{path} holds no {what} ({name} is missing)", "give a checkpoint's pretrained_model folder"
+            )
+    try:
+        config = PreTrainedConfig.from_pretrained(path, cli_overrides=[f"--device={device}"])
+    except ValueError as e:
+        raise UserError(f"{path}/config.json: {str(e).splitlines()[0]}") from None
+    if config.n_obs_steps != 1:
+        raise UserError(f"policy '{config.type}' reads {config.n_obs_steps} past observations, only one is served")
+    policy = get_policy_class(config.type).from_pretrained(path, config=config, strict=True)
+    overrides = {"device_processor": {"device": device}}
+    pre, post = make_pre_post_processors(config, str(path), preprocessor_overrides=overrides)
+    spec = PolicySpec(
+        robot=robot_spec(config),
+        horizon=len(config.action_delta_indices or [0]),
+        normalisation=_digest(*sorted(path.glob("policy_p*processor*.safetensors"))),
+        model_version=_digest(path / WEIGHTS),
+        extras={"type": config.type, "n_action_steps": getattr(config, "n_action_steps", 1)},
+    )
+    return ChunkPolicy(policy, pre, post, spec)
+
+
+def robot_spec(config: PreTrainedConfig) -> RobotSpec:
+    """The embodiment that a policy says it was trained for, or a nameless one with the same shapes."""
+    if robot := getattr(config, "robot", None):
+        return RobotSpec.from_json(robot)
+    inputs, outputs = config.input_features or {}, config.output_features or {}
+    names = getattr(config, "action_feature_names", None)
+    size = outputs[ACTION].shape[0]
+    return RobotSpec(
+        name=f"lerobot/{config.type}",
+        state=tuple(Dim(f"state_{i}", "1") for i in range(inputs[OBS_STATE].shape[0] if OBS_STATE in inputs else 0)),
+        action=tuple(Dim(name, "1") for name in names or [f"action_{i}" for i in range(size)]),
+        cameras=tuple(
+            Camera(key.removeprefix(f"{OBS_IMAGES}."), ft.shape[1], ft.shape[2])
+            for key, ft in inputs.items()
+            if ft.type is FeatureType.VISUAL
+        ),
+        rate_hz=GENERIC_RATE_HZ,
+    )
+
+
+def _row(batch: dict[str, Any], i: int, n: int) -> dict[str, Any]:
+    """Row ``i`` of a batch of ``n``; what is not one entry a row stays as it is."""
+    return {k: v[i : i + 1] if isinstance(v, Tensor | list) and len(v) == n else v for k, v in batch.items()}
+
+
+def _digest(*files: Path) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,48 @@
+"""What every trainable policy offers to methods, samplers and rollouts.
+
+Sampling, real-time chunking, preference losses and reinforcement learning are functions of ``encode`` and
+``velocity`` alone, so each works unchanged for the native VLA and for adapters of other flow-matching VLAs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+# One time a sample, or one an action token.
+Time = Float[Tensor, " b"] | Float[Tensor, "b h"]
+
+
+class Context(Protocol):
+    """The vision-language prefix of a batch of observations; opaque to everyone but the policy that made it."""
+
+    def repeat(self, n: int) -> Context:
+        """Each observation ``n`` times, row ``b`` becoming rows ``b * n ... b * n + n - 1``; shares gradients."""
+        ...
+
+
+class FlowPolicy(Protocol):
+    """A policy whose action chunk is the end point of a learnt flow. Actions here are normalised, as the network
+    sees them; the policy's processors map from and to commands.
+
+    Attributes:
+        horizon: Actions per chunk, h.
+        action_dim: Entries of one action, a.
+    """
+
+    horizon: int
+    action_dim: int
+
+    def encode(self, batch: dict[str, Any]) -> Context:
+        """Encode a preprocessed batch of b observations once, with gradients."""
+        ...
+
+    def velocity(self, context: Context, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
+        """Velocity of the flow at x; ``t`` is ``[b]``, or ``[b, h]`` with 0 on tokens that hold clean actions."""
+        ...
+
+    def features(self, context: Context) -> Float[Tensor, "b d"]:
+        """One vector an observation, for critics and reward heads."""
+        ...

@@ -1,0 +1,100 @@
+"""The action expert: a transformer of its own weights that reads the prefix and denoises the action chunk.
+
+Each layer's queries attend at once to the cached keys and values of the same prefix layer and to all action tokens, as
+in pi0 (Black et al. 2024). Time enters through adaptive RMS norms, as in pi0.5 (2025) after DiT (Peebles and Xie 2023):
+every norm has a scale, a shift and a gate that are linear in the time embedding and start at zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vla_stack.policies.contract import Time
+from vla_stack.policies.flow import per_token
+from vla_stack.policies.transformer import Attention, PrefixContext, mlp
+
+MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
+
+
+class TimeEmbedding(nn.Module):
+    """Sine and cosine features of t over periods 4e-3 ... 4, through a two-layer network."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        periods = MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** torch.linspace(0.0, 1.0, width // 2)
+        self.register_buffer("frequencies", 2.0 * math.pi / periods, persistent=False)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
+
+    def forward(self, t: Float[Tensor, "b h"]) -> Float[Tensor, "b h d"]:
+        # float32 outside autocast: the fastest period is finer than bfloat16 resolves.
+        phase = t.float()[..., None] * self.frequencies
+        return self.mlp(torch.cat((phase.sin(), phase.cos()), dim=-1))
+
+
+class AdaptiveNorm(nn.Module):
+    """RMS norm with scale, shift and gate from the time embedding; identity with a closed gate at the start."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.modulation = nn.Linear(width, 3 * width)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, x: Float[Tensor, "b h d"], condition: Float[Tensor, "b h_or_1 d"]) -> tuple[Tensor, Tensor]:
+        scale, shift, gate = self.modulation(condition).chunk(3, dim=-1)
+        return F.rms_norm(x, (self.width,)) * (1.0 + scale) + shift, gate
+
+
+class ExpertBlock(nn.Module):
+    """One layer of the expert."""
+
+    def __init__(self, width: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = AdaptiveNorm(width), AdaptiveNorm(width)
+        self.attention = Attention(width, heads, head_dim)
+        self.mlp = mlp(width)
+
+    def forward(self, x: Tensor, condition: Tensor, prefix_k: Tensor, prefix_v: Tensor, mask: Tensor) -> Tensor:
+        y, gate = self.norm1(x, condition)
+        q, k, v = self.attention.project(y)
+        k, v = torch.cat((prefix_k, k), dim=2), torch.cat((prefix_v, v), dim=2)
+        x = x + gate * self.attention.attend(q, k, v, mask)
+        y, gate = self.norm2(x, condition)
+        return x + gate * self.mlp(y)
+
+
+class ActionExpert(nn.Module):
+    """Velocity of an action chunk given the prefix.
+
+    Args:
+        horizon: Longest chunk; shorter ones are accepted.
+        action_dim: Entries of one action.
+        depth: Layers, as many as the prefix has keys and values.
+        width: Width of an action token.
+        heads: Attention heads, as in the prefix.
+        head_dim: Width of one head, as in the prefix.
+    """
+
+    def __init__(self, horizon: int, action_dim: int, depth: int, width: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(action_dim, width)
+        self.positions = nn.Parameter(torch.randn(horizon, width) * 0.02)
+        self.time = TimeEmbedding(width)
+        self.blocks = nn.ModuleList(ExpertBlock(width, heads, head_dim) for _ in range(depth))
+        self.norm = AdaptiveNorm(width)
+        self.head = nn.Linear(width, action_dim)
+
+    def forward(self, context: PrefixContext, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
+        condition = self.time(per_token(t))
+        mask = F.pad(context.mask, (0, x.shape[1]), value=True)
+        y = self.embed(x) + self.positions[: x.shape[1]]
+        for block, (k, v) in zip(self.blocks, context.keys_values, strict=True):
+            y = block(y, condition, k, v, mask)
+        y, _ = self.norm(y, condition)
+        return self.head(y)

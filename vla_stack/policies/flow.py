@@ -1,0 +1,110 @@
+"""Flow matching over action chunks, in the one time convention of this project.
+
+t = 1 is noise and t = 0 is data: ``x_t = t * noise + (1 - t) * actions``, with velocity ``u = noise - actions``, so a
+sampler walks from t = 1 down to 0 (Lipman et al., "Flow Matching for Generative Modeling", 2023, optimal-transport
+path; direction as in pi0, Black et al. 2024). Time is one number a sample, ``[b]``, or one an action token, ``[b, h]``:
+a token at t = 0 is a clean action that the others may condition on (training-time real-time chunking).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vla_stack.policies.contract import Context, FlowPolicy, Time
+
+# Beta(1.5, 1) dwells on the noisy end, where the action is still undecided; the offset keeps t off 0, where the
+# target says nothing about the noise (pi0, appendix B).
+BETA, T_MIN = 1.5, 0.001
+
+
+class ActionPrefix(NamedTuple):
+    """Actions that are already fixed, in the policy's normalised action space.
+
+    Attributes:
+        actions: float [b, h, a]; read where ``mask`` is true.
+        mask: bool [b, h]; true on the fixed steps.
+    """
+
+    actions: Tensor
+    mask: Tensor
+
+
+def sample_time(batch: int, generator: torch.Generator, device: torch.device | str) -> Float[Tensor, " b"]:
+    """Draw training times, ``0.999 * Beta(1.5, 1) + 0.001``, by inverting the distribution function x**1.5."""
+    uniform = torch.rand(batch, generator=generator, device=generator.device).to(device)
+    return uniform.pow(1.0 / BETA) * (1.0 - T_MIN) + T_MIN
+
+
+def sample_noise(shape: tuple[int, ...], generator: torch.Generator, device: torch.device | str) -> Tensor:
+    """Standard normal noise from an explicit generator, drawn where the generator lives."""
+    return torch.randn(shape, generator=generator, device=generator.device).to(device)
+
+
+def per_token(t: Time) -> Float[Tensor, "b h_or_1"]:
+    """Time as ``[b, h]``, or ``[b, 1]`` for one time a sample, so that both broadcast over tokens."""
+    return t[:, None] if t.ndim == 1 else t
+
+
+def interpolate(actions: Float[Tensor, "b h a"], noise: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
+    """The point x_t on the straight path between data (t = 0) and noise (t = 1)."""
+    t = per_token(t)[..., None]
+    return t * noise + (1.0 - t) * actions
+
+
+def target(actions: Float[Tensor, "b h a"], noise: Float[Tensor, "b h a"]) -> Float[Tensor, "b h a"]:
+    """The velocity dx_t/dt that the network regresses."""
+    return noise - actions
+
+
+def squared_error(
+    policy: FlowPolicy,
+    context: Context,
+    actions: Float[Tensor, "b h a"],
+    noise: Float[Tensor, "b h a"],
+    t: Time,
+) -> Float[Tensor, "b h a"]:
+    """Unreduced flow-matching error of a policy at given noise and time, in float32."""
+    velocity = policy.velocity(context, interpolate(actions, noise, t), t)
+    return (velocity.float() - target(actions, noise)).square()
+
+
+def masked_mean(error: Float[Tensor, "b h a"], is_pad: Bool[Tensor, "b h"]) -> Float[Tensor, " b"]:
+    """Mean error of each sample over its real steps; a sample that is all padding contributes zero."""
+    valid = (~is_pad)[..., None]
+    steps = valid.sum(dim=(1, 2)).clamp(min=1)
+    return torch.where(valid, error, 0.0).sum(dim=(1, 2)) / (steps * error.shape[-1])
+
+
+def euler(
+    velocity: Callable[[Float[Tensor, "b h a"], Time], Float[Tensor, "b h a"]],
+    noise: Float[Tensor, "b h a"],
+    steps: int = 10,
+    prefix: ActionPrefix | None = None,
+) -> Float[Tensor, "b h a"]:
+    """Integrate dx/dt = velocity(x, t) from t = 1 to t = 0 in equal steps.
+
+    With ``prefix``, its tokens are at t = 0 throughout, and x is set to the prefix before *and after* every step:
+    without the second, the last update would move the prefix.
+
+    Args:
+        velocity: Velocity field; called with time ``[b]``, or ``[b, h]`` when there is a prefix.
+        noise: The sample at t = 1.
+        steps: Number of evaluations of ``velocity``.
+        prefix: Actions to keep; returned bit for bit.
+    """
+    x, dt = noise, 1.0 / steps
+    if prefix is not None:
+        x = torch.where(prefix.mask[..., None], prefix.actions, x)
+    for i in range(steps):
+        t = torch.full(noise.shape[:1], 1.0 - i * dt, dtype=noise.dtype, device=noise.device)
+        if prefix is not None:
+            t = torch.where(prefix.mask, 0.0, t[:, None])
+        x = x - dt * velocity(x, t)
+        if prefix is not None:
+            x = torch.where(prefix.mask[..., None], prefix.actions, x)
+    return x
