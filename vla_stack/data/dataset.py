@@ -1,0 +1,212 @@
+"""A LeRobotDataset v3 opened for reading: its small columns as contiguous arrays, its episodes, its sources of frames.
+
+Works for every v3 dataset, video or image, whoever wrote it. Everything that training relies on is checked here once,
+so that a broken file is a sentence at the start and not a wrong batch later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from vla_stack.data.features import NUMERIC
+from vla_stack.data.layout import TASKS, read_info
+from vla_stack.errors import UserError
+from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
+
+CAMERA_DTYPES = ("video", "image")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """An open dataset of N frames in E episodes.
+
+    Attributes:
+        root: Its folder.
+        info: ``meta/info.json``.
+        tasks: Instructions by ``task_index``.
+        columns: Column name -> [N, *shape], or [N] for scalars. Cameras are not among them.
+        episodes: One row per episode of ``meta/episodes``, without the statistics.
+        episode_from: int64 [E], first frame of each episode.
+        episode_to: int64 [E], one past its last frame.
+        frame_end: int64 [N], ``episode_to`` of each frame's episode.
+    """
+
+    root: Path
+    info: dict[str, Any]
+    tasks: tuple[str, ...]
+    columns: dict[str, NDArray[Any]]
+    episodes: tuple[dict[str, Any], ...]
+    episode_from: NDArray[np.int64]
+    episode_to: NDArray[np.int64]
+    frame_end: NDArray[np.int64]
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.frame_end)
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.episodes)
+
+    @property
+    def fps(self) -> float:
+        return float(self.info["fps"])
+
+    @property
+    def features(self) -> dict[str, dict[str, Any]]:
+        return self.info["features"]
+
+    @property
+    def cameras(self) -> dict[str, dict[str, Any]]:
+        """Camera name -> feature, in the dataset's order."""
+        prefix = f"{OBS_IMAGES}."
+        return {
+            key.removeprefix(prefix): ft
+            for key, ft in self.features.items()
+            if key.startswith(prefix) and ft["dtype"] in CAMERA_DTYPES
+        }
+
+    def data_file(self, episode: int) -> Path:
+        row = self.episodes[episode]
+        name = self.info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
+        return self.root / name
+
+    def video_file(self, episode: int, key: str) -> Path:
+        row = self.episodes[episode]
+        return self.root / self.info["video_path"].format(
+            video_key=key,
+            chunk_index=row[f"videos/{key}/chunk_index"],
+            file_index=row[f"videos/{key}/file_index"],
+        )
+
+
+def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Read a parquet file.
+
+    Raises:
+        UserError: It is missing, was never finished, or lacks a column.
+    """
+    try:
+        return pq.ParquetFile(path, memory_map=True).read(columns=columns)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing", "copy it again, or run `vla data repair`") from None
+    except (pa.ArrowException, OSError) as e:
+        reason = str(e).splitlines()[0]
+        raise UserError(f"{path} is not a readable parquet file ({reason})", "run `vla data repair`") from None
+
+
+def read_episode_rows(root: Path, with_stats: bool = False) -> list[dict[str, Any]]:
+    """Rows of ``meta/episodes`` in order of their episode."""
+    rows: list[dict[str, Any]] = []
+    for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
+        table = read_parquet(path)
+        if not with_stats:
+            table = table.select([c for c in table.column_names if not c.startswith("stats/")])
+        rows += table.to_pylist()
+    return sorted(rows, key=lambda r: r["episode_index"])
+
+
+def read_tasks(root: Path) -> tuple[str, ...]:
+    """Instructions in order of their index."""
+    table = read_parquet(root / TASKS).to_pydict()
+    names = next((v for k, v in table.items() if k != "task_index"), [])
+    if len(names) != len(table.get("task_index", [])) or sorted(table["task_index"]) != list(range(len(names))):
+        raise UserError(f"{root / TASKS} does not number its tasks from 0", "run `vla data repair`")
+    order = np.argsort(table["task_index"])
+    return tuple(str(names[i]) for i in order)
+
+
+def _to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...], dtype: str, where: str) -> NDArray[Any]:
+    """A parquet column as one contiguous array, [N] for scalars, [N, *shape] otherwise."""
+    if column.null_count:
+        raise UserError(f"{where} has {column.null_count} empty values", "run `vla data check` to find their episodes")
+    array = column.combine_chunks()
+    scalar = shape == (1,) and not pa.types.is_nested(array.type)
+    count = len(array)
+    while pa.types.is_nested(array.type):
+        array = array.flatten()
+    flat = array.to_numpy(zero_copy_only=False)
+    if not scalar and flat.size != count * int(np.prod(shape)):
+        raise UserError(f"{where} does not hold {list(shape)} values in each row", "the file and meta/info.json differ")
+    return np.ascontiguousarray(flat.reshape(count if scalar else (count, *shape)), dtype=np.dtype(dtype))
+
+
+def _read_columns(root: Path, info: dict[str, Any], files: list[Path]) -> dict[str, NDArray[Any]]:
+    features = info["features"]
+    names = [k for k, ft in features.items() if ft["dtype"] in NUMERIC]
+    tables = []
+    for path in files:
+        table = read_parquet(path, [n for n in names])
+        missing = [n for n in names if n not in table.column_names]
+        if missing:
+            raise UserError(f"{path} lacks the column '{missing[0]}'", "meta/info.json promises it; copy the file again")
+        tables.append(table)
+    table = pa.concat_tables(tables, promote_options="permissive").slice(0, info["total_frames"])
+    return {
+        n: _to_numpy(table[n], tuple(features[n]["shape"]), features[n]["dtype"], f"{root}: column '{n}'")
+        for n in names
+    }
+
+
+def open_dataset(root: str | Path) -> Dataset:
+    """Open and check a dataset.
+
+    Args:
+        root: Its folder.
+
+    Raises:
+        UserError: The dataset is incomplete or contradicts itself; names the file and the remedy.
+    """
+    root = Path(root)
+    info = read_info(root)
+    if info["total_episodes"] == 0:
+        raise UserError(f"{root} holds no episode yet", "record one, e.g. with `vla collect`")
+    repair = f"run `vla data repair {root}`"
+    rows = read_episode_rows(root)[: info["total_episodes"]]
+    if [r["episode_index"] for r in rows] != list(range(info["total_episodes"])):
+        raise UserError(
+            f"{root}/meta/episodes describes {len(rows)} of the {info['total_episodes']} episodes in meta/info.json",
+            repair,
+        )
+    start = np.array([r["dataset_from_index"] for r in rows], np.int64)
+    end = np.array([r["dataset_to_index"] for r in rows], np.int64)
+    if start[0] != 0 or (start[1:] != end[:-1]).any() or end[-1] != info["total_frames"] or (end <= start).any():
+        raise UserError(f"{root}/meta/episodes: the episodes' frame ranges do not join up", repair)
+    dataset = Dataset(root, info, read_tasks(root), {}, tuple(rows), start, end, np.repeat(end, end - start))
+    files = list(dict.fromkeys(dataset.data_file(e) for e in range(len(rows))))
+    dataset.columns.update(_read_columns(root, info, files))
+    _check_columns(dataset, repair)
+    return dataset
+
+
+def _check_columns(dataset: Dataset, repair: str) -> None:
+    """Rows are where the episodes say, and what a policy reads is finite."""
+    columns, frames = dataset.columns, dataset.num_frames
+    index = columns["index"]
+    if len(index) != frames:
+        raise UserError(f"{dataset.root}/data holds {len(index)} rows, meta/info.json counts {frames} frames", repair)
+    wrong = np.flatnonzero(
+        (index != np.arange(frames))
+        | (columns["episode_index"] != np.repeat(np.arange(dataset.num_episodes), dataset.episode_to - dataset.episode_from))
+    )
+    if len(wrong):
+        episode = int(np.searchsorted(dataset.episode_to, wrong[0], side="right"))
+        raise UserError(f"{dataset.data_file(episode)}: rows are out of order from frame {wrong[0]} on", repair)
+    if columns["task_index"].max(initial=0) >= len(dataset.tasks):
+        raise UserError(f"{dataset.root / TASKS} lists {len(dataset.tasks)} tasks, the frames refer to more", repair)
+    for key in (OBS_STATE, ACTION):
+        if key in columns and not np.isfinite(columns[key]).all():
+            frame = int(np.flatnonzero(~np.isfinite(columns[key].reshape(frames, -1)).all(1))[0])
+            episode = int(columns["episode_index"][frame])
+            raise UserError(
+                f"{dataset.data_file(episode)}: '{key}' is not finite in episode {episode}, "
+                f"frame {frame - dataset.episode_from[episode]}",
+                f"train without it (episodes=...), or remove it with `lerobot-edit-dataset` (episode {episode})",
+            )

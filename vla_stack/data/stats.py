@@ -1,0 +1,164 @@
+"""Statistics: per episode in LeRobot's format, aggregated by its rule, and exact ones over action chunks.
+
+``meta/stats.json`` is what LeRobot's processors read: count-weighted moments, which are exact, and count-weighted
+means of the episodes' quantiles, which are not. Training here uses :func:`load_stats`, where quantiles are exact and
+actions are seen as a policy sees them: every (frame, offset) pair of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.data.dataset import Dataset, open_dataset
+from vla_stack.errors import UserError
+from vla_stack.schema import ACTION, OBS_STATE
+
+QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+RELATIVE_ACTION = "action.relative"
+Stats = dict[str, NDArray[Any]]
+
+
+def column_stats(values: NDArray[Any]) -> Stats:
+    """Statistics of one column of an episode, [T, *shape] or [T], over time; float64."""
+    x = np.asarray(values, np.float64)
+    x = x.reshape(len(x), -1) if x.ndim == 1 else x
+    stats = {"min": x.min(0), "max": x.max(0), "mean": x.mean(0), "std": x.std(0), "count": np.array([len(x)])}
+    return stats | dict(zip(QUANTILES, np.quantile(x, list(QUANTILES.values()), axis=0), strict=True))
+
+
+class ImageHistogram:
+    """Running histogram of a camera's 256 levels, from which its statistics are exact.
+
+    Large pictures are thinned to about 150 pixels a side, as LeRobot does.
+    """
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((3, 256), np.int64)
+        self._frames = 0
+
+    def add(self, image: NDArray[np.uint8]) -> None:
+        """Count one uint8 [H, W, 3] frame."""
+        step = max(1, min(image.shape[:2]) // 150)
+        pixels = image[::step, ::step]
+        for channel in range(3):
+            self._counts[channel] += np.bincount(pixels[..., channel].ravel(), minlength=256)
+        self._frames += 1
+
+    def stats(self) -> Stats:
+        """Per channel, [3, 1, 1], of pixels in [0, 1]; ``count`` is the number of frames."""
+        level = np.arange(256) / 255.0
+        total = self._counts.sum(1)
+        mean = self._counts @ level / total
+        cumulative = self._counts.cumsum(1)
+        out: dict[str, NDArray[Any]] = {
+            "min": np.array([level[np.flatnonzero(c)[0]] for c in self._counts]),
+            "max": np.array([level[np.flatnonzero(c)[-1]] for c in self._counts]),
+            "mean": mean,
+            "std": np.sqrt(np.maximum(self._counts @ level**2 / total - mean**2, 0)),
+        }
+        for name, q in QUANTILES.items():
+            out[name] = np.array([level[np.searchsorted(c, q * n)] for c, n in zip(cumulative, total, strict=True)])
+        return {k: v.reshape(3, 1, 1) for k, v in out.items()} | {"count": np.array([self._frames])}
+
+
+def aggregate(parts: Sequence[Mapping[str, Stats]]) -> dict[str, Stats]:
+    """Statistics of a dataset from those of its parts, by LeRobot's rule (parallel variance; weighted quantiles)."""
+    out: dict[str, Stats] = {}
+    for key in parts[0]:
+        n = np.array([p[key]["count"][0] for p in parts], np.float64)
+
+        def stack(name: str, key: str = key) -> NDArray[np.float64]:
+            return np.stack([p[key][name] for p in parts])
+
+        def weighted(x: NDArray[np.float64], n: NDArray[np.float64] = n) -> NDArray[np.float64]:
+            return np.tensordot(n, x, 1) / n.sum()
+
+        mean = weighted(stack("mean"))
+        out[key] = {
+            "min": stack("min").min(0),
+            "max": stack("max").max(0),
+            "mean": mean,
+            "std": np.sqrt(weighted(stack("std") ** 2 + (stack("mean") - mean) ** 2)),
+            "count": np.array([int(n.sum())]),
+        } | {name: weighted(stack(name)) for name in QUANTILES}
+    return out
+
+
+def to_json(stats: Mapping[str, Stats]) -> dict[str, dict[str, Any]]:
+    """JSON form, as in ``meta/stats.json``."""
+    return {key: {name: value.tolist() for name, value in entry.items()} for key, entry in stats.items()}
+
+
+def from_json(value: Mapping[str, Mapping[str, Any]]) -> dict[str, Stats]:
+    """Inverse of :func:`to_json`."""
+    return {key: {name: np.asarray(x) for name, x in entry.items()} for key, entry in value.items()}
+
+
+def _exact(values: NDArray[np.float32]) -> Stats:
+    """Statistics of [N, D] over its rows, float32 [D] each; one dimension at a time to bound memory."""
+    names = ("mean", "std", "min", "max", "q01", "q99")
+    out = {name: np.empty(values.shape[1], np.float32) for name in names}
+    for d in range(values.shape[1]):
+        x = values[:, d].astype(np.float64)
+        q01, q99 = np.quantile(x, (0.01, 0.99))
+        for name, value in zip(names, (x.mean(), x.std(), x.min(), x.max(), q01, q99), strict=True):
+            out[name][d] = value
+    return out
+
+
+def chunk_actions(dataset: Dataset, horizon: int, relative: NDArray[np.bool_] | None = None) -> NDArray[np.float32]:
+    """Every action that a chunk policy is trained on: float32 [pairs, A] over all (frame, offset) without padding.
+
+    Args:
+        dataset: An open dataset.
+        horizon: Actions per chunk; offsets 0 … horizon - 1 that stay inside the frame's episode.
+        relative: bool [A]; where true, the state at the chunk's first frame is subtracted.
+    """
+    actions, states = dataset.columns[ACTION], dataset.columns[OBS_STATE]
+    frames = np.arange(dataset.num_frames)
+    parts = []
+    for offset in range(horizon):
+        start = frames[frames + offset < dataset.frame_end]
+        chunk = actions[start + offset]
+        if relative is not None:
+            chunk = chunk - states[start, : actions.shape[1]] * relative
+        parts.append(chunk)
+    return np.concatenate(parts)
+
+
+def load_stats(
+    root: str | Path | Dataset, horizon: int, relative: NDArray[np.bool_] | Sequence[bool] | None = None
+) -> dict[str, Stats]:
+    """Normalisation statistics of a dataset, exact, float32.
+
+    Args:
+        root: Dataset folder, or a dataset that is open already.
+        horizon: Actions per chunk.
+        relative: bool [A]; dimensions learned relative to the state at the chunk's start.
+
+    Returns:
+        ``observation.state`` over frames, ``action`` (absolute) and, if ``relative`` is given, ``action.relative``
+        (absolute where the mask is false) over all (frame, offset) pairs without padding. Each holds ``mean``,
+        ``std``, ``min``, ``max``, ``q01``, ``q99``, in the column's unit.
+
+    Raises:
+        UserError: The dataset cannot be read, or the mask does not fit it.
+    """
+    dataset = root if isinstance(root, Dataset) else open_dataset(root)
+    actions, states = dataset.columns[ACTION], dataset.columns[OBS_STATE]
+    out = {OBS_STATE: _exact(states), ACTION: _exact(chunk_actions(dataset, horizon))}
+    if relative is not None:
+        mask = np.asarray(relative, bool)
+        if mask.shape != (actions.shape[1],) or states.shape[1] < actions.shape[1]:
+            raise UserError(
+                f"{dataset.root}: a relative mask {list(mask.shape)} does not fit action[{actions.shape[1]}] "
+                f"and state[{states.shape[1]}]",
+                "give one bool per action dimension; the state must begin with what the action commands",
+            )
+        out[RELATIVE_ACTION] = _exact(chunk_actions(dataset, horizon, mask))
+    return out

@@ -1,0 +1,299 @@
+"""The committed half of recording: a dataset folder that grows by whole episodes or not at all.
+
+One episode is one parquet file, one video per camera and one row of ``meta/episodes``, each in a file of its own.
+LeRobot's writer instead appends to open files, whose contents are lost if the process dies before ``finalize()``, and
+reopening it after each episode costs ~0.2 s. Files are written and flushed under ``.recording/``, renamed into place,
+and ``meta/info.json`` is replaced last: an episode exists once info.json counts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vla_stack.data import stats as statistics
+from vla_stack.data.dataset import read_episode_rows, read_tasks
+from vla_stack.data.features import Features, read_robot_spec
+from vla_stack.data.layout import (
+    CHUNK_SIZE,
+    DATA_PATH,
+    EPISODES_PATH,
+    INFO,
+    ROBOT,
+    STAGING,
+    STATS,
+    TASKS,
+    VERSION,
+    VIDEO_PATH,
+    make_folder,
+    next_file,
+    read_info,
+    read_json,
+    sync_file,
+    sync_folder,
+    write_json,
+)
+from vla_stack.errors import UserError
+from vla_stack.schema import RobotSpec
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A finished episode on its way to the disk.
+
+    Attributes:
+        table: Its rows, one column a feature, videos excepted.
+        videos: Feature key -> encoded file in the staging folder.
+        stats: Statistics by feature.
+        tasks: Distinct instructions, in order of appearance.
+    """
+
+    table: pa.Table
+    videos: Mapping[str, Path]
+    stats: Mapping[str, statistics.Stats]
+    tasks: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def locked(root: Path):
+    """Hold the dataset's writer lock; the kernel lets go of it when the process dies.
+
+    Raises:
+        UserError: Another process holds it.
+    """
+    staging = root / STAGING
+    staging.mkdir(parents=True, exist_ok=True)
+    with (staging / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{root} is being written by another process", "wait for it to end, or record into another folder"
+            ) from None
+        yield staging
+
+
+class EpisodeStore:
+    """Appends episodes to a dataset folder. The caller holds :func:`locked`.
+
+    Args:
+        root: Dataset folder.
+        spec: The robot; ``meta/robot.json``.
+        features: Column descriptions.
+
+    Raises:
+        UserError: The folder holds another kind of dataset, or something else.
+    """
+
+    def __init__(self, root: Path, spec: RobotSpec, features: Features) -> None:
+        self.root = root
+        self.staging = root / STAGING
+        if (root / INFO).exists():
+            self._open(spec, features)
+        else:
+            self._create(spec, features)
+
+    @property
+    def num_episodes(self) -> int:
+        return int(self.info["total_episodes"])
+
+    @property
+    def num_frames(self) -> int:
+        return int(self.info["total_frames"])
+
+    def task_index(self, task: str) -> int:
+        """Index of an instruction; a new one becomes durable with the next episode."""
+        if task not in self.tasks:
+            self.tasks.append(task)
+        return self.tasks.index(task)
+
+    def _create(self, spec: RobotSpec, features: Features) -> None:
+        ours = {STAGING, "meta"}
+        foreign = sorted(p.name for p in self.root.iterdir() if p.name not in ours)
+        if foreign:
+            raise UserError(f"{self.root} is not a dataset but holds '{foreign[0]}'", "choose an empty or a new folder")
+        fps = int(spec.rate_hz) if float(spec.rate_hz).is_integer() else spec.rate_hz
+        videos = any(ft["dtype"] == "video" for ft in features.values())
+        self.info: dict[str, Any] = {
+            "codebase_version": VERSION,
+            "robot_type": spec.name,
+            "total_episodes": 0,
+            "total_frames": 0,
+            "total_tasks": 0,
+            "chunks_size": CHUNK_SIZE,
+            "data_files_size_in_mb": 100,
+            "video_files_size_in_mb": 200,
+            "fps": fps,
+            "splits": {},
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if videos else None,
+            "features": features,
+        }
+        self.tasks: list[str] = []
+        self._stats: dict[str, statistics.Stats] | None = None
+        self._last: dict[str, Any] | None = None
+        write_json(self.root / ROBOT, spec.to_json())
+        write_json(self.root / INFO, self.info)
+
+    def _open(self, spec: RobotSpec, features: Features) -> None:
+        self.info = read_info(self.root)
+        _check_same(self.root, read_robot_spec(self.root), spec, self.info["features"], features)
+        rows = read_episode_rows(self.root)
+        if len(rows) != self.num_episodes:
+            raise UserError(
+                f"{self.root}/meta/episodes has {len(rows)} episodes, {INFO} counts {self.num_episodes}",
+                f"run `vla data repair {self.root}`",
+            )
+        self._last = rows[-1] if rows else None
+        self.tasks = list(read_tasks(self.root)) if (self.root / TASKS).exists() else []
+        has_stats = self._last is not None and (self.root / STATS).exists()
+        self._stats = statistics.from_json(read_json(self.root / STATS)) if has_stats else None
+
+    def commit(self, episode: Episode) -> int:
+        """Make an episode part of the dataset; durable on return.
+
+        Returns:
+            The index of the episode.
+
+        Raises:
+            OSError: Writing failed, for example on a full disk; the dataset is as it was before.
+        """
+        length = episode.table.num_rows
+        row = self._row(episode, length)
+        moves = {self.staging / "data.parquet": self._path(DATA_PATH, row, "data")}
+        pq.write_table(episode.table, self.staging / "data.parquet", compression="snappy")
+        for key, path in episode.videos.items():
+            moves[path] = self._path(VIDEO_PATH, row, f"videos/{key}", video_key=key)
+        pq.write_table(_row_table(row, episode.stats), self.staging / "episodes.parquet", compression="snappy")
+        moves[self.staging / "episodes.parquet"] = self._path(EPISODES_PATH, row, "meta/episodes")
+
+        info = self.info | {
+            "total_episodes": self.num_episodes + 1,
+            "total_frames": self.num_frames + length,
+            "total_tasks": len(self.tasks),
+            "splits": {"train": f"0:{self.num_episodes + 1}"},
+        }
+        stats = dict(episode.stats)
+        stats = statistics.aggregate([self._stats, stats]) if self._stats else stats
+        try:
+            self._publish(moves, stats, info)
+        except BaseException:
+            self._undo(moves)
+            raise
+        self.info, self._stats, self._last = info, stats, row
+        return self.num_episodes - 1
+
+    def _publish(self, moves: Mapping[Path, Path], stats: Mapping[str, statistics.Stats], info: dict[str, Any]) -> None:
+        if len(self.tasks) != self.info["total_tasks"]:
+            write_tasks(self.root, self.tasks)
+        for source in moves:
+            sync_file(source)
+        for source, target in moves.items():
+            make_folder(target.parent)
+            os.replace(source, target)
+        for folder in {target.parent for target in moves.values()}:
+            sync_folder(folder)
+        write_json(self.root / STATS, statistics.to_json(stats))
+        write_json(self.root / INFO, info)  # the commit
+
+    def _undo(self, moves: Mapping[Path, Path]) -> None:
+        if read_info(self.root)["total_episodes"] > self.num_episodes:  # interrupted after the commit: it stands
+            return
+        for path in (*moves, *moves.values()):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # `repair` aggregates them anew
+            if self._stats:
+                write_json(self.root / STATS, statistics.to_json(self._stats))
+            else:
+                (self.root / STATS).unlink(missing_ok=True)
+
+    def _path(self, template: str, row: Mapping[str, Any], prefix: str, **names: str) -> Path:
+        return self.root / template.format(
+            chunk_index=row[f"{prefix}/chunk_index"], file_index=row[f"{prefix}/file_index"], **names
+        )
+
+    def _row(self, episode: Episode, length: int) -> dict[str, Any]:
+        """The episode's row of ``meta/episodes``, in LeRobot's columns."""
+        row: dict[str, Any] = {
+            "episode_index": self.num_episodes,
+            "tasks": list(episode.tasks),
+            "length": length,
+            "dataset_from_index": self.num_frames,
+            "dataset_to_index": self.num_frames + length,
+        }
+        for prefix in ("data", "meta/episodes", *(f"videos/{k}" for k in episode.videos)):
+            last = self._last and (self._last[f"{prefix}/chunk_index"], self._last[f"{prefix}/file_index"])
+            chunk, file = next_file(*last, self.info.get("chunks_size", CHUNK_SIZE)) if last else (0, 0)
+            row |= {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
+        for key in episode.videos:
+            row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": length / self.info["fps"]}
+        return row
+
+
+def _row_table(row: Mapping[str, Any], stats: Mapping[str, statistics.Stats]) -> pa.Table:
+    columns: dict[str, pa.Array] = {k: pa.array([v]) for k, v in row.items()}
+    for key, entry in stats.items():
+        for name, value in entry.items():
+            kind: pa.DataType = pa.int64() if name == "count" else pa.float64()
+            for _ in value.shape:
+                kind = pa.list_(kind)
+            columns[f"stats/{key}/{name}"] = pa.array([value.tolist()], kind)
+    return pa.table(columns)
+
+
+def write_tasks(root: Path, tasks: list[str]) -> None:
+    """Replace ``meta/tasks.parquet``, whose index, to pandas and so to LeRobot, is the instruction."""
+    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
+    describe = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [
+            {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
+            {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
+        ],
+        "pandas_version": "2.2.0",
+    }
+    for column in describe["columns"]:
+        assert isinstance(column, dict)
+        column["metadata"] = None
+    path = root / TASKS
+    make_folder(path.parent)
+    tmp = path.with_name(".tasks.parquet.tmp")
+    pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(describe)}), tmp)
+    sync_file(tmp)
+    os.replace(tmp, path)
+    sync_folder(path.parent)
+
+
+def _check_same(root: Path, have: RobotSpec, spec: RobotSpec, columns: Features, features: Features) -> None:
+    """Raise :class:`UserError` naming the first difference between a dataset and what would be appended to it."""
+    remedy = "record into another folder"
+    if have.fingerprint() != spec.fingerprint():
+        a, b = have.to_json(), spec.to_json()
+        key = next((k for k in a if k != "name" and a[k] != b[k]), "units")
+        raise UserError(f"{root} was recorded on a robot whose {key} differ from those of {spec.name}", remedy)
+    for key in sorted(set(columns) ^ set(features)):
+        where = "the dataset" if key in columns else "this recording"
+        raise UserError(f"{root}: column '{key}' is only in {where}", remedy)
+    for key, ft in features.items():
+        if (columns[key]["dtype"], list(columns[key]["shape"])) != (ft["dtype"], list(ft["shape"])):
+            raise UserError(
+                f"{root}: '{key}' is {columns[key]['dtype']}{list(columns[key]['shape'])} in the dataset and "
+                f"{ft['dtype']}{list(ft['shape'])} in this recording",
+                remedy,
+            )
+
+
+def clear_staging(root: Path) -> None:
+    """Delete what an unfinished episode left behind."""
+    shutil.rmtree(root / STAGING, ignore_errors=True)
