@@ -295,6 +295,10 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         """Whether both pads touch ``geom``."""
         return len(self.touching(geom, self._pads)) == 2
 
+    def touched(self, geom: str) -> bool:
+        """Whether a pad touches ``geom``."""
+        return bool(self.touching(geom, self._pads))
+
     def get_state(self) -> NDArray[np.float64]:
         """Everything that this episode's future depends on, wrappers (time limits) excepted."""
         state = np.empty(mujoco.mj_stateSize(self.model, _STATE))

@@ -2,45 +2,72 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.env import ArmEnv
 
+Colour = tuple[float, float, float]  # red, green, blue in [0, 1]
+
 # Far apart in hue and similar in brightness, so that they are told apart at 64 px under any light.
-COLOURS: dict[str, tuple[float, float, float]] = {
+COLOURS: dict[str, Colour] = {
     "red": (0.86, 0.20, 0.18),
     "green": (0.22, 0.68, 0.30),
     "blue": (0.17, 0.38, 0.86),
 }
 CUBE = 0.02  # m, half the edge of a cube
 CUBE_MASS = 0.06  # kg
+# Torsional friction keeps a held object from turning between the pads; stiff contacts keep it from sinking in.
+CONTACT = {
+    "condim": 4,
+    "friction": [1.0, 0.01, 0.0001],
+    "solimp": [0.95, 0.99, 0.001, 0.5, 2.0],
+    "solref": [0.006, 1.0],
+}
 CUBE_SYMMETRY = np.pi / 2
-
-
-def rgba(colour: str) -> list[float]:
-    return [*COLOURS[colour], 1.0]
 
 
 def cube_name(colour: str) -> str:
     return f"cube_{colour}"
 
 
-def add_cube(spec: mujoco.MjSpec, name: str, colour: list[float]) -> None:
+def add_geom(
+    body: mujoco.MjsBody, name: str, shape: str, size: list[float], rgb: Colour, z: float = 0.0, **fields: Any
+) -> mujoco.MjsGeom:
+    """A geom with the contact of every object; ``fields`` override it.
+
+    Args:
+        body: The body to add to.
+        name: Its name; of several geoms on a body, the one that is grasped has the body's name.
+        shape: ``box``, ``cylinder`` or ``capsule``.
+        size: MuJoCo's half sizes [3], metres.
+        rgb: Colour.
+        z: Height in the body's frame, metres; ``pos`` in ``fields`` gives all three.
+    """
+    settings: dict[str, Any] = {"pos": [0.0, 0.0, z], **CONTACT} | fields
+    kind = getattr(mujoco.mjtGeom, f"mjGEOM_{shape.upper()}")
+    return body.add_geom(name=name, type=kind, size=size, rgba=[*rgb, 1.0], **settings)
+
+
+def add_mark(body: mujoco.MjsBody, name: str, shape: str, size: list[float], rgb: Colour, z: float = 0.0) -> None:
+    """A geom that is seen but not felt."""
+    add_geom(body, name, shape, size, rgb, z, contype=0, conaffinity=0)
+
+
+def add_cube(spec: mujoco.MjSpec, name: str, rgb: Colour) -> None:
     """A free cube of half edge :data:`CUBE`; body and geom share the name."""
     body = spec.worldbody.add_body(name=name)
     body.add_freejoint(name=name)
-    geom = body.add_geom(
-        spec.find_default("object"), name=name, size=[CUBE] * 3, rgba=colour, mass=CUBE_MASS
-    )
-    geom.type = mujoco.mjtGeom.mjGEOM_BOX
+    add_geom(body, name, "box", [CUBE] * 3, rgb, mass=CUBE_MASS)
 
 
 def add_cubes(spec: mujoco.MjSpec) -> None:
     """One cube of each colour."""
     for colour in COLOURS:
-        add_cube(spec, cube_name(colour), rgba(colour))
+        add_cube(spec, cube_name(colour), COLOURS[colour])
 
 
 def lay(env: ArmEnv, body: str, x: float, y: float, z: float, yaw: float = 0.0) -> None:

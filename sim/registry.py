@@ -8,8 +8,11 @@ import gymnasium as gym
 
 from sim.env import ArmEnv, Variant
 from sim.tasks.pick import Pick
+from sim.tasks.place import Place
+from sim.tasks.push import Push
+from sim.tasks.stack import Stack
 
-_TASKS: tuple[type[ArmEnv], ...] = (Pick,)
+_TASKS: tuple[type[ArmEnv], ...] = (Pick, Place, Push, Stack)
 
 
 @dataclass(frozen=True)

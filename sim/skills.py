@@ -34,3 +34,16 @@ def grasp(env: ArmEnv, body: str, position: NDArray, yaw: float, clearance: floa
     if env.grasped(body) or (there and turned):
         return ToolGoal(position, yaw, 0.0)
     return over(env, position, yaw, 1.0, clearance)
+
+
+def put(env: ArmEnv, body: str, position: NDArray, yaw: float, clearance: float = 0.08) -> ToolGoal:
+    """Carry the held body to ``position`` (of its centre) and open the gripper there."""
+    offset = position - env.position(body)
+    if np.hypot(*offset[:2]) < AT and abs(offset[2]) < 0.006:
+        return ToolGoal(env.tool[:3], env.tool[3], 1.0)
+    return over(env, env.tool[:3] + offset, yaw, 0.0, clearance)
+
+
+def retreat(env: ArmEnv, height: float = 0.20) -> ToolGoal:
+    """Straight up with an open gripper."""
+    return ToolGoal(np.array([*env.tool[:2], height]), env.tool[3], 1.0)

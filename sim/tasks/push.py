@@ -1,0 +1,96 @@
+"""Push the cube into the zone of the named colour."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from sim import arm, objects, skills
+from sim.env import ArmEnv, TaskConfig, ToolGoal, Variant
+
+
+def default_config() -> TaskConfig:
+    return TaskConfig(
+        max_episode_steps=60,
+        rewards={
+            "reached": 0.2,  # the tool is low behind the cube
+            "moving": 0.3,  # 8 cm of the way are left
+            "pushed": 0.5,  # the cube rests within INSIDE of the zone's centre: success
+        },
+        start=(0.36, 0.0, 0.16),
+    )
+
+
+ZONE_RADIUS = 0.045  # m
+INSIDE = 0.025  # m
+PUSH_HEIGHT = 0.018  # m
+CONTACT = objects.CUBE + 0.010  # m, tool to cube centre while pushing
+RUN_UP = 0.03  # m, how far behind the contact point the tool comes down
+
+
+def zone_name(colour: str) -> str:
+    return f"zone_{colour}"
+
+
+class Push(ArmEnv):
+    name = "push"
+    config = default_config()
+    variants = tuple({"colour": c} for c in objects.COLOURS)
+
+    @classmethod
+    def instruct(cls, variant: Variant) -> str:
+        return f"push the cube to the {variant['colour']} zone"
+
+    @property
+    def zone(self) -> NDArray[np.float64]:
+        return self.position(zone_name(self.variant["colour"]))[:2]
+
+    def build(self, spec: mujoco.MjSpec) -> None:
+        objects.add_cube(spec, "cube", (0.45, 0.30, 0.60))
+        for colour, rgb in objects.COLOURS.items():
+            zone = spec.worldbody.add_body(name=zone_name(colour), mocap=True)
+            soft = tuple(0.35 + 0.65 * c for c in rgb)
+            objects.add_mark(zone, zone_name(colour), "cylinder", [ZONE_RADIUS, 0.0005, 0], soft, z=0.0005)
+
+    def place(self, rng: np.random.Generator) -> None:
+        for colour, y in zip(rng.permutation(list(objects.COLOURS)), (-0.15, 0.0, 0.15), strict=True):
+            dx, dy = rng.uniform(-0.02, 0.02, 2)
+            objects.lay(self, zone_name(str(colour)), 0.56 + dx - abs(y) / 4, y + dy, 0.0)
+        x, y = rng.uniform((0.40, -0.06), (0.44, 0.06))
+        objects.lay(self, "cube", x, y, objects.CUBE, rng.uniform(-0.6, 0.6))
+
+    def progress(self) -> tuple[bool, ...]:
+        cube = self.position("cube")[:2]
+        behind, aside = self._behind()
+        left = float(np.hypot(*(self.zone - cube)))
+        resting = bool(np.hypot(*self.data.joint("cube").qvel[:2]) < 0.05)
+        reached = 0.0 < behind < 0.08 and abs(aside) < 0.02 and self.tool[2] < 0.04
+        return reached, left < 0.08, left < INSIDE and resting
+
+    def keypoints(self) -> dict[str, NDArray[np.float32]]:
+        return objects.points(self, "cube", *map(zone_name, objects.COLOURS))
+
+    def expert_goal(self) -> ToolGoal:
+        cube = self.position("cube")[:2]
+        along = self.zone - cube
+        left = float(np.hypot(*along))
+        along = along / max(left, 1e-6)
+        # Closed fingers are wider across than deep: face the way of the push.
+        yaw = float(np.clip(arm.wrap_angle(np.arctan2(along[1], along[0])), -1.2, 1.2))
+        behind, aside = self._behind()
+        low = self.tool[2] < 2 * PUSH_HEIGHT
+        if left < 0.6 * INSIDE:
+            return ToolGoal(self.tool[:3], self.tool[3], 0.0)
+        if low and behind > 0.5 * objects.CUBE and abs(aside) < 0.015:
+            goal = cube + along * (min(left, 0.05) - CONTACT)
+            return ToolGoal(np.array([*goal, PUSH_HEIGHT]), yaw, 0.0)
+        start = cube - along * (CONTACT + RUN_UP)
+        return skills.over(self, np.array([*start, PUSH_HEIGHT]), yaw, 0.0, clearance=0.06)
+
+    def _behind(self) -> tuple[float, float]:
+        """How far the tool is behind the cube, seen from the zone, and how far beside that line; metres."""
+        cube = self.position("cube")[:2]
+        along = (self.zone - cube) / max(float(np.hypot(*(self.zone - cube))), 1e-6)
+        rel = self.tool[:2] - cube
+        return float(-rel @ along), float(rel @ np.array([-along[1], along[0]]))
