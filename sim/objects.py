@@ -20,10 +20,11 @@ COLOURS: dict[str, Colour] = {
 }
 CUBE = 0.02  # m, half the edge of a cube
 CUBE_MASS = 0.06  # kg
-# Torsional friction keeps a held object from turning between the pads; stiff contacts keep it from sinking in.
+# Sliding friction of objects and table times that of the pads (1.6) stays below one, or a push that drags downwards
+# wedges the object between pad and table. Torsional friction keeps a held object from turning between the pads.
 CONTACT = {
     "condim": 4,
-    "friction": [1.0, 0.01, 0.0001],
+    "friction": [0.5, 0.01, 0.0001],
     "solimp": [0.95, 0.99, 0.001, 0.5, 2.0],
     "solref": [0.006, 1.0],
 }

@@ -23,10 +23,11 @@ def default_config() -> TaskConfig:
 
 
 ZONE_RADIUS = 0.045  # m
-INSIDE = 0.025  # m
+INSIDE = 0.03  # m
 PUSH_HEIGHT = 0.018  # m
 CONTACT = objects.CUBE + 0.010  # m, tool to cube centre while pushing
-RUN_UP = 0.03  # m, how far behind the contact point the tool comes down
+RUN_UP = 0.02  # m, how far behind the contact point the tool comes down
+PUSH_LEAD = 0.015  # m, target ahead of the contact point: a faster push kicks the cube past its zone
 
 
 def zone_name(colour: str) -> str:
@@ -79,11 +80,11 @@ class Push(ArmEnv):
         # Closed fingers are wider across than deep: face the way of the push.
         yaw = float(np.clip(arm.wrap_angle(np.arctan2(along[1], along[0])), -1.2, 1.2))
         behind, aside = self._behind()
-        low = self.tool[2] < 2 * PUSH_HEIGHT
+        low = self.tool[2] < PUSH_HEIGHT + 0.008
         if left < 0.6 * INSIDE:
             return ToolGoal(self.tool[:3], self.tool[3], 0.0)
         if low and behind > 0.5 * objects.CUBE and abs(aside) < 0.015:
-            goal = cube + along * (min(left, 0.05) - CONTACT)
+            goal = cube + along * (min(left, PUSH_LEAD) - CONTACT)
             return ToolGoal(np.array([*goal, PUSH_HEIGHT]), yaw, 0.0)
         start = cube - along * (CONTACT + RUN_UP)
         return skills.over(self, np.array([*start, PUSH_HEIGHT]), yaw, 0.0, clearance=0.06)
