@@ -56,9 +56,11 @@ class Line(gym.Env):
         to_go = abs(self._goal - self._x)
         return {
             "is_success": to_go < 0.05,
-            "stage": 2 if to_go < 0.05 else int(to_go < 0.5),
-            "instructed_success": abs(self._x) > 0.95,
+            "stage": 3 if to_go < 0.05 else 1 + int(to_go < 0.5),
         }
+
+    def achieved(self, instruction):
+        return abs(self._x - (-1.0 if instruction == "go left" else 1.0)) < 0.05
 
 
 class Counter(Line):

@@ -25,7 +25,7 @@ def test_a_good_policy_succeeds_and_the_record_says_how():
     assert result.success_rate == 1.0 and result.stages == ("started", "half way", "there")
     assert {e.task for e in result.episodes} == {"go left", "go right"}
     for e in result.episodes:
-        assert e.instruction == e.task and e.stage == 2 and e.idle_ticks == 0 and e.instructed_success
+        assert e.instruction == e.task and e.stage == 3 and e.idle_ticks == 0 and e.instructed_success
         assert e.actions.shape == (e.steps, 2) and e.chunks.shape == (e.steps,)
 
 

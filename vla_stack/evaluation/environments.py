@@ -16,8 +16,8 @@ from vla_stack.schema import Observation, PolicySpec, RobotSpec
 def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> gym.Env:
     """Build an environment that shows a policy what it was trained on.
 
-    A task of ``sim`` renders whatever cameras and size it is asked for, so it is asked for the policy's. Any other
-    environment is taken as it is and compared.
+    A task of ``sim`` takes the policy's cameras, image size, control mode and rate. Any other environment is taken as
+    it is and compared.
 
     Args:
         env_id: Gymnasium id, optionally ``module:id``.
@@ -29,9 +29,10 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
     """
     options = dict(options or {})
     if env_id.startswith("sim/"):
-        options = _policy_cameras(policy.robot) | options
+        options = _sim_options(policy.robot) | options
     try:
-        env = gym.make(f"sim:{env_id}" if env_id.startswith("sim/") else env_id, **options)
+        module = "sim:" if env_id.startswith("sim/") else ""  # gymnasium imports it, which registers the tasks
+        env = gym.make(module + env_id, disable_env_checker=True, **options)
     except gym.error.UnregisteredEnv as e:
         raise UserError(f"there is no environment '{env_id}'", _suggest(env_id)) from e
     except ModuleNotFoundError as e:
@@ -99,12 +100,19 @@ def observe(raw: dict[str, Any], policy: RobotSpec, task: str, step: int) -> Obs
     return Observation(state, images, task, step, round(step * policy.dt * 1e9))
 
 
-def _policy_cameras(robot: RobotSpec) -> dict[str, Any]:
+def _sim_options(robot: RobotSpec) -> dict[str, Any]:
+    """Keyword arguments with which a task of ``sim`` becomes the embodiment that a policy was trained for."""
     sizes = {(c.height, c.width) for c in robot.cameras}
-    if len(sizes) != 1 or (size := sizes.pop())[0] != size[1]:
-        shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras)
-        raise UserError(f"the tasks of sim render square images of one size, the policy wants {shapes or 'none'}")
-    return {"cameras": tuple(c.name for c in robot.cameras), "image_size": size[0]}
+    if len(sizes) != 1 or len(set(next(iter(sizes)))) != 1:
+        shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras) or "none"
+        raise UserError(f"the tasks of sim render square images of one size, the policy wants {shapes}")
+    absolute = "joint_abs" if robot.action[0].name.startswith("joint_") else "ee_abs"
+    return {
+        "cameras": tuple(c.name for c in robot.cameras),
+        "image_size": robot.cameras[0].height,
+        "control_mode": absolute if robot.action_kind == "absolute" else "ee_delta",
+        "control_hz": robot.rate_hz,
+    }
 
 
 def _suggest(env_id: str) -> str:

@@ -72,7 +72,9 @@ def run_episode(env: gym.Env, config: EpisodeConfig, seed: int) -> Episode:
     arrivals: list[tuple[int, ActionChunk]] = []
     actions: list[NDArray[np.float32]] = []
     chunks: list[int] = []
-    stage, instructed, ended = int(info.get("stage", -1)), info.get("instructed_success"), False
+    stage, ended = int(info.get("stage", -1)), False
+    achieved = getattr(env.unwrapped, "achieved", None)  # (instruction) -> bool, where the environment can tell
+    obeyed = None if achieved is None else False
     command = standstill(raw, robot)
     k = 0
     while not ended:
@@ -89,7 +91,7 @@ def run_episode(env: gym.Env, config: EpisodeConfig, seed: int) -> Episode:
         actions.append(np.asarray(command, np.float32))
         chunks.append(dispatch.chunk_rid if dispatch.state is State.RUN else IDLE)
         stage = max(stage, int(info.get("stage", -1)))
-        instructed = info.get("instructed_success", instructed)
+        obeyed = obeyed if achieved is None else obeyed or bool(achieved(told))
         ended = bool(terminated or truncated or info["is_success"])
         k += 1
     return EpisodeRecord(
@@ -100,7 +102,7 @@ def run_episode(env: gym.Env, config: EpisodeConfig, seed: int) -> Episode:
         steps=k,
         idle_ticks=chunks.count(IDLE),
         stage=stage,
-        instructed_success=None if instructed is None else bool(instructed),
+        instructed_success=obeyed,
         actions=np.array(actions, np.float32).reshape(k, len(robot.action)),
         chunks=np.array(chunks, np.int32),
     )

@@ -33,7 +33,7 @@ class EpisodeRecord:
         success: The environment's own predicate.
         steps: Control ticks until success, failure or the step limit, idle ticks included.
         idle_ticks: Ticks on which the policy had no action ready and the robot held.
-        stage: Furthest stage reached, an index into the result's ``stages``; -1 where the environment has none.
+        stage: How many of the result's ``stages`` were reached, in order; -1 where the environment has none.
         instructed_success: Whether what the policy was told was achieved; None where the environment cannot tell.
         video: Path of an mp4 beside the record file; empty without one.
         actions: float32 [steps, A], commands as sent (SI units); empty for records read from disk.
