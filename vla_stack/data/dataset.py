@@ -6,6 +6,7 @@ so that a broken file is a sentence at the start and not a wrong batch later.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,14 +88,15 @@ class Dataset:
         )
 
 
-def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Read a parquet file.
+def read_parquet(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> pa.Table:
+    """Read those columns of a parquet file whose name is wanted.
 
     Raises:
-        UserError: It is missing, was never finished, or lacks a column.
+        UserError: It is missing or was never finished.
     """
     try:
-        return pq.ParquetFile(path, memory_map=True).read(columns=columns)
+        with pq.ParquetFile(path, memory_map=True) as file:
+            return file.read(columns=[n for n in file.schema_arrow.names if wanted(n)])
     except FileNotFoundError:
         raise UserError(f"{path} is missing", "copy it again, or run `vla data repair`") from None
     except (pa.ArrowException, OSError) as e:
@@ -106,10 +108,7 @@ def read_episode_rows(root: Path, with_stats: bool = False) -> list[dict[str, An
     """Rows of ``meta/episodes`` in order of their episode."""
     rows: list[dict[str, Any]] = []
     for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
-        table = read_parquet(path)
-        if not with_stats:
-            table = table.select([c for c in table.column_names if not c.startswith("stats/")])
-        rows += table.to_pylist()
+        rows += read_parquet(path, lambda name: with_stats or not name.startswith("stats/")).to_pylist()
     return sorted(rows, key=lambda r: r["episode_index"])
 
 
@@ -143,7 +142,7 @@ def _read_columns(root: Path, info: dict[str, Any], files: list[Path]) -> dict[s
     names = [k for k, ft in features.items() if ft["dtype"] in NUMERIC]
     tables = []
     for path in files:
-        table = read_parquet(path, [n for n in names])
+        table = read_parquet(path, names.__contains__)
         missing = [n for n in names if n not in table.column_names]
         if missing:
             raise UserError(f"{path} lacks the column '{missing[0]}'", "meta/info.json promises it; copy the file again")

@@ -204,7 +204,7 @@ class _CameraCache:
 
 
 def _encoded_images(root: Path, path: Path, key: str) -> Iterator[bytes]:
-    column = read_parquet(path, [key])[key]
+    column = read_parquet(path, key.__eq__)[key]
     for chunk in column.chunks:
         for value in chunk:
             image = value.as_py()

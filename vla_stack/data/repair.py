@@ -147,7 +147,7 @@ def _scan(root: Path) -> _Scan:
             scan.unreadable[path] = e.message.removeprefix(f"{path} ")
     for path in sorted((root / "data").glob("*/*.parquet")):
         try:
-            counts = pc.value_counts(read_parquet(path, ["episode_index"])["episode_index"].combine_chunks())
+            counts = pc.value_counts(read_parquet(path, "episode_index".__eq__)["episode_index"].combine_chunks())
             scan.data_rows[path] = {c["values"]: c["counts"] for c in counts.to_pylist()}
         except (UserError, KeyError) as e:
             scan.unreadable[path] = str(e).removeprefix(f"{path} ")
@@ -198,7 +198,7 @@ def _truncate(root: Path, info: dict[str, Any], scan: _Scan, keep: int, counted:
     for path, counts in scan.data_rows.items():
         actions += _cut(root, path, counts, keep, counted)
     for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
-        counts = dict.fromkeys(read_parquet(path, ["episode_index"])["episode_index"].to_pylist(), 1)
+        counts = dict.fromkeys(read_parquet(path, "episode_index".__eq__)["episode_index"].to_pylist(), 1)
         actions += _cut(root, path, counts, keep, counted)
     rows = [scan.rows[e] for e in range(keep)]
     for key, feature in info["features"].items():
@@ -217,16 +217,17 @@ def _cut(root: Path, path: Path, counts: dict[int, int], keep: int, counted: int
     drop = sorted(e for e in counts if e >= keep)
     if not drop:
         return []
-    if drop[0] >= counted and len(drop) == len(counts):
-        path.unlink()
-        sync_folder(path.parent)
-        return [f"deleted {name}: episode {drop[0]} was never committed"]
     table = read_parquet(path)
     kept = table.filter(pc.less(table["episode_index"], keep))
-    _set_aside(root, path)
+    if drop[0] < counted:
+        _keep_copy(root, path)
     if kept.num_rows:
         _replace_parquet(path, kept)
-    return [f"removed the rows of episode {drop[0]} and later from {name}"]
+    else:
+        path.unlink()
+        sync_folder(path.parent)
+    why = "was never committed" if drop[0] >= counted else "cannot be read"
+    return [f"took episode {drop[0]} out of {name}: it {why}"]
 
 
 def _replace_parquet(path: Path, table: pa.Table) -> None:
@@ -237,13 +238,18 @@ def _replace_parquet(path: Path, table: pa.Table) -> None:
     sync_folder(path.parent)
 
 
-def _set_aside(root: Path, path: Path) -> Path:
-    name = path.relative_to(root)
-    target = root / DAMAGED / name
+def _keep_copy(root: Path, path: Path) -> None:
+    target = root / DAMAGED / path.relative_to(root)
     make_folder(target.parent)
-    os.replace(path, target)
+    target.unlink(missing_ok=True)
+    os.link(path, target)
+
+
+def _set_aside(root: Path, path: Path) -> Path:
+    _keep_copy(root, path)
+    path.unlink()
     sync_folder(path.parent)
-    return name
+    return path.relative_to(root)
 
 
 def _fix_tasks(root: Path, info: dict[str, Any], scan: _Scan, keep: int) -> list[str]:
@@ -257,7 +263,7 @@ def _fix_tasks(root: Path, info: dict[str, Any], scan: _Scan, keep: int) -> list
         names: dict[int, str] = {}
         for path, counts in scan.data_rows.items():
             for episode in (e for e in counts if e < keep and len(scan.rows[e]["tasks"]) == 1):
-                table = read_parquet(path, ["episode_index", "task_index"])
+                table = read_parquet(path, ("episode_index", "task_index").__contains__)
                 index = table.filter(pc.equal(table["episode_index"], episode))["task_index"][0].as_py()
                 names[index] = scan.rows[episode]["tasks"][0]
         if sorted(names) != list(range(len(names))):

@@ -1,9 +1,10 @@
 """The committed half of recording: a dataset folder that grows by whole episodes or not at all.
 
-One episode is one parquet file, one video per camera and one row of ``meta/episodes``, each in a file of its own.
-LeRobot's writer instead appends to open files, whose contents are lost if the process dies before ``finalize()``, and
-reopening it after each episode costs ~0.2 s. Files are written and flushed under ``.recording/``, renamed into place,
-and ``meta/info.json`` is replaced last: an episode exists once info.json counts it.
+One episode is one parquet file and one video per camera, and a row of ``meta/episodes``, whose newest file is rewritten
+with it (a file of 150 columns for each episode would take 14 ms each to open). LeRobot's writer instead appends to open
+files, whose contents are lost if the process dies before ``finalize()``, and reopening it after each episode costs
+~0.2 s. Files are written and flushed under ``.recording/``, renamed into place, and ``meta/info.json`` is replaced
+last: an episode exists once info.json counts it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vla_stack.data import stats as statistics
-from vla_stack.data.dataset import read_episode_rows, read_tasks
+from vla_stack.data.dataset import read_episode_rows, read_parquet, read_tasks
 from vla_stack.data.features import Features, read_robot_spec
 from vla_stack.data.layout import (
     CHUNK_SIZE,
@@ -45,6 +46,9 @@ from vla_stack.data.layout import (
 )
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
+
+
+ROWS_PER_FILE = 200  # of meta/episodes: bounds what is rewritten with each episode
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ class EpisodeStore:
         self.tasks: list[str] = []
         self._stats: dict[str, statistics.Stats] | None = None
         self._last: dict[str, Any] | None = None
+        self._rows: pa.Table | None = None
         write_json(self.root / ROBOT, spec.to_json())
         write_json(self.root / INFO, self.info)
 
@@ -155,6 +160,7 @@ class EpisodeStore:
                 f"run `vla data repair {self.root}`",
             )
         self._last = rows[-1] if rows else None
+        self._rows = read_parquet(self._path(EPISODES_PATH, rows[-1], "meta/episodes")) if rows else None
         self.tasks = list(read_tasks(self.root)) if (self.root / TASKS).exists() else []
         has_stats = self._last is not None and (self.root / STATS).exists()
         self._stats = statistics.from_json(read_json(self.root / STATS)) if has_stats else None
@@ -169,12 +175,12 @@ class EpisodeStore:
             OSError: Writing failed, for example on a full disk; the dataset is as it was before.
         """
         length = episode.table.num_rows
-        row = self._row(episode, length)
+        row, rows = self._append_row(episode, length)
         moves = {self.staging / "data.parquet": self._path(DATA_PATH, row, "data")}
         pq.write_table(episode.table, self.staging / "data.parquet", compression="snappy")
         for key, path in episode.videos.items():
             moves[path] = self._path(VIDEO_PATH, row, f"videos/{key}", video_key=key)
-        pq.write_table(_row_table(row, episode.stats), self.staging / "episodes.parquet", compression="snappy")
+        pq.write_table(rows, self.staging / "episodes.parquet", compression="snappy")
         moves[self.staging / "episodes.parquet"] = self._path(EPISODES_PATH, row, "meta/episodes")
 
         info = self.info | {
@@ -190,7 +196,7 @@ class EpisodeStore:
         except BaseException:
             self._undo(moves)
             raise
-        self.info, self._stats, self._last = info, stats, row
+        self.info, self._stats, self._last, self._rows = info, stats, row, rows
         return self.num_episodes - 1
 
     def _publish(self, moves: Mapping[Path, Path], stats: Mapping[str, statistics.Stats], info: dict[str, Any]) -> None:
@@ -200,17 +206,28 @@ class EpisodeStore:
             sync_file(source)
         for source, target in moves.items():
             make_folder(target.parent)
+            if target.exists():  # the newest file of meta/episodes; a second name needs no space on a full disk
+                os.link(target, self._before(target))
             os.replace(source, target)
         for folder in {target.parent for target in moves.values()}:
             sync_folder(folder)
         write_json(self.root / STATS, statistics.to_json(stats))
         write_json(self.root / INFO, info)  # the commit
+        for target in moves.values():
+            self._before(target).unlink(missing_ok=True)
+
+    def _before(self, target: Path) -> Path:
+        return self.staging / f"{target.name}.before"
 
     def _undo(self, moves: Mapping[Path, Path]) -> None:
         if read_info(self.root)["total_episodes"] > self.num_episodes:  # interrupted after the commit: it stands
             return
-        for path in (*moves, *moves.values()):
-            path.unlink(missing_ok=True)
+        for source, target in moves.items():
+            source.unlink(missing_ok=True)
+            if self._before(target).exists():
+                os.replace(self._before(target), target)
+            else:
+                target.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # `repair` aggregates them anew
             if self._stats:
                 write_json(self.root / STATS, statistics.to_json(self._stats))
@@ -222,8 +239,8 @@ class EpisodeStore:
             chunk_index=row[f"{prefix}/chunk_index"], file_index=row[f"{prefix}/file_index"], **names
         )
 
-    def _row(self, episode: Episode, length: int) -> dict[str, Any]:
-        """The episode's row of ``meta/episodes``, in LeRobot's columns."""
+    def _append_row(self, episode: Episode, length: int) -> tuple[dict[str, Any], pa.Table]:
+        """The episode's row of ``meta/episodes``, in LeRobot's columns, and the file that will hold it."""
         row: dict[str, Any] = {
             "episode_index": self.num_episodes,
             "tasks": list(episode.tasks),
@@ -231,13 +248,22 @@ class EpisodeStore:
             "dataset_from_index": self.num_frames,
             "dataset_to_index": self.num_frames + length,
         }
-        for prefix in ("data", "meta/episodes", *(f"videos/{k}" for k in episode.videos)):
-            last = self._last and (self._last[f"{prefix}/chunk_index"], self._last[f"{prefix}/file_index"])
-            chunk, file = next_file(*last, self.info.get("chunks_size", CHUNK_SIZE)) if last else (0, 0)
-            row |= {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
+        row |= self._next("meta/episodes") | self._next("data")
         for key in episode.videos:
+            row |= self._next(f"videos/{key}")
             row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": length / self.info["fps"]}
-        return row
+        table = _row_table(row, episode.stats)
+        if self._rows is None or self._rows.schema != table.schema or self._rows.num_rows >= ROWS_PER_FILE:
+            return row, table
+        row |= {k: self._last[k] for k in self._last or () if k.startswith("meta/episodes/")}
+        return row, pa.concat_tables([self._rows, _row_table(row, episode.stats)]).combine_chunks()
+
+    def _next(self, prefix: str) -> dict[str, int]:
+        chunk, file = 0, 0
+        if self._last is not None:
+            size = self.info.get("chunks_size", CHUNK_SIZE)
+            chunk, file = next_file(self._last[f"{prefix}/chunk_index"], self._last[f"{prefix}/file_index"], size)
+        return {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
 
 
 def _row_table(row: Mapping[str, Any], stats: Mapping[str, statistics.Stats]) -> pa.Table:
