@@ -11,9 +11,11 @@ import pytest
 import torch
 from lerobot.configs import FeatureType, PolicyFeature
 
+from vla_stack.data import EpisodeRecorder
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.schema import Camera, Dim, Observation, RobotSpec
 from vla_stack.training.build import Parts, find_loss, restore
 from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, Recipe
 
@@ -94,3 +96,25 @@ def recipe() -> Recipe:
         threads=1,
         device="cpu",
     )
+
+
+def record(root: Path, episodes: int = 3, frames: int = 12, seed: int = 0, task: str = "pick the red cube") -> Path:
+    """A small dataset of smooth random motions."""
+    dims = tuple(Dim(name, "m") for name in ("x", "y", "gripper"))
+    spec = RobotSpec("test/arm", (*dims, Dim("joint", "rad")), dims, (Camera("front", SIDE, SIDE),), rate_hz=10.0)
+    rng = np.random.default_rng(seed)
+    with EpisodeRecorder(root, spec, image_mode="image") as recorder:
+        for _ in range(episodes):
+            state = rng.standard_normal(4).astype(np.float32)
+            for step in range(frames):
+                image = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+                action = state[:3] + rng.normal(0, 0.1, 3).astype(np.float32)
+                recorder.add_frame(Observation(state, {"front": image}, task, step, step * 10**8), action)
+                state = np.append(action, state[3])
+            recorder.save_episode(success=True)
+    return root
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("data") / "arm")

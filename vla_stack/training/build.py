@@ -12,18 +12,20 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from lerobot.configs.policies import PreTrainedConfig
+from lerobot.configs import PolicyFeature, PreTrainedConfig
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.policies.factory import get_policy_class, make_policy, make_policy_config, make_pre_post_processors
 from lerobot.policies.pretrained import PreTrainedPolicy
+from lerobot.utils.feature_utils import dataset_to_policy_features
 from torch import Tensor, nn
 
 import vla_stack.methods
-from vla_stack.data import ChunkLoader, load_stats, read_robot_spec
+from vla_stack.data import ChunkLoader, Dataset, load_stats, open_dataset
+from vla_stack.data.stats import RELATIVE_ACTION
 from vla_stack.errors import UserError
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
 from vla_stack.policies.dataset_facts import relative_mask
-from vla_stack.schema import ACTION, OBS_IMAGES
+from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.mixture import Mixture
 from vla_stack.training.recipe import PolicyRecipe, Recipe
@@ -89,19 +91,20 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
     """
     loss = find_loss(recipe.method)
     config = make_config(recipe.policy, device, checkpoint)
-    roots = [Path(root) for root in recipe.data.root]
-    specs = [read_robot_spec(root) for root in roots]
-    for root, spec in zip(roots, specs, strict=True):
-        if spec.fingerprint() != specs[0].fingerprint():
-            raise UserError(f"{root} is of robot '{spec.name}' and does not match {roots[0]} ('{specs[0].name}')")
+    datasets = [open_dataset(root) for root in recipe.data.root]
+    for other in datasets[1:]:
+        if differing := [k for k in (OBS_STATE, ACTION) if other.features.get(k) != datasets[0].features.get(k)]:
+            raise UserError(f"{other.root} and {datasets[0].root} differ in '{differing[0]}'", "mix data of one robot")
     torch.manual_seed(recipe.seed)
     if checkpoint is not None:
         policy, pre, post = restore(checkpoint, config)
     else:
-        metas = [LeRobotDatasetMetadata(f"local/{root.name}", root=root) for root in roots]
+        metas = [LeRobotDatasetMetadata(f"local/{d.root.name}", root=d.root) for d in datasets]
+        if recipe.data.cameras is not None and not config.input_features:
+            config.input_features = input_features(metas[0], recipe.data.cameras)
         policy = make_policy(config, ds_meta=metas[0])
-        pre, post = make_pre_post_processors(config, dataset_stats=dataset_stats(roots, metas, config))
-    return Parts(policy, pre, post, _loader(recipe, roots, config, rank), loss)
+        pre, post = make_pre_post_processors(config, dataset_stats=dataset_stats(datasets, metas, config))
+    return Parts(policy, pre, post, make_loader(recipe, datasets, config, rank), loss)
 
 
 def restore(checkpoint: Path, config: PreTrainedConfig) -> tuple[PreTrainedPolicy, Any, Any]:
@@ -120,7 +123,10 @@ def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | N
     """
     source = str(checkpoint / PRETRAINED) if checkpoint else recipe.pretrained
     try:
-        config = PreTrainedConfig.from_pretrained(source) if source else make_policy_config(recipe.type)
+        if source:
+            config = PreTrainedConfig.from_pretrained(source, cli_overrides=[f"--device={device.type}"])
+        else:
+            config = make_policy_config(recipe.type, device=device.type)
     except (OSError, ValueError) as e:
         if source:
             raise UserError(f"cannot read the policy in {source}: {str(e).splitlines()[0]}") from None
@@ -149,21 +155,34 @@ def horizon(config: PreTrainedConfig) -> int:
     return len(config.action_delta_indices or [0])
 
 
-def dataset_stats(roots: list[Path], metas: list[LeRobotDatasetMetadata], config: PreTrainedConfig) -> Stats:
-    """Normalisation statistics of the policy's features, over all roots, each weighted by its frames.
+def input_features(meta: LeRobotDatasetMetadata, cameras: tuple[str, ...]) -> dict[str, PolicyFeature]:
+    """What a policy observes when it is to see some of the dataset's cameras only, in the order given.
+
+    Raises:
+        UserError: The dataset has no such camera.
+    """
+    features = dataset_to_policy_features(meta.features)
+    keys = [f"{OBS_IMAGES}.{camera}" for camera in cameras]
+    if missing := [key for key in keys if key not in features]:
+        raise UserError(f"{meta.root} has no camera '{missing[0]}'", f"it has {', '.join(meta.camera_keys)}")
+    return {key: features[key] for key in (*keys, OBS_STATE)}
+
+
+def dataset_stats(datasets: list[Dataset], metas: list[LeRobotDatasetMetadata], config: PreTrainedConfig) -> Stats:
+    """Normalisation statistics of the policy's features over all datasets, each weighted by its frames.
 
     Those of state and action are exact and over chunks; the action's are of relative actions where the policy learns
     them. The others (images) are those that the dataset carries.
     """
-    relative = relative_mask(config, len(metas[0].features[ACTION]["names"])) if isinstance(config, VlaConfig) else None
     features = {**(config.input_features or {}), **(config.output_features or {})}
+    relative = relative_mask(config, features[ACTION].shape[0]) if isinstance(config, VlaConfig) else None
     parts = []
-    for root, meta in zip(roots, metas, strict=True):
-        stats = {**meta.stats, **load_stats(root, horizon(config), relative=relative)}
+    for dataset, meta in zip(datasets, metas, strict=True):
+        stats = {**(meta.stats or {}), **load_stats(dataset, horizon(config), relative=relative)}
         if relative is not None:
-            stats[ACTION] = stats["action.relative"]
+            stats[ACTION] = stats[RELATIVE_ACTION]
         parts.append({key: stats[key] for key in features if key in stats})
-    return parts[0] if len(parts) == 1 else pooled(parts, [meta.total_frames for meta in metas])
+    return parts[0] if len(parts) == 1 else pooled(parts, [dataset.num_frames for dataset in datasets])
 
 
 def pooled(parts: list[Stats], frames: list[int]) -> Stats:
@@ -184,19 +203,20 @@ def pooled(parts: list[Stats], frames: list[int]) -> Stats:
     return out
 
 
-def _loader(recipe: Recipe, roots: list[Path], config: PreTrainedConfig, rank: int) -> Loader:
+def make_loader(recipe: Recipe, datasets: list[Dataset], config: PreTrainedConfig, rank: int) -> Loader:
+    """Batches of the cameras that the policy sees."""
     cameras = [k.removeprefix(f"{OBS_IMAGES}.") for k in config.input_features or {} if k.startswith(OBS_IMAGES)]
-    *seeds, mixing = map(int, np.random.SeedSequence([recipe.seed, rank]).generate_state(len(roots) + 1))
+    *seeds, mixing = map(int, np.random.SeedSequence([recipe.seed, rank]).generate_state(len(datasets) + 1))
     loaders = [
         ChunkLoader(
-            root,
+            dataset,
             horizon=horizon(config),
             batch_size=recipe.batch_size,
             seed=seed,
             episodes=recipe.data.episodes,
-            cameras=recipe.data.cameras or cameras,
+            cameras=cameras,
         )
-        for root, seed in zip(roots, seeds, strict=True)
+        for dataset, seed in zip(datasets, seeds, strict=True)
     ]
     return loaders[0] if len(loaders) == 1 else Mixture(loaders, recipe.batch_size, mixing)
 

@@ -1,4 +1,4 @@
-"""Several datasets as one stream: every batch mixes them in proportion to their frames."""
+"""Several datasets as one stream: every batch mixes them in proportion to their size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vla_stack.data import ChunkLoader
 
 
 class Mixture:
-    """Batches whose rows come from several loaders, each row from loader i with probability frames_i / frames.
+    """Batches whose rows come from several loaders, from each with a probability proportional to its length.
 
     Each loader yields whole batches; rows that a mixed batch does not take wait for the next one. A loader's position
     is kept as its state before its current batch and the number of that batch's rows already taken.
@@ -23,8 +23,8 @@ class Mixture:
     """
 
     def __init__(self, loaders: Sequence[ChunkLoader], batch_size: int, seed: int) -> None:
-        frames = np.array([loader.frames for loader in loaders], np.float64)
-        self._weights = frames / frames.sum()
+        lengths = np.array([len(loader) for loader in loaders], np.float64)
+        self._weights = lengths / lengths.sum()
         self._sources = [_Source(loader) for loader in loaders]
         self._batch_size, self._seed, self._drawn = batch_size, seed, 0
 
