@@ -141,7 +141,7 @@ class _Progress:
 class Executor:
     """One robot's plan, and the rules by which it is filled and followed.
 
-    At each control step k, in this order: :meth:`plan`, any number of :meth:`deliver`, :meth:`dispatch`.
+    At each control step k: :meth:`plan` once and :meth:`deliver` for what has arrived, then :meth:`dispatch`.
 
     Args:
         robot: The embodiment that is driven.
@@ -189,6 +189,10 @@ class Executor:
     def rearm(self, k: int) -> None:
         """Leave STOP: forget the plan and ask anew. The robot holds until a fresh chunk arrives."""
         self._now = _Progress(Timeline.empty(k, self._dims), command=self._now.command)
+
+    def forget_request(self) -> None:
+        """The request in flight will not be answered, e.g. because the server restarted: ask anew at the next step."""
+        self._now.request = None
 
     def plan(self, k: int) -> Request | None:
         """Whether to ask the policy now; call after o_k is captured and before a_k is dispatched."""

@@ -1,0 +1,76 @@
+"""What a robot is to everything above it: a description, readings, commands, two ways to stand still.
+
+SI units on this side of the door, whatever the hardware speaks (degrees, percent, ticks). No driver imports torch or
+lerobot before it is asked for one.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypedDict, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.schema import Observation, RobotSpec
+
+
+class Status(TypedDict, total=False):
+    """How an episode stands.
+
+    ``stage`` is the furthest stage reached, an index into the task's; ``real_time_factor`` is simulated over real
+    time since the episode's start, 1 where the simulation keeps up.
+    """
+
+    is_success: bool
+    done: bool
+    stage: int
+    real_time_factor: float
+
+
+class Driver(Protocol):
+    """One robot. Called from one thread.
+
+    A driver guards itself: without a :meth:`write` for three control steps it holds, whatever its caller does.
+    """
+
+    @property
+    def spec(self) -> RobotSpec:
+        """What the robot measures and accepts; known once connected."""
+        ...
+
+    def connect(self) -> None:
+        """Open the hardware; raises ``UserError`` with the remedy where it cannot."""
+        ...
+
+    def read(self) -> Observation:
+        """The newest reading, with the monotonic time of its capture; may wait for the next, at most half a step."""
+        ...
+
+    def write(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Send a command [A]; returns what was sent after the driver's own limits. Does not wait."""
+        ...
+
+    def hold(self) -> None:
+        """Stand still where the robot is, ready for the next command."""
+        ...
+
+    def stop(self) -> None:
+        """Safe stop: stand still, in the way that the hardware is safest."""
+        ...
+
+    def disconnect(self) -> None:
+        """Hold, then let go; may be called twice."""
+        ...
+
+
+@runtime_checkable
+class EpisodicDriver(Driver, Protocol):
+    """A robot that can be put back to a start and knows whether it succeeded, as simulators do."""
+
+    def reset(self, seed: int) -> str:
+        """Begin an episode; the same seed is the same start. Returns the instruction."""
+        ...
+
+    def status(self) -> Status:
+        """As of the last :meth:`read`."""
+        ...

@@ -1,0 +1,146 @@
+"""The control loop under the virtual clock, against a robot and a server made of numbers."""
+
+import numpy as np
+import pytest
+from runtime_fakes import DT_NS, FakeDriver, FakePort, label_chunk, make_envelope, make_executor
+
+from vla_stack.runtime.clock import VirtualClock
+from vla_stack.runtime.control import ControlLoop, chunk_fields, read_chunk
+
+
+def rig(latency_ns=DT_NS // 2, orders=(), driver=None, safety=None, answer=label_chunk, **config):
+    clock = VirtualClock(start_ns=7)
+    driver = FakeDriver(clock, **(driver or {}))
+    port = FakePort(clock, latency_ns, orders, answer)
+    loop = ControlLoop(driver, make_executor(**config), make_envelope(**(safety or {})), clock, port)
+    return loop, driver, port
+
+
+@pytest.mark.parametrize("mode", ["sync", "naive"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_commands_are_their_ticks_and_latency_costs_only_what_it_must(mode, steps):
+    loop, driver, _ = rig(latency_ns=steps * DT_NS - 1, mode=mode)
+    log = loop.run(seed=3, max_ticks=64)
+    sent = np.array(driver.sent)[:, 0]
+    run = np.array(log.rids) >= 0
+    if mode == "naive":
+        np.testing.assert_array_equal(sent[run], np.arange(64)[run])
+        assert log.to_message()["idle_ticks"] == steps
+    else:
+        starts = np.arange(0, 64, 8 + steps)  # a sync plan is laid down where the reply arrived
+        expected = np.concatenate([np.arange(s, s + 8) for s in starts])
+        np.testing.assert_array_equal(sent[run], expected[: run.sum()])
+        assert log.to_message()["idle_ticks"] == steps * len(starts)
+    assert set(log.delays) == {steps}
+    assert log.overruns == 0
+
+
+def test_a_stall_skips_ticks_and_is_never_made_up_for():
+    loop, driver, _ = rig(driver={"busy_ns": {20: 4 * DT_NS + 5}})
+    log = loop.run(seed=0, max_ticks=40)
+    sent = np.array(driver.sent)[:, 0]
+    assert log.overruns == 3
+    assert list(sent[18:23]) == [18, 19, 20, 24, 25]
+    assert log.to_message()["steps"] == 40
+    assert len(log.rids) == 37
+
+
+def test_a_tick_that_is_a_little_late_is_run_late():
+    loop, driver, _ = rig(driver={"busy_ns": {20: DT_NS + 5}})
+    log = loop.run(seed=0, max_ticks=30)
+    assert log.overruns == 0
+    assert max(log.late_ns) == pytest.approx(5, abs=2_100_000)
+    assert [int(x) for x in np.array(driver.sent)[19:23, 0]] == [19, 20, 21, 22]
+
+
+def test_server_loss_holds_then_stops_then_goes_on():
+    loop, driver, port = rig(orders=[(60, "rearm")])
+    port.alive = lambda tick: not 20 <= tick < 55
+    log = loop.run(seed=0, max_ticks=80)
+    states = [s for _, s in port.states]
+    assert states == ["run", "hold", "stop", "hold", "run"]
+    held, stopped, again = (k for k, s in port.states if s in ("hold", "stop"))
+    assert stopped - held == 5  # 0.5 s
+    assert driver.calls["stop"] == 1
+    assert port.states[-1][0] - again <= 1
+    sent = np.array(log.actions)[:, 0]
+    assert (sent[held:again] == sent[held - 1]).all()
+    assert sent[-1] == 79
+    assert log.states["run"] + log.states["hold"] + log.states["stop"] == 80
+
+
+def test_a_stopped_robot_asks_nothing_until_it_is_rearmed():
+    loop, _, port = rig()
+    port.alive = lambda tick: tick < 8
+    loop.run(seed=0, max_ticks=100)
+    stopped = next(k for k, s in port.states if s == "stop")
+    assert max(r.origin for r in port.requests) <= stopped
+
+
+def test_renewed_session_asks_again_at_once():
+    loop, _, port = rig(orders=[(4, "renew")])
+    port.alive = lambda tick: tick >= 4
+    loop.run(seed=0, max_ticks=8)
+    assert [r.origin for r in port.requests] == [0, 4]
+
+
+def test_chunks_of_nan_hold_and_stay_out():
+    def broken(request):
+        chunk = label_chunk(request)
+        chunk.actions[:] = np.nan
+        return chunk
+
+    loop, driver, port = rig(answer=broken)
+    log = loop.run(seed=0, max_ticks=30)
+    assert log.executor["rejected.not finite"] > 0
+    assert np.isfinite(driver.sent).all() and not np.any(driver.sent)
+
+
+def test_frozen_sensor_holds_then_stops():
+    loop, driver, port = rig()
+    driver.write = lambda a, write=driver.write: (write(a), _freeze(driver, at=15))[0]
+    log = loop.run(seed=0, max_ticks=60)
+    assert [s for _, s in port.states] == ["run", "hold", "stop"]
+    assert log.safety["stale"] == 5
+
+
+def _freeze(driver, at):
+    if len(driver.sent) == at:
+        driver.frozen_ns = driver.clock.now_ns()
+
+
+def test_abort_ends_the_episode_and_holds():
+    loop, driver, _ = rig(orders=[(12, "abort")])
+    log = loop.run(seed=0)
+    assert len(log.rids) == 12
+    assert driver.calls["hold"] == 1
+
+
+def test_the_driver_ends_the_episode_and_the_next_begins_afresh():
+    loop, driver, port = rig(driver={"episode_ticks": 21})
+    logs = [loop.run(seed) for seed in (4, 5)]
+    for log, seed in zip(logs, (4, 5), strict=True):
+        message = log.to_message()
+        assert (message["steps"], message["success"], message["stage"]) == (20, True, 1)
+        assert message["instruction"] == f"episode {seed}"
+        assert message["executor"]["accepted"] == log.to_message()["executor"]["requests"]
+    assert {r.epoch for r in port.requests} == {1, 2}
+    np.testing.assert_array_equal(logs[0].actions, logs[1].actions)
+
+
+def test_wall_clock_plays_no_part(monkeypatch):
+    import time
+
+    plain = rig()[0].run(seed=0, max_ticks=30).actions
+    wall = iter(np.random.default_rng(0).uniform(-1e9, 1e9, 10**6))
+    monkeypatch.setattr(time, "time", lambda: next(wall))
+    np.testing.assert_array_equal(rig()[0].run(seed=0, max_ticks=30).actions, plain)
+
+
+def test_chunk_survives_the_pipe():
+    from vla_stack.runtime.executor import Request
+
+    chunk = label_chunk(Request(3, 2, 9, 9, 1, 20))
+    back = read_chunk({"kind": "chunk", **chunk_fields(chunk)})
+    np.testing.assert_array_equal(back.actions, chunk.actions)
+    assert (back.origin, back.k_obs, back.rid, back.epoch) == (9, 9, 3, 2)
