@@ -61,6 +61,7 @@ class PolicyClient:
     Attributes:
         policy: What the server said it serves, None before :meth:`hello`.
         clock: Clock offset and fastest round trip from :meth:`ping`, None before the first answer.
+        last_pong_ns: Robot's monotonic clock when the server last answered a PING, None before the first answer.
         discarded: Replies that were filtered out, by reason (``stale``, ``malformed``).
     """
 
@@ -77,6 +78,7 @@ class PolicyClient:
         self._pings: deque[ClockOffset] = deque(maxlen=64)
         self.policy: PolicySpec | None = None
         self.clock: ClockOffset | None = None
+        self.last_pong_ns: int | None = None
         self.discarded: Counter[str] = Counter()
 
     @property
@@ -164,7 +166,9 @@ class PolicyClient:
         self._send(Message(Kind.PING, self._sid, self._epoch, fields={"t0": time.monotonic_ns()}))
 
     def close(self) -> None:
-        """Say BYE and close."""
+        """Say BYE and close; a second call does nothing."""
+        if self._socket.closed:
+            return
         if self._sid:
             self._send(Message(Kind.BYE, self._sid, self._epoch))
         self._socket.close(linger=100)
@@ -226,7 +230,7 @@ class PolicyClient:
         return None
 
     def _on_pong(self, message: Message) -> None:
-        t3 = time.monotonic_ns()
+        t3 = self.last_pong_ns = time.monotonic_ns()
         t0, t1, t2 = (message.fields.get(key, 0) for key in ("t0", "t1", "t2"))
         self._pings.append(ClockOffset(((t1 - t0) + (t2 - t3)) // 2, (t3 - t0) - (t2 - t1)))
         self.clock = min(self._pings, key=lambda sample: sample.round_trip_ns)

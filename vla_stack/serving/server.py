@@ -200,7 +200,7 @@ class PolicyServer:
 
     def _send(self, peer: bytes, frames: list[bytes | memoryview]) -> None:
         try:
-            self._router.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            self._router.send_multipart([peer, *frames], zmq.NOBLOCK)  # a chunk is small: copying beats tracking
         except zmq.Again:  # the peer does not read: its queue is full, and stays so
             self.metrics.reject("unread")
         except zmq.ZMQError as e:
@@ -244,6 +244,9 @@ class PolicyServer:
                 raise WireError(Code.BAD_SCHEMA, f"a server does not take {message.kind}")
         except WireError as e:
             self._refuse(message, e, peer)
+        except Exception:  # one robot's message must not end the service of the others
+            log.exception("a %s message could not be handled", message.kind)
+            self._refuse(message, WireError(Code.INTERNAL, "the server could not handle this message"), peer)
 
     def _on_ping(self, peer: bytes, message: Message, received_ns: int) -> None:
         session = self._sessions.of(peer, received_ns)

@@ -77,6 +77,9 @@ class Kind(StrEnum):
     ERR = "ERR"
 
 
+_KINDS = frozenset(str(kind) for kind in Kind)
+
+
 class Code(StrEnum):
     """Reasons of an ERR."""
 
@@ -191,8 +194,8 @@ def decode(frames: Sequence[bytes | memoryview]) -> Message:
 
 
 def error(code: Code, text: str, sid: str = "", epoch: int = 0, rid: int = NO_REQUEST) -> Message:
-    """An ERR message; ``text`` is cut to one short line."""
-    line = " ".join(text.split())[:MAX_ERROR_TEXT]
+    """An ERR message; ``text``, which may quote a peer, is cut to one short line that any peer can decode."""
+    line = " ".join(text.split())[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode()
     return Message(Kind.ERR, sid, epoch, rid, {"code": str(code), "text": line})
 
 
@@ -208,13 +211,14 @@ def _decode_header(frame: bytes | memoryview) -> dict[str, Any]:
     version = header["v"]
     if type(version) is not int or version != VERSION:
         raise WireError(Code.VERSION, f"wire version {str(version)[:20]} is not {VERSION}: install the same vla-stack")
-    if header.get("type") not in set(Kind):
-        raise WireError(Code.BAD_SCHEMA, f"unknown message type {str(header.get('type'))[:20]!r}")
+    kind = header.get("type")
+    if type(kind) is not str or kind not in _KINDS:
+        raise WireError(Code.BAD_SCHEMA, f"unknown message type {str(kind)[:20]!r}")
     for key, default in (("sid", ""), ("epoch", 0), ("rid", NO_REQUEST), ("tensors", [])):
         _check_type(key, header.setdefault(key, default), type(default))
-    for key, kind in FIELDS.items():
+    for key, expected in FIELDS.items():
         if key in header:
-            _check_type(key, header[key], kind)
+            _check_type(key, header[key], expected)
     return header
 
 
