@@ -53,9 +53,9 @@ def add_geom(
     return body.add_geom(name=name, type=kind, size=size, rgba=[*rgb, 1.0], **settings)
 
 
-def add_mark(body: mujoco.MjsBody, name: str, shape: str, size: list[float], rgb: Colour, z: float = 0.0) -> None:
+def add_mark(body: mujoco.MjsBody, name: str, shape: str, size: list[float], rgb: Colour, **fields: Any) -> None:
     """A geom that is seen but not felt."""
-    add_geom(body, name, shape, size, rgb, z, contype=0, conaffinity=0)
+    add_geom(body, name, shape, size, rgb, contype=0, conaffinity=0, mass=0.0, **fields)
 
 
 def add_cube(spec: mujoco.MjSpec, name: str, rgb: Colour) -> None:

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 import gymnasium as gym
 
 from sim.env import ArmEnv, Variant
+from sim.tasks.conveyor import Conveyor
+from sim.tasks.drawer import Drawer
+from sim.tasks.insert import Insert
+from sim.tasks.obstacle import Obstacle
 from sim.tasks.pick import Pick
 from sim.tasks.place import Place
 from sim.tasks.push import Push
 from sim.tasks.stack import Stack
 
-_TASKS: tuple[type[ArmEnv], ...] = (Pick, Place, Push, Stack)
+_TASKS: tuple[type[ArmEnv], ...] = (Pick, Place, Push, Stack, Insert, Drawer, Obstacle, Conveyor)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from sim import arm
 from sim.env import ArmEnv, ToolGoal
 
 AT = 0.006  # m, horizontal error at which the tool counts as above its goal
+SERVO_LAG = 0.04  # s, how far the joints trail a moving target
 NEAR = 0.05  # m, further out than this the tool keeps its full clearance
 
 
@@ -24,16 +25,35 @@ def over(env: ArmEnv, position: NDArray, yaw: float, gripper: float, clearance: 
     return ToolGoal(np.array([*aside, height]), yaw, gripper)
 
 
-def grasp(env: ArmEnv, body: str, position: NDArray, yaw: float, clearance: float = 0.08) -> ToolGoal:
-    """Take the body, whose geom has the same name, at ``position``; once it is held the goal is to stay."""
+def grasp(
+    env: ArmEnv,
+    geom: str,
+    position: NDArray,
+    yaw: float,
+    clearance: float = 0.08,
+    opening: float = 1.0,
+    velocity: NDArray | None = None,
+) -> ToolGoal:
+    """Take the geom at ``position``; once it is held the goal is to stay there.
+
+    Args:
+        env: The environment.
+        geom: What the pads shall touch.
+        position: Where, [3] metres.
+        yaw: Tool yaw, radians.
+        clearance: Height of the approach, metres.
+        opening: Opening ratio of the approach.
+        velocity: Velocity [3] of the object, m/s; the tool aims where it will be.
+    """
     tool = env.tool
     # While the fingers close, the object centres itself and may leave the tight tolerance that started them.
-    slack = 1.0 if tool[4] > 0.9 else 2.5
+    slack = 1.0 if tool[4] > 0.9 * opening else 2.5
     there = np.hypot(*(position[:2] - tool[:2])) < slack * AT and abs(position[2] - tool[2]) < slack * 0.008
     turned = abs(arm.wrap_angle(yaw - tool[3])) < slack * 0.12
-    if env.grasped(body) or (there and turned):
-        return ToolGoal(position, yaw, 0.0)
-    return over(env, position, yaw, 1.0, clearance)
+    aim = position if velocity is None else position + velocity * (env.spec_robot.dt + SERVO_LAG)
+    if env.grasped(geom) or (there and turned):
+        return ToolGoal(aim, yaw, 0.0)
+    return over(env, aim, yaw, opening, clearance)
 
 
 def put(env: ArmEnv, body: str, position: NDArray, yaw: float, clearance: float = 0.08) -> ToolGoal:

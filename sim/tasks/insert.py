@@ -1,0 +1,105 @@
+"""Insert a square peg into a square socket."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from sim import arm, objects, skills
+from sim.env import ArmEnv, TaskConfig, ToolGoal, Variant
+
+
+def default_config() -> TaskConfig:
+    return TaskConfig(
+        max_episode_steps=100,
+        rewards={
+            "reached": 0.1,  # the tool is at the peg's grip
+            "grasped": 0.2,  # both pads hold the peg
+            "lifted": 0.1,  # it is off the table, held
+            "aligned": 0.2,  # it is above the socket to within the chamfer
+            "inserted": 0.4,  # it is DEPTH deep in the socket: success
+        },
+    )
+
+
+PEG = (0.012, 0.012, 0.045)  # m, half sizes
+GRIP = 0.022  # m, where the peg is held, above its centre
+CLEARANCE = 0.003  # m, each side
+SOCKET_HEIGHT = 0.035  # m
+DEPTH = 0.025  # m
+SYMMETRY = np.pi / 2
+WALL = 0.008  # m, half the thickness of the socket's walls
+CHAMFER = 0.006  # m, half the length of the slope that leads the peg in
+
+
+class Insert(ArmEnv):
+    name = "insert"
+    config = default_config()
+    variants = ({"object": "peg"},)
+
+    @classmethod
+    def instruct(cls, variant: Variant) -> str:
+        return f"insert the {variant['object']} into the socket"
+
+    def build(self, spec: mujoco.MjSpec) -> None:
+        peg = spec.worldbody.add_body(name="peg")
+        peg.add_freejoint(name="peg")
+        objects.add_geom(peg, "peg", "box", list(PEG), (0.93, 0.55, 0.16), mass=0.08)
+        socket = spec.worldbody.add_body(name="socket", mocap=True)
+        # Slippery whatever the peg is made of: a jammed peg is a contact artefact more often than physics.
+        slick = {"priority": 1, "friction": [0.1, 0.005, 0.0001]}
+        hole, slate, pale = PEG[0] + CLEARANCE, (0.25, 0.36, 0.50), (0.55, 0.66, 0.78)
+        for i in range(4):
+            angle = i * np.pi / 2
+            quat = [np.cos(angle / 2), 0.0, 0.0, np.sin(angle / 2)]
+            out = np.array([np.cos(angle), np.sin(angle), 0.0])
+            # Pinwheel: each wall covers one corner.
+            side = np.array([-out[1], out[0], 0.0]) * WALL
+            wall = (hole + WALL) * out + side + [0.0, 0.0, SOCKET_HEIGHT / 2]
+            size = [WALL, hole + WALL, SOCKET_HEIGHT / 2]
+            objects.add_geom(socket, f"wall_{i}", "box", size, slate, pos=list(wall), quat=quat, **slick)
+            # A thin board whose upper face slopes towards the hole at 45 degrees.
+            tilt = np.array([np.cos(np.pi / 8), 0.0, np.sin(np.pi / 8) * -1.0, 0.0])
+            turned = np.zeros(4)
+            mujoco.mju_mulQuat(turned, np.array(quat), tilt)
+            lip = (hole + CHAMFER) * out + [0.0, 0.0, SOCKET_HEIGHT + 0.001]
+            board = [1.4 * CHAMFER, hole + 2 * CHAMFER, 0.0015]
+            objects.add_geom(socket, f"lip_{i}", "box", board, pale, pos=list(lip), quat=list(turned), **slick)
+
+    def place(self, rng: np.random.Generator) -> None:
+        peg, socket = objects.scatter(rng, 2, (0.38, 0.54), (-0.16, 0.16), 0.13)
+        objects.lay(self, "peg", *peg, PEG[2], rng.uniform(-0.5, 0.5))
+        objects.lay(self, "socket", *socket, 0.0, rng.uniform(-0.4, 0.4))
+
+    def progress(self) -> tuple[bool, ...]:
+        peg, held = self.position("peg"), self.grasped("peg")
+        reached = bool(np.linalg.norm(peg + [0, 0, GRIP] - self.tool[:3]) < 0.02)
+        offset = float(np.hypot(*(peg - self.position("socket"))[:2]))
+        upright = self.data.body("peg").xmat[8] > 0.97
+        bottom = peg[2] - PEG[2]
+        inserted = offset < 2 * CLEARANCE and upright and bottom < SOCKET_HEIGHT - DEPTH
+        return reached, held, held and bottom > 0.02, held and offset < CHAMFER, bool(inserted)
+
+    def keypoints(self) -> dict[str, NDArray[np.float32]]:
+        tip = self.position("peg") - PEG[2] * self.data.body("peg").xmat[[2, 5, 8]]
+        mouth = self.position("socket") + [0.0, 0.0, SOCKET_HEIGHT]
+        named = {"peg_tip": tip.astype(np.float32), "socket_mouth": mouth.astype(np.float32)}
+        return objects.points(self, "peg", "socket") | named
+
+    def expert_goal(self) -> ToolGoal:
+        peg = self.position("peg")
+        if not self.grasped("peg"):
+            grip = peg + [0.0, 0.0, GRIP]
+            return skills.grasp(self, "peg", grip, self.yaw("peg", SYMMETRY), clearance=0.06)
+        tool, socket = self.tool, self.position("socket")
+        turn = self.yaw("socket", SYMMETRY) - self.yaw("peg", SYMMETRY)
+        turn -= SYMMETRY * np.round(turn / SYMMETRY)
+        offset = socket[:2] - peg[:2]
+        entered = peg[2] - PEG[2] < SOCKET_HEIGHT
+        aligned = np.hypot(*offset) < CLEARANCE and abs(turn) < 0.06
+        height = SOCKET_HEIGHT + 0.012 if not (aligned or entered and np.hypot(*offset) < CHAMFER) else 0.004
+        rise = height + PEG[2] - peg[2]
+        # Rise first, then move: the peg must not sweep the socket's lips.
+        aside = offset if rise < 0.015 else np.zeros(2)
+        return ToolGoal(tool[:3] + [*aside, rise], arm.wrap_angle(tool[3] + turn), 0.0)
