@@ -64,14 +64,14 @@ def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:
     """
     for field in ("action", "state"):
         has, wants = ([d.name for d in getattr(spec, field)] for spec in (env, policy))
-        if has != wants:
+        if len(has) != len(wants) or (has != wants and not nameless(policy)):
             raise UserError(
                 f"{env_id} has {field} [{' '.join(has)}], the policy was trained on [{' '.join(wants)}]",
                 "evaluate on an environment of the policy's embodiment and control mode",
             )
     if env.action_kind != policy.action_kind:
         raise UserError(f"{env_id} takes {env.action_kind} actions, the policy gives {policy.action_kind} ones")
-    if not np.isclose(env.rate_hz, policy.rate_hz):
+    if not np.isclose(env.rate_hz, policy.rate_hz) and not nameless(policy):
         raise UserError(
             f"{env_id} runs at {env.rate_hz:g} Hz, the policy was trained at {policy.rate_hz:g} Hz",
             "make the environment at the policy's rate",
@@ -87,6 +87,11 @@ def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:
                 f"{camera.height}x{camera.width}",
                 "make the environment with the policy's image size",
             )
+
+
+def nameless(policy: RobotSpec) -> bool:
+    """Whether a policy of another project left no description of its robot: then only sizes can be compared."""
+    return policy.name.startswith("lerobot/")
 
 
 def observe(raw: dict[str, Any], policy: RobotSpec, task: str, step: int) -> Observation:
@@ -106,7 +111,8 @@ def _sim_options(robot: RobotSpec) -> dict[str, Any]:
     if len(sizes) != 1 or len(set(next(iter(sizes)))) != 1:
         shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras) or "none"
         raise UserError(f"the tasks of sim render square images of one size, the policy wants {shapes}")
-    absolute = "joint_abs" if robot.action[0].name.startswith("joint_") else "ee_abs"
+    joints = robot.action[0].name.startswith("joint_") or (nameless(robot) and len(robot.action) == 8)
+    absolute = "joint_abs" if joints else "ee_abs"
     return {
         "cameras": tuple(c.name for c in robot.cameras),
         "image_size": robot.cameras[0].height,

@@ -1,0 +1,181 @@
+"""``vla eval``: roll a policy out in simulation and report success with its interval."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from vla_stack.errors import UserError
+from vla_stack.evaluation.episode import Instruct
+from vla_stack.evaluation.records import EpisodeRecord, EvalResult
+from vla_stack.evaluation.rollouts import ChunkPolicy, evaluate
+from vla_stack.statistics import wilson
+
+if TYPE_CHECKING:
+    from vla_stack.runtime.executor import ExecutorConfig
+
+HELP = "Roll a policy out in simulation, under a virtual clock, and report success with its interval."
+EXAMPLES = (
+    "vla eval                                                  # the shipped policy on sim/pick-v0",
+    "vla eval --policy runs/pick --env sim/pick-v0 sim/place-v0 --episodes 200",
+    "vla eval --latency 0,100ms,300ms --mode naive             # the same scenes at three delays",
+    "vla eval --swap-instruction                               # is the instruction really followed?",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    a = parser.add_argument
+    a("--policy", default="shipped", help="policy or run directory, or a shipped policy's name (default: %(default)s)")
+    a("--env", nargs="+", action="extend", help="gymnasium ids (default: sim/pick-v0)")
+    a("--episodes", type=_positive, default=100, help="episodes for each setting (default: %(default)s)")
+    a("--seed", type=int, default=1000, help="seed of the first episode (default: %(default)s)")
+    a("--mode", choices=("naive", "sync"), default="naive", help="execution of chunks (default: %(default)s)")
+    a("--execute", type=_positive, help="actions executed of each chunk (default: half the policy's horizon)")
+    a("--latency", default="0ms", help="delays of the policy, e.g. 0,100ms,2ticks; milliseconds round up to ticks")
+    a("--swap-instruction", action="store_true", help="also instruct another variant than the one that counts")
+    a("--randomisation", type=int, choices=(0, 1, 2), default=0, help="level of the sim tasks (default: %(default)s)")
+    a("--num-envs", type=_positive, default=8, help="episodes that run at the same time (default: %(default)s)")
+    a("--workers", type=int, help="processes for the environments; 0 for none (default: one a core)")
+    a("--device", default="cpu", help="where the policy runs (default: %(default)s)")
+    a("--videos", type=int, default=3, help="films of each outcome and setting (default: %(default)s)")
+    a("--out", type=Path, default=Path("outputs/eval"), help="directory of the report (default: %(default)s)")
+
+
+def main(args: argparse.Namespace) -> int:
+    path, policy = _load(args.policy, args.device)
+    results = run_settings(policy, args)
+    print(table(results))
+    report = _report(results, args, path, policy)
+    print(f"\nReport: {report}   figures: {report.with_suffix('.json')}")
+    return 0
+
+
+def run_settings(policy: ChunkPolicy, args: argparse.Namespace) -> list[EvalResult]:
+    """Every environment at every latency, and with the wrong instruction where that is asked for."""
+    latencies = parse_latencies(args.latency, policy.spec.robot.rate_hz)
+    instructs: tuple[Instruct, ...] = (None, "swap") if args.swap_instruction else (None,)
+    results = []
+    for env_id in args.env or ["sim/pick-v0"]:
+        options = {"randomisation": args.randomisation} if env_id.startswith("sim/") and args.randomisation else {}
+        for latency in latencies:
+            for instruct in instructs:
+                title = f"{env_id} {latency} ticks" + (" wrong instruction" if instruct else "")
+                with _progress(title, args.episodes) as on_episode:
+                    result = evaluate(
+                        policy,
+                        env_id,
+                        episodes=args.episodes,
+                        seed=args.seed,
+                        executor=_executor(policy, args),
+                        latency_ticks=latency,
+                        instruct=instruct,
+                        num_envs=args.num_envs,
+                        workers=_workers(args),
+                        env_options=options,
+                        on_episode=on_episode,
+                    )
+                results.append(result)
+    return results
+
+
+def parse_latencies(text: str, rate_hz: float) -> list[int]:
+    """Control ticks of each delay in a comma-separated list; a started tick counts whole.
+
+    Args:
+        text: For example ``0,100ms,0.3s,2ticks``; a bare number is milliseconds.
+        rate_hz: Control rate.
+
+    Raises:
+        UserError: An entry is none of these.
+    """
+    ticks = []
+    for entry in text.split(","):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|ticks?|)\s*", entry)
+        if found is None:
+            raise UserError(f"--latency: '{entry}' is no delay", "write for example 0,100ms,0.3s or 2ticks")
+        value, unit = float(found.group(1)), found.group(2)
+        per_tick = {"ms": 1000 / rate_hz, "": 1000 / rate_hz, "s": 1 / rate_hz}.get(unit, 1.0)
+        ticks.append(math.ceil(value / per_tick - 1e-9))
+    return list(dict.fromkeys(ticks))
+
+
+def table(results: Sequence[EvalResult]) -> str:
+    """What was measured, one aligned line a setting, and the mean over settings with the right instruction."""
+    names = [f"{r.name}  {r.label}" for r in results]
+    width = max(map(len, names))
+    lines = [f"\n{'':<{width}}  success   95 % interval   episodes   time to success   idle"]
+    for name, r in zip(names, results, strict=True):
+        low, high = r.interval
+        time = f"{r.seconds_to_success:.1f} s" if r.successes else "–"
+        lines.append(
+            f"{name:<{width}}  {r.success_rate:>6.0%}    {f'{low:.0%} – {high:.0%}':<13}   "
+            f"{f'{r.successes}/{len(r.episodes)}':>8}   {time:>15}   {r.idle_fraction:>4.0%}"
+        )
+        judged = [e.instructed_success for e in r.episodes if e.instructed_success is not None]
+        if r.settings.get("instruct") and judged:
+            lines.append(f"{'':<{width}}  {sum(judged) / len(judged):>6.0%}    of what was instructed")
+    straight = [r.success_rate for r in results if not r.settings.get("instruct")]
+    if len(straight) > 1:
+        lines.append(f"{'mean':<{width}}  {sum(straight) / len(straight):>6.0%}")
+    return "\n".join(lines)
+
+
+def _load(name: str, device: str) -> tuple[Path, ChunkPolicy]:
+    from vla_stack.policies.chunk_policy import load_policy
+    from vla_stack.policies.shipped import resolve_policy
+
+    path = resolve_policy(name)
+    return path, load_policy(path, device=device)
+
+
+def _executor(policy: ChunkPolicy, args: argparse.Namespace) -> ExecutorConfig:
+    from vla_stack.runtime.executor import ExecutorConfig
+
+    return ExecutorConfig(mode=args.mode, execute=args.execute or max(1, policy.spec.horizon // 2))
+
+
+def _workers(args: argparse.Namespace) -> int:
+    if args.workers is not None:
+        return max(0, args.workers)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, args.num_envs, 16)
+
+
+@contextmanager
+def _progress(title: str, episodes: int) -> Iterator[Callable[[EpisodeRecord], None]]:
+    """A progress bar with the success so far and its interval."""
+    done = wins = 0
+    with tqdm(total=episodes, desc=title, unit="ep", dynamic_ncols=True) as bar:
+
+        def on_episode(record: EpisodeRecord) -> None:
+            nonlocal done, wins
+            done, wins = done + 1, wins + record.success
+            low, high = wilson(wins, done)
+            bar.set_postfix_str(f"success {wins}/{done} [{low:.0%} – {high:.0%}]", refresh=False)
+            bar.update()
+
+        yield on_episode
+
+
+def _report(results: Sequence[EvalResult], args: argparse.Namespace, path: Path, policy: ChunkPolicy) -> Path:
+    from vla_stack.evaluation.report import write_report
+    from vla_stack.evaluation.video import film
+
+    filmed = [film(r, args.out / "videos", args.videos) for r in tqdm(results, desc="films", leave=False)]
+    about = {"policy": f"{path} ({policy.spec.model_version[:12] or 'no version'})", "device": args.device}
+    return write_report(filmed, args.out / "report.html", title=f"Evaluation of {path.name}", about=about)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value

@@ -1,0 +1,104 @@
+"""Films of episodes, made after the evaluation by replaying recorded actions with better pictures.
+
+The same seed and the same actions give the same episode, so nothing has to be filmed in advance: the rollouts render
+what the policy needs, and the few episodes that a report shows are rendered again, larger and with shadows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.errors import UserError
+from vla_stack.evaluation.records import EpisodeRecord, EvalResult
+
+SIM_CAMERA = {"cameras": (), "visuals": "pretty", "render_size": (270, 360)}
+
+
+def film(result: EvalResult, folder: Path, per_outcome: int) -> EvalResult:
+    """Film the first few successes and the first few failures of a result.
+
+    Args:
+        result: Fresh from an evaluation, actions included.
+        folder: Where the mp4 files go.
+        per_outcome: How many of each.
+
+    Returns:
+        The result with the paths of the films in its records. An environment without ``rgb_array`` has none.
+    """
+    chosen = [e for want in (True, False) for e in [e for e in result.episodes if e.success is want][:per_outcome]]
+    env = _film_env(result) if chosen else None
+    if env is None:
+        return result
+    folder.mkdir(parents=True, exist_ok=True)
+    slug = "".join(c if c.isalnum() else "-" for c in f"{result.name}-{result.label}")
+    paths: dict[int, str] = {}
+    for episode in chosen:
+        path = folder / f"{slug}-{episode.seed}.mp4"
+        write_mp4(replay(env, episode), path, result.rate_hz)
+        paths[episode.seed] = str(path)
+    env.close()
+    return replace(result, episodes=tuple(replace(e, video=paths.get(e.seed, e.video)) for e in result.episodes))
+
+
+def replay(env: gym.Env, episode: EpisodeRecord) -> list[NDArray[np.uint8]]:
+    """Pictures uint8 [H, W, 3] of an episode: one before each action and one at the end.
+
+    Raises:
+        RuntimeError: The replay ended differently, so it would show something that did not happen.
+    """
+    _, info = env.reset(seed=episode.seed)
+    frames: list[Any] = [env.render()]
+    for action in episode.actions:
+        _, _, _, _, info = env.step(action)
+        frames.append(env.render())
+    if bool(info["is_success"]) is not episode.success:
+        raise RuntimeError(f"the replay of seed {episode.seed} ended differently: the environment is not deterministic")
+    return frames
+
+
+def _film_env(result: EvalResult) -> gym.Env | None:
+    options = dict(result.settings.get("env_options", {}))
+    if result.name.startswith("sim/"):
+        options |= SIM_CAMERA
+    try:
+        env = gym.make(result.name, render_mode="rgb_array", disable_env_checker=True, **options)
+    except (TypeError, gym.error.Error, UserError):
+        return None
+    if "rgb_array" not in env.metadata.get("render_modes", ()):
+        env.close()
+        return None
+    return env
+
+
+def write_mp4(frames: Sequence[NDArray[np.uint8]] | Iterable[NDArray[np.uint8]], path: Path, rate_hz: float) -> None:
+    """Write frames uint8 [H, W, 3] as H.264, which every browser plays.
+
+    Args:
+        frames: Pictures of one size.
+        path: The file; complete or not there at all.
+        rate_hz: Frames per second.
+    """
+    import av
+
+    partial = path.with_suffix(".part.mp4")
+    with av.open(str(partial), "w", options={"movflags": "faststart"}) as out:
+        stream: Any = None
+        for frame in frames:
+            height, width = (n - n % 2 for n in frame.shape[:2])  # 4:2:0 wants even sizes
+            if stream is None:
+                stream = out.add_stream("libx264", rate=Fraction(rate_hz).limit_denominator(1000))
+                stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+                stream.options = {"crf": "26", "preset": "veryfast"}
+            picture = np.ascontiguousarray(frame[:height, :width])
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        out.mux(stream.encode())
+    os.replace(partial, path)
