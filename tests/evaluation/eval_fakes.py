@@ -18,12 +18,13 @@ LIMIT = 40
 class Line(gym.Env):
     """Go to the instructed end of a line; the reachable speed is 0.25 m a step. The picture shows where one is."""
 
-    metadata = {"render_modes": [], "render_fps": 10}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
     task_variants = ("go left", "go right")
     stages = ("started", "half way", "there")
     spec_robot = ROBOT
 
-    def __init__(self, cameras=("front",), image_size=16):
+    def __init__(self, image_size=16, render_mode=None):
+        self.render_mode = render_mode
         self.observation_space = gym.spaces.Dict(
             {
                 "pixels": gym.spaces.Dict({"front": gym.spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)}),
@@ -46,6 +47,9 @@ class Line(gym.Env):
         self._k += 1
         info = self._info()
         return self._observe(), float(info["is_success"]), info["is_success"], self._k >= LIMIT, info
+
+    def render(self):
+        return self._observe()["pixels"]["front"].repeat(4, axis=0).repeat(4, axis=1)
 
     def _observe(self):
         image = np.full((self._size, self._size, 3), 40, np.uint8)
@@ -70,6 +74,15 @@ class Counter(Line):
         return super()._info() | {"is_success": False}
 
 
+class Dark(Line):
+    """Cannot be filmed."""
+
+    metadata = {"render_modes": []}
+
+    def __init__(self):
+        super().__init__()
+
+
 class Crash(Line):
     def step(self, action):
         raise RuntimeError("the gearbox fell off")
@@ -77,6 +90,7 @@ class Crash(Line):
 
 gym.register("Line-v0", entry_point="eval_fakes:Line")
 gym.register("Counter-v0", entry_point="eval_fakes:Counter")
+gym.register("Dark-v0", entry_point="eval_fakes:Dark")
 gym.register("Crash-v0", entry_point="eval_fakes:Crash")
 
 
