@@ -84,6 +84,7 @@ class EpisodeRecorder:
             self._exit.close()
             raise
         self._clear()
+        pa.array([0])  # pyarrow imports pandas at its first conversion, if there is one: not in the middle of an episode
 
     @property
     def num_episodes(self) -> int:

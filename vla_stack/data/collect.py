@@ -1,0 +1,257 @@
+"""``vla collect``: scripted experts, in parallel processes, into a crash-safe dataset.
+
+Which episodes a dataset holds is a function of the task, the seed and the count alone: each attempt has its own
+environment seed, attempts are rolled out by whichever worker is free, and recorded in the order of their numbers. A
+stopped collection continues where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from vla_stack.data.dataset import open_dataset
+from vla_stack.data.features import Column, ImageMode
+from vla_stack.data.layout import INFO, read_info
+from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.errors import UserError
+from vla_stack.schema import Observation, RobotSpec
+
+HELP = "Record a scripted expert's episodes into a LeRobotDataset; run again to continue or to add episodes."
+EXAMPLES = (
+    "vla collect --task pick --episodes 200 --root datasets/pick",
+    "vla collect --task pick place --episodes 100 --root datasets/two --noise 0.5 --workers 4",
+)
+
+SEED = "seed"  # int64 column: the environment seed of the episode, which replays it
+COMMAND_SENT = "command.sent"  # float32 [A] column: the perturbed command that was executed; `action` is the label
+HOPELESS = 50  # attempts without a single success before giving up
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """What to collect.
+
+    Attributes:
+        task: Name in ``sim.TASKS``.
+        seed: Seed of everything random.
+        noise: Noise on the executed actions, see ``sim.Expert``; the recorded action is the clean one.
+        image_size: Height and width of the pictures, pixels.
+        randomisation: Level of domain randomisation.
+        keep_failures: Record unsuccessful episodes too.
+    """
+
+    task: str
+    seed: int = 0
+    noise: float = 0.0
+    image_size: int = 64
+    randomisation: int = 0
+    keep_failures: bool = False
+
+    def env_seed(self, attempt: int) -> int:
+        """Environment seed of an attempt; hashed, so that neighbouring seeds and tasks share no episodes."""
+        entropy = (self.seed, zlib.crc32(self.task.encode()), attempt)
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One attempt of an expert: T steps."""
+
+    seed: int
+    success: bool
+    observations: list[Observation]
+    actions: NDArray[np.float32]  # [T, A] clean labels
+    sent: NDArray[np.float32]  # [T, A]
+    joints: NDArray[np.float32]  # [T, J]
+    rewards: NDArray[np.float32]  # [T]
+
+
+class _Worker:
+    """An environment and its expert, kept by each worker process."""
+
+    env: Any = None
+
+    @classmethod
+    def start(cls, config: CollectConfig) -> None:
+        import gymnasium as gym
+
+        import sim
+
+        cls.env = gym.make(
+            sim.TASKS[config.task].id, image_size=config.image_size, randomisation=config.randomisation
+        )
+
+    @classmethod
+    def roll(cls, config: CollectConfig, seed: int) -> Rollout:
+        import sim
+
+        env = cls.env
+        raw, info = env.reset(seed=seed)
+        expert = sim.make_expert(env, noise=config.noise, seed=seed)
+        period_ns = round(1e9 / env.unwrapped.spec_robot.rate_hz)
+        observations, steps, done = [], [], False
+        for k in itertools.count():
+            observations.append(Observation(raw["agent_pos"], raw["pixels"], info["task"], k, k * period_ns))
+            action = expert.act()
+            sent = expert.perturb(action)
+            raw, reward, terminated, truncated, info = env.step(sent)
+            steps.append((action, sent, env.unwrapped.joint_command.copy(), np.float32(reward)))
+            if terminated or truncated:
+                break
+        columns = [np.stack(column) for column in zip(*steps, strict=True)]
+        done = bool(info["is_success"])
+        return Rollout(seed, done, observations, *columns)
+
+
+def collect(
+    config: CollectConfig, root: str | Path, episodes: int, workers: int = 2, image_mode: ImageMode = "video"
+) -> tuple[int, int]:
+    """Record until a dataset holds a number of episodes of a task.
+
+    Args:
+        config: What to collect.
+        root: Dataset folder; appended to if it exists.
+        episodes: Episodes of this task that the dataset shall hold.
+        workers: Processes that simulate.
+        image_mode: How a new dataset stores pictures.
+
+    Returns:
+        Attempts and successes of this call.
+
+    Raises:
+        UserError: The task is unknown, the dataset was collected otherwise, or the expert keeps failing.
+    """
+    import sim
+
+    if config.task not in sim.TASKS:
+        raise UserError(f"there is no task '{config.task}'", f"the tasks are {', '.join(sim.TASKS)}")
+    root = Path(root)
+    have, attempt = _progress(config, root, sim.TASKS[config.task].instructions)
+    if have >= episodes:
+        return 0, 0
+    spec, joints = _describe(config)
+    extra = {SEED: Column("int64"), COMMAND_SENT: Column("float32", (len(spec.action),), tuple(d.name for d in spec.action))}
+    tried = succeeded = 0
+    with (
+        EpisodeRecorder(root, spec, image_mode, joints, extra) as recorder,
+        tqdm(total=episodes, initial=have, desc=f"{config.task:<8}", unit=" episodes") as bar,
+    ):
+        for rollout in _rollouts(config, attempt, workers):
+            tried += 1
+            succeeded += rollout.success
+            if rollout.success or config.keep_failures:
+                _record(recorder, rollout)
+                have += 1
+                bar.update()
+            bar.set_postfix_str(f"success {succeeded}/{tried} = {succeeded / tried:.0%}")
+            if have >= episodes:
+                break
+            if tried >= HOPELESS and not succeeded and not config.keep_failures:
+                raise UserError(f"the expert of '{config.task}' failed {tried} times in a row", "lower --noise")
+    return tried, succeeded
+
+
+def _describe(config: CollectConfig) -> tuple[RobotSpec, tuple[str, ...]]:
+    """The robot of a task and the names of its joints."""
+    import gymnasium as gym
+
+    import sim
+
+    env = gym.make(sim.TASKS[config.task].id, image_size=config.image_size)
+    spec: RobotSpec = env.unwrapped.spec_robot  # type: ignore[attr-defined]
+    count = len(env.unwrapped.joint_command)  # type: ignore[attr-defined]
+    env.close()
+    return spec, tuple(f"joint_{i + 1}.pos" for i in range(count))
+
+
+def _progress(config: CollectConfig, root: Path, instructions: tuple[str, ...]) -> tuple[int, int]:
+    """Episodes of this task that a dataset holds already, and the first attempt that is not part of it."""
+    if not (root / INFO).exists() or not read_info(root)["total_episodes"]:
+        return 0, 0
+    dataset = open_dataset(root)
+    if SEED not in dataset.columns:
+        raise UserError(f"{root} has no column '{SEED}': it was not recorded by `vla collect`", "choose another --root")
+    first = dataset.episode_from
+    ours = np.isin(dataset.columns["task_index"][first], [i for i, t in enumerate(dataset.tasks) if t in instructions])
+    seeds = dataset.columns[SEED][first][ours]
+    if not len(seeds):
+        return 0, 0
+    limit = 1000 + 100 * len(seeds)
+    attempt = next((i for i in range(limit) if config.env_seed(i) == seeds[-1]), None)
+    if attempt is None:
+        raise UserError(f"{root}: its '{config.task}' episodes are of another seed", "give the same --seed, or another --root")
+    return len(seeds), attempt + 1
+
+
+def _rollouts(config: CollectConfig, first: int, workers: int) -> Iterator[Rollout]:
+    """Attempts in order, simulated ahead by as much as keeps the workers busy."""
+    context = multiprocessing.get_context("spawn")  # a forked OpenGL context is not usable
+    pool = ProcessPoolExecutor(workers, context, _Worker.start, (config,))
+    pending: deque[Future[Rollout]] = deque()
+    attempts = itertools.count(first)
+    try:
+        while True:
+            while len(pending) < 3 * workers:
+                pending.append(pool.submit(_Worker.roll, config, config.env_seed(next(attempts))))
+            yield pending.popleft().result()
+    except BrokenProcessPool:
+        raise UserError("a simulation process died", "run `vla doctor`; fewer --workers need less memory") from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _record(recorder: EpisodeRecorder, rollout: Rollout) -> None:
+    for k, obs in enumerate(rollout.observations):
+        recorder.add_frame(
+            obs,
+            rollout.actions[k],
+            rollout.joints[k],
+            float(rollout.rewards[k]),
+            **{SEED: rollout.seed, COMMAND_SENT: rollout.sent[k]},
+        )
+    recorder.save_episode(rollout.success)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", nargs="+", required=True, help="one or more tasks, recorded one after another")
+    parser.add_argument("--episodes", type=int, default=200, help="episodes the dataset shall hold of each task (200)")
+    parser.add_argument("--root", type=Path, required=True, help="dataset folder; continued if it exists")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="simulation processes (one per core)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--noise", type=float, default=0.0, help="noise on executed actions, labels stay clean (0)")
+    parser.add_argument("--image-size", type=int, default=64, help="pixels (64)")
+    parser.add_argument("--image-mode", choices=("video", "image"), default="video", help="H.264 or lossless PNG (video)")
+    parser.add_argument("--randomisation", type=int, default=0, help="level of domain randomisation (0)")
+    parser.add_argument("--keep-failures", action="store_true", help="record unsuccessful episodes too")
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.episodes < 1 or args.workers < 1:
+        raise UserError("--episodes and --workers must be at least 1")
+    for task in args.task:
+        config = CollectConfig(
+            task, args.seed, args.noise, args.image_size, args.randomisation, args.keep_failures
+        )
+        try:
+            collect(config, args.root, args.episodes, args.workers, args.image_mode)
+        except KeyboardInterrupt:
+            print(f"\nstopped; every finished episode is in {args.root}. Run the same command to continue.")
+            return 130
+    info = read_info(args.root)
+    print(f"{args.root}: {info['total_episodes']} episodes, {info['total_frames']} frames")
+    return 0
