@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from vla_stack.runtime.clock import VirtualClock
+from vla_stack.runtime.clock import RealClock, VirtualClock
 from vla_stack.runtime.executor import Executor, ExecutorConfig
 from vla_stack.runtime.safety import SafetyConfig, SafetyEnvelope
 from vla_stack.schema import ActionChunk, Camera, Dim, Observation, PolicySpec, RobotSpec
@@ -21,7 +21,9 @@ def robot_spec(**kwargs) -> RobotSpec:
 class FakeDriver:
     """Stands where it was last sent to; ``busy_ns`` is how long each of its calls to read takes, by reading."""
 
-    def __init__(self, clock: VirtualClock, episode_ticks: int = 10**9, busy_ns: dict[int, int] | None = None):
+    def __init__(
+        self, clock: VirtualClock | RealClock, episode_ticks: int = 10**9, busy_ns: dict[int, int] | None = None
+    ):
         self.spec = robot_spec()
         self.clock, self.episode_ticks, self.busy_ns = clock, episode_ticks, busy_ns or {}
         self.calls: Counter[str] = Counter()
@@ -40,7 +42,8 @@ class FakeDriver:
         return f"episode {seed}"
 
     def read(self):
-        self.clock.advance_ns(self.busy_ns.get(self.calls["reads"], 0))
+        if busy := self.busy_ns.get(self.calls["reads"]):
+            self.clock.advance_ns(busy)
         self.calls["reads"] += 1
         t_ns = self.clock.now_ns() if self.frozen_ns is None else self.frozen_ns
         return Observation(self.at.copy(), {"front": np.zeros((4, 6, 3), np.uint8)}, "task", 0, t_ns)
@@ -65,6 +68,11 @@ def label_chunk(request, scale: float = 1.0) -> ActionChunk:
     """The policy of the tests: action i is the number (origin + i) * scale."""
     labels = (np.arange(request.origin, request.origin + HORIZON) * scale).astype(np.float32)
     return ActionChunk(np.stack([labels, labels], 1), request.origin, request.k_obs, request.rid, request.epoch)
+
+
+def real_time_robot() -> FakeDriver:
+    """For the control process, which is handed a function."""
+    return FakeDriver(RealClock())
 
 
 class FakePort:

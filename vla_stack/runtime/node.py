@@ -29,7 +29,7 @@ from vla_stack.schema import ActionChunk, Observation, PolicySpec, RobotSpec
 from vla_stack.serving.client import PolicyClient
 
 PING_S = 0.5
-REARM_S = 1.0  # between a STOP and the automatic re-arming
+REARM_S = 1.0  # between a STOP and re-arming
 BUSY_WAIT_S, IDLE_WAIT_S = 0.002, 0.02  # longest wait for the control process while a chunk may arrive, and otherwise
 CONNECT_TIMEOUT_S = 90.0
 
@@ -57,7 +57,8 @@ class RobotNode:
         make_driver: Builds the driver, in the control process; must be picklable.
         executor: How chunks become motion.
         safety: Limits beyond the robot's own.
-        auto_rearm: Whether a stopped robot goes on by itself once it can. Leave it off where people are near.
+        rearm: Asked about once a second while the robot is stopped: may it go on? By default it may not, until
+            :meth:`rearm` or the next episode.
         on_state: Called with (tick, state, why) when the robot's state changes.
         hello_timeout_s: How long to wait for the server at the start.
 
@@ -71,13 +72,13 @@ class RobotNode:
         make_driver: Callable[[], Driver],
         executor: ExecutorConfig | None = None,
         safety: SafetyConfig | None = None,
-        auto_rearm: bool = False,
+        rearm: Callable[[], bool] = lambda: False,
         on_state: Callable[[int, str, str], None] | None = None,
         hello_timeout_s: float = 30.0,
     ) -> None:
         self._server, self._make_driver = server, make_driver
         self._executor, self._safety = executor or ExecutorConfig(), safety or SafetyConfig()
-        self._auto_rearm, self._on_state, self._hello_timeout_s = auto_rearm, on_state, hello_timeout_s
+        self._may_rearm, self._on_state, self._hello_timeout_s = rearm, on_state, hello_timeout_s
         self.counters: Counter[str] = Counter()
         self._process: mp.process.BaseProcess | None = None
         self._client: PolicyClient | None = None
@@ -153,6 +154,10 @@ class RobotNode:
         self.counters["rearmed"] += 1
         self._link.send("rearm")
 
+    def abort(self) -> None:
+        """End the running episode at its next step; for a callback of :meth:`run_episode`."""
+        self._link.send("abort")
+
     def close(self) -> None:
         """Hold the robot, end the control process, free everything; may be called twice."""
         if self._process is not None:
@@ -216,9 +221,10 @@ class RobotNode:
             self.counters["sessions renewed"] += 1
             self._link.send("renew")
         self._was_connected = self._client.connected
-        if self._stopped and self._auto_rearm and now >= self._rearm_at:
+        if self._stopped and now >= self._rearm_at:
             self._rearm_at = now + REARM_S
-            self.rearm()
+            if self._may_rearm():
+                self.rearm()
 
     # -- the control process --------------------------------------------------------------------------------------
 
