@@ -89,7 +89,7 @@ def test_the_json_beside_it_reads_back(tmp_path):
 def test_settings_of_one_environment_are_compared_over_shared_seeds(tmp_path):
     a, b = result(wins=[True] * 30), result(label="naive, 300 ms", wins=[False] * 30)
     page = read(write_report([a, b], tmp_path / "r.html"))
-    assert "-100 points" in page.text and "Differences" in page.text
+    assert "−100 points" in page.text and "Differences" in page.text
     assert "Differences" not in read(write_report([a, result(name="other")], tmp_path / "r.html")).text
 
 
@@ -98,7 +98,9 @@ def test_a_run_is_reported_from_its_directory(tmp_path):
     run["episodes"][0] |= {"steps": 12, "instruction": "pick up the red cube", "video": "000.mp4"}
     write_mp4([np.zeros((16, 16, 3), np.uint8)] * 3, tmp_path / "000.mp4", 10.0)
     (tmp_path / "records.json").write_text(json.dumps(run))
+    (tmp_path / "summary.json").write_text(json.dumps({"overruns": 3, "delay_ticks_mean": 1.25}))
     page = read(write_run_report(tmp_path, tmp_path / "out" / "report.html"))
+    assert "ticks missed3" in page.text and "1.25" in page.text
     assert "native/arm7" in page.text and page.tags.count("video") == 1
     assert (
         json.loads((tmp_path / "out" / "report.json").read_text())["results"][0]["episodes"][0]["video"] == "../000.mp4"

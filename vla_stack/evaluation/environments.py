@@ -27,9 +27,7 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
     Raises:
         UserError: There is no such environment, or it does not fit the policy.
     """
-    options = dict(options or {})
-    if env_id.startswith("sim/"):
-        options = _sim_options(policy.robot) | options
+    options = options_for(env_id, policy, options)
     try:
         module = "sim:" if env_id.startswith("sim/") else ""  # gymnasium imports it, which registers the tasks
         env = gym.make(module + env_id, disable_env_checker=True, **options)
@@ -45,6 +43,11 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
         env.close()
         raise
     return env
+
+
+def options_for(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Keyword arguments of an environment: those that follow from the policy, then the given ones."""
+    return (_sim_options(policy.robot) if env_id.startswith("sim/") else {}) | (options or {})
 
 
 def robot_of(env: gym.Env, policy: PolicySpec) -> RobotSpec:

@@ -46,7 +46,7 @@ def time_plot(results: Sequence[EvalResult]) -> str:
     axes.set_ylim(0, 102)
     axes.set_xlim(left=0)
     axes.grid()
-    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return _svg(figure)
 
 

@@ -7,6 +7,7 @@ it can be mailed. The same figures stand beside it as JSON.
 from __future__ import annotations
 
 import base64
+import json
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,16 @@ from vla_stack.evaluation.provenance import provenance
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult, load_records, save_records
 from vla_stack.statistics import wilson
 
+# Entries of the summary of ``vla run`` that the page shows, with their headings.
+TIMING = {
+    "delay_ticks_mean": "policy delay, mean, ticks",
+    "delay_ticks_max": "policy delay, longest, ticks",
+    "lateness_ms_p99_median": "lateness of a tick, 99th percentile, ms",
+    "lateness_ms_max": "lateness of a tick, worst, ms",
+    "overruns": "ticks missed",
+    "stops": "episodes with a stop",
+    "real_time_factor_min": "real-time factor, lowest",
+}
 _PAGE = Path(__file__).with_name("report.html")
 
 
@@ -72,7 +83,11 @@ def write_run_report(run: str | os.PathLike[str], path: str | os.PathLike[str], 
         UserError: There are no records, or they are malformed.
     """
     run = Path(run)
-    return write_report(load_records(run / "records.json" if run.is_dir() else run), path, title)
+    about: dict[str, Any] = {}
+    if (run / "summary.json").is_file():  # how well time was kept, which only a real clock can get wrong
+        summary = json.loads((run / "summary.json").read_text())
+        about = {text: f"{summary[key]:.3g}" for key, text in TIMING.items() if summary.get(key) is not None}
+    return write_report(load_records(run / "records.json" if run.is_dir() else run), path, title, about)
 
 
 def percent(x: float) -> str:
@@ -83,25 +98,36 @@ def seconds(x: float) -> str:
     return "–" if math.isnan(x) else f"{x:.1f} s"
 
 
+def _points(x: float) -> str:
+    return f"{round(100 * x):+d}".replace("-", "−") if round(100 * x) else "0"
+
+
 def _header(results: Sequence[EvalResult], title: str, origin: dict[str, Any]) -> str:
-    episodes, successes = sum(len(r.episodes) for r in results), sum(r.successes for r in results)
+    straight = [r for r in results if not r.settings.get("instruct")]
+    swapped = [r for r in results if r.settings.get("instruct")]
     cards = []
-    if len(results) == 1:
-        low, high = results[0].interval
-        cards.append((percent(successes / episodes), f"success, 95 % interval {percent(low)} to {percent(high)}"))
-        cards.append((seconds(results[0].seconds_to_success), "median time to success"))
-        cards.append((percent(results[0].idle_fraction), "of ticks idle, waiting for the policy"))
-    else:
-        mean = sum(r.success_rate for r in results) / len(results)
-        cards.append((percent(mean), f"mean success of {len(results)} settings"))
-        worst = min(results, key=lambda r: r.success_rate)
+    if len(straight) == 1:
+        (r,) = straight
+        low, high = r.interval
+        cards.append((percent(r.success_rate), f"success, 95 % interval {percent(low)} to {percent(high)}"))
+        cards.append((seconds(r.seconds_to_success), "median time to success"))
+        cards.append((percent(r.idle_fraction), "of ticks idle, waiting for the policy"))
+    elif straight:
+        worst = min(straight, key=lambda r: r.success_rate)
+        cards.append((percent(_mean(straight)), f"mean success of {len(straight)} settings"))
         cards.append((percent(worst.success_rate), f"lowest: {plots.title(worst)}"))
-    cards.append((str(episodes), "episodes"))
+    if swapped:
+        cards.append((percent(_mean(swapped)), "reach the original target when told another one"))
+    cards.append((str(sum(len(r.episodes) for r in results)), "episodes"))
     boxes = "".join(f"<div><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small in cards)
     names = ", ".join(dict.fromkeys(r.name for r in results))
     return (
         f'<h1>{escape(title)}</h1><p class="dim">{escape(names)} · {origin["date"]}</p><div class="big">{boxes}</div>'
     )
+
+
+def _mean(results: Sequence[EvalResult]) -> float:
+    return sum(r.success_rate for r in results) / len(results)
 
 
 def _table(results: Sequence[EvalResult]) -> str:
@@ -143,8 +169,8 @@ def _comparisons(results: Sequence[EvalResult]) -> str:
             continue
         d = paired_difference(a, b)
         tone = ("good" if d.mean > 0 else "bad") if d.is_clear else "dim"
-        change = f'<span class="{tone}">{100 * d.mean:+.0f} points</span>'
-        interval = f"{100 * d.low:+.0f} – {100 * d.high:+.0f}"
+        change = f'<span class="{tone}">{_points(d.mean)} points</span>'
+        interval = f"{_points(d.low)} to {_points(d.high)}"
         rows.append([escape(r.name), escape(r.label), escape(base.label), change, interval, str(d.pairs)])
     if not rows:
         return ""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
-from vla_stack.evaluation.environments import make_env, robot_of, stages_of
+from vla_stack.evaluation.environments import make_env, options_for, robot_of, stages_of
 from vla_stack.evaluation.episode import Episode, EpisodeConfig, Instruct, Query, run_episode
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
 from vla_stack.runtime.executor import ExecutorConfig
@@ -72,8 +72,9 @@ def evaluate(
     """
     began = time.perf_counter()
     executor = executor or ExecutorConfig(execute=max(1, policy.spec.horizon // 2))
-    config = EpisodeConfig(env_id, dict(env_options or {}), policy.spec, executor, latency_ticks, instruct)
-    env = make_env(env_id, policy.spec, config.env_options)  # fails here, once, rather than in every worker
+    options = options_for(env_id, policy.spec, env_options)
+    config = EpisodeConfig(env_id, options, policy.spec, executor, latency_ticks, instruct)
+    env = make_env(env_id, policy.spec, options)  # fails here, once, rather than in every worker
     robot, stages = robot_of(env, policy.spec), stages_of(env)
     env.close()
     seeds = range(seed, seed + episodes)
@@ -98,7 +99,7 @@ def evaluate(
             "instruct": instruct,
             "seed": seed,
             "num_envs": num_envs,
-            "env_options": config.env_options,
+            "env_options": options,
             "model_version": policy.spec.model_version,
         },
         wall_s=time.perf_counter() - began,
