@@ -20,7 +20,7 @@ _EXPORTS = {
     "read_robot_spec": "features",
     "repair": "repair",
 }
-__all__ = [  # noqa: F822  (resolved by __getattr__)
+__all__ = [
     "ChunkLoader",
     "Column",
     "Dataset",

@@ -92,9 +92,7 @@ class _Worker:
 
         import sim
 
-        cls.env = gym.make(
-            sim.TASKS[config.task].id, image_size=config.image_size, randomisation=config.randomisation
-        )
+        cls.env = gym.make(sim.TASKS[config.task].id, image_size=config.image_size, randomisation=config.randomisation)
 
     @classmethod
     def roll(cls, config: CollectConfig, seed: int) -> Rollout:
@@ -104,7 +102,7 @@ class _Worker:
         raw, info = env.reset(seed=seed)
         expert = sim.make_expert(env, noise=config.noise, seed=seed)
         period_ns = round(1e9 / env.unwrapped.spec_robot.rate_hz)
-        observations, steps, done = [], [], False
+        observations, steps = [], []
         for k in itertools.count():
             observations.append(Observation(raw["agent_pos"], raw["pixels"], info["task"], k, k * period_ns))
             action = expert.act()
@@ -114,8 +112,7 @@ class _Worker:
             if terminated or truncated:
                 break
         columns = [np.stack(column) for column in zip(*steps, strict=True)]
-        done = bool(info["is_success"])
-        return Rollout(seed, done, observations, *columns)
+        return Rollout(seed, bool(info["is_success"]), observations, *columns)
 
 
 def collect(
@@ -145,7 +142,8 @@ def collect(
     if have >= episodes:
         return 0, 0
     spec, joints = _describe(config)
-    extra = {SEED: Column("int64"), COMMAND_SENT: Column("float32", (len(spec.action),), tuple(d.name for d in spec.action))}
+    names = tuple(d.name for d in spec.action)
+    extra = {SEED: Column("int64"), COMMAND_SENT: Column("float32", (len(names),), names)}
     tried = succeeded = 0
     with (
         EpisodeRecorder(root, spec, image_mode, joints, extra) as recorder,
@@ -194,7 +192,8 @@ def _progress(config: CollectConfig, root: Path, instructions: tuple[str, ...]) 
     limit = 1000 + 100 * len(seeds)
     attempt = next((i for i in range(limit) if config.env_seed(i) == seeds[-1]), None)
     if attempt is None:
-        raise UserError(f"{root}: its '{config.task}' episodes are of another seed", "give the same --seed, or another --root")
+        message = f"{root}: its '{config.task}' episodes are of another seed"
+        raise UserError(message, "give the same --seed, or another --root")
     return len(seeds), attempt + 1
 
 
@@ -235,7 +234,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.0, help="noise on executed actions, labels stay clean (0)")
     parser.add_argument("--image-size", type=int, default=64, help="pixels (64)")
-    parser.add_argument("--image-mode", choices=("video", "image"), default="video", help="H.264 or lossless PNG (video)")
+    parser.add_argument("--image-mode", choices=("video", "image"), default="video", help="H.264 or PNG (video)")
     parser.add_argument("--randomisation", type=int, default=0, help="level of domain randomisation (0)")
     parser.add_argument("--keep-failures", action="store_true", help="record unsuccessful episodes too")
 
@@ -244,9 +243,7 @@ def main(args: argparse.Namespace) -> int:
     if args.episodes < 1 or args.workers < 1:
         raise UserError("--episodes and --workers must be at least 1")
     for task in args.task:
-        config = CollectConfig(
-            task, args.seed, args.noise, args.image_size, args.randomisation, args.keep_failures
-        )
+        config = CollectConfig(task, args.seed, args.noise, args.image_size, args.randomisation, args.keep_failures)
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode)
         except KeyboardInterrupt:

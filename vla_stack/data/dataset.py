@@ -65,13 +65,12 @@ class Dataset:
         return self.info["features"]
 
     @property
-    def cameras(self) -> dict[str, dict[str, Any]]:
-        """Camera name -> feature, in the dataset's order."""
-        prefix = f"{OBS_IMAGES}."
+    def cameras(self) -> dict[str, str]:
+        """Camera name -> column, in the dataset's order; depth maps are not cameras here."""
         return {
-            key.removeprefix(prefix): ft
+            key.removeprefix(f"{OBS_IMAGES}."): key
             for key, ft in self.features.items()
-            if key.startswith(prefix) and ft["dtype"] in CAMERA_DTYPES
+            if ft["dtype"] in CAMERA_DTYPES and 3 in (ft["shape"][0], ft["shape"][2])
         }
 
     def data_file(self, episode: int) -> Path:
@@ -127,6 +126,8 @@ def _to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...], dtype: str, where
     if column.null_count:
         raise UserError(f"{where} has {column.null_count} empty values", "run `vla data check` to find their episodes")
     array = column.combine_chunks()
+    if isinstance(array, pa.ExtensionArray):  # Array2D and the like, where the datasets library is loaded
+        array = array.storage
     scalar = shape == (1,) and not pa.types.is_nested(array.type)
     count = len(array)
     while pa.types.is_nested(array.type):
@@ -140,12 +141,14 @@ def _to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...], dtype: str, where
 def _read_columns(root: Path, info: dict[str, Any], files: list[Path]) -> dict[str, NDArray[Any]]:
     features = info["features"]
     names = [k for k, ft in features.items() if ft["dtype"] in NUMERIC]
-    tables = []
+    tables: list[pa.Table] = []
     for path in files:
         table = read_parquet(path, names.__contains__)
         missing = [n for n in names if n not in table.column_names]
         if missing:
-            raise UserError(f"{path} lacks the column '{missing[0]}'", "meta/info.json promises it; copy the file again")
+            raise UserError(
+                f"{path} lacks the column '{missing[0]}'", "copy the file again: meta/info.json promises it"
+            )
         tables.append(table)
     table = pa.concat_tables(tables, promote_options="permissive").slice(0, info["total_frames"])
     return {
@@ -191,13 +194,12 @@ def _check_columns(dataset: Dataset, repair: str) -> None:
     index = columns["index"]
     if len(index) != frames:
         raise UserError(f"{dataset.root}/data holds {len(index)} rows, meta/info.json counts {frames} frames", repair)
-    wrong = np.flatnonzero(
-        (index != np.arange(frames))
-        | (columns["episode_index"] != np.repeat(np.arange(dataset.num_episodes), dataset.episode_to - dataset.episode_from))
-    )
+    episode_of = np.repeat(np.arange(dataset.num_episodes), dataset.episode_to - dataset.episode_from)
+    wrong = np.flatnonzero((index != np.arange(frames)) | (columns["episode_index"] != episode_of))
     if len(wrong):
-        episode = int(np.searchsorted(dataset.episode_to, wrong[0], side="right"))
-        raise UserError(f"{dataset.data_file(episode)}: rows are out of order from frame {wrong[0]} on", repair)
+        raise UserError(
+            f"{dataset.data_file(int(episode_of[wrong[0]]))}: rows are out of order from frame {wrong[0]} on", repair
+        )
     if columns["task_index"].max(initial=0) >= len(dataset.tasks):
         raise UserError(f"{dataset.root / TASKS} lists {len(dataset.tasks)} tasks, the frames refer to more", repair)
     for key in (OBS_STATE, ACTION):

@@ -34,7 +34,7 @@ INDEX_FEATURES: Features = {
     "index": {"dtype": "int64", "shape": [1], "names": None},
     "task_index": {"dtype": "int64", "shape": [1], "names": None},
 }
-NUMERIC = ("float32", "float64", "int64", "int32", "int16", "uint8", "bool")
+NUMERIC = ("float32", "float64", "int64", "int32", "int16", "int8", "uint16", "uint8", "bool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class Column:
 
     Attributes:
         dtype: numpy name of its type, one of ``NUMERIC``.
-        shape: Its shape; ``(1,)`` is a scalar, as in LeRobot.
+        shape: ``(n,)``; ``(1,)`` is a scalar, as in LeRobot.
         names: Names of its entries, if they have any.
     """
 
     dtype: str
-    shape: tuple[int, ...] = (1,)
+    shape: tuple[int] = (1,)
     names: tuple[str, ...] | None = None
 
     def feature(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def robot_features(
                 f"extra column '{name}' would be taken for a policy's input or output",
                 "use a prefix other than 'action' and 'observation', e.g. 'command.'",
             )
-        if column.dtype not in NUMERIC or not column.shape:
+        if column.dtype not in NUMERIC or len(column.shape) != 1:
             raise UserError(
                 f"extra column '{name}' is {column.dtype}{list(column.shape)}",
                 f"use one of {', '.join(NUMERIC)} and a shape such as (1,)",
@@ -99,28 +99,19 @@ def robot_features(
 
 
 def arrow_type(feature: Mapping[str, Any]) -> pa.DataType:
-    """Parquet type of a feature: scalars flat, arrays as (nested) fixed-size lists, images as encoded bytes."""
+    """Parquet type of a feature: scalars flat, vectors as fixed-size lists, images as encoded bytes."""
     if feature["dtype"] == "image":
         return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     kind = pa.bool_() if feature["dtype"] == "bool" else pa.from_numpy_dtype(np.dtype(feature["dtype"]))
-    shape = tuple(feature["shape"])
-    if shape == (1,):
-        return kind
-    if len(shape) > 1:  # LeRobot's Array2D and so on are nested lists on disk
-        for _ in shape:
-            kind = pa.list_(kind)
-        return kind
-    return pa.list_(kind, shape[0])
+    (size,) = feature["shape"]
+    return kind if size == 1 else pa.list_(kind, size)
 
 
 def arrow_column(values: np.ndarray, feature: Mapping[str, Any]) -> pa.Array:
-    """One column of an episode: ``values`` is [T, *shape]."""
-    kind = arrow_type(feature)
-    if tuple(feature["shape"]) == (1,):
-        return pa.array(values.reshape(len(values)), kind)
-    if values.ndim == 2:
-        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind.value_type), values.shape[1])
-    return pa.array(values.tolist(), kind)
+    """One column of an episode: ``values`` is [T, n], or [T] for a scalar."""
+    (size,) = feature["shape"]
+    flat = pa.array(values.reshape(-1))
+    return flat if size == 1 else pa.FixedSizeListArray.from_arrays(flat, size)
 
 
 def read_robot_spec(root: str | Path) -> RobotSpec:

@@ -28,7 +28,6 @@ from vla_stack.data.dataset import Dataset, read_parquet
 from vla_stack.data.layout import read_json, write_json
 from vla_stack.data.video import decode
 from vla_stack.errors import UserError
-from vla_stack.schema import image_key
 
 _THREADS = min(8, os.cpu_count() or 1)
 
@@ -70,11 +69,13 @@ class _CameraCache:
 
     @property
     def key(self) -> str:
-        return image_key(self.camera)
+        return self.dataset.cameras[self.camera]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.dataset.features[self.key]["shape"])
+        """Height, width, 3; some datasets name the channels first."""
+        a, b, c = self.dataset.features[self.key]["shape"]
+        return (a, b, c) if c == 3 else (b, c, a)
 
     def source(self, episode: int) -> Path:
         if self.dataset.features[self.key]["dtype"] == "video":
@@ -92,7 +93,7 @@ class _CameraCache:
         with (self.folder / f"{self.camera}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building the same
             have = _stored(index_file, self.shape) if frames_file.exists() else []
-            same = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
+            same = len(os.path.commonprefix([have, want]))
             done = int(self.dataset.episode_to[same - 1]) if same else 0
             if frames_file.exists() and frames_file.stat().st_size < done * size:
                 same, done = 0, 0
@@ -132,7 +133,7 @@ class _CameraCache:
         free = shutil.disk_usage(self.folder).free
         if need > free:
             raise UserError(
-                f"the decoded frames of '{self.camera}' need {need / 1e9:.1f} GB in {self.folder}, {free / 1e9:.1f} are free",
+                f"decoded frames of '{self.camera}' need {need / 1e9:.1f} GB in {self.folder}, {free / 1e9:.1f} are free",
                 "free disk space, pass cache_dir=..., or record at a smaller size",
             )
         groups: dict[Path, list[int]] = {}
@@ -188,15 +189,15 @@ class _CameraCache:
             image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
             if image is None:
                 raise UserError(f"{path}: the '{self.camera}' picture of row {row} is damaged", "copy the file again")
-            self._write(fd, row, cv2.cvtColor(image, cv2.COLOR_BGR2RGB), path)
+            self._write(fd, row, cv2.cvtColor(image, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False), path)
             count += 1
         if count != len(rows):
-            raise UserError(f"{path} holds {count} pictures for {len(rows)} rows", f"run `vla data repair {self.dataset.root}`")
+            raise UserError(f"{path} holds {count} pictures for {len(rows)} rows", "run `vla data repair`")
         done(count)
 
     def _write(self, fd: int, row: int, frame: NDArray[np.uint8], path: Path) -> None:
         if frame.shape != self.shape:
-            raise UserError(f"{path} is {list(frame.shape)}, meta/info.json says {list(self.shape)}", "correct info.json")
+            raise UserError(f"{path} is {list(frame.shape)}, meta/info.json says {list(self.shape)}", "they differ")
         try:
             os.pwrite(fd, np.ascontiguousarray(frame).data, row * frame.nbytes)
         except OSError as e:

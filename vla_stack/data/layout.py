@@ -73,9 +73,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"{path} is missing", "check the dataset's folder name, or record one with `vla collect`") from None
+        raise UserError(f"{path} is missing", "check the folder's name, or record with `vla collect`") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as e:
-        raise UserError(f"{path} is not valid JSON ({e})", "restore this file from a copy; it cannot be rebuilt") from None
+        raise UserError(f"{path} is not valid JSON ({e})", "restore it from a copy; it cannot be rebuilt") from None
 
 
 def read_info(root: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.frame_cache import open_frames
 from vla_stack.errors import UserError
-from vla_stack.schema import ACTION, TASK, image_key
+from vla_stack.schema import ACTION, TASK
 
 Batch = dict[str, Any]
 
@@ -102,7 +102,7 @@ class ChunkLoader:
         end = data.frame_end[frames, None]
         pad = index >= end
         index = np.minimum(index, end - 1)
-        batch: Batch = {image_key(c): pictures.take(frames, axis=0) for c, pictures in self._frames.items()}
+        batch: Batch = {data.cameras[c]: pictures.take(frames, axis=0) for c, pictures in self._frames.items()}
         for name, column in data.columns.items():
             batch[name] = column[index] if name in self._chunked else column[frames]
         batch[f"{ACTION}_is_pad"] = pad

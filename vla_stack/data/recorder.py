@@ -81,10 +81,12 @@ class EpisodeRecorder:
                 repair_locked(root)
             self._store = EpisodeStore(root, spec, self._features)
         except BaseException:
+            if not died:
+                clear_staging(root)
             self._exit.close()
             raise
         self._clear()
-        pa.array([0])  # pyarrow imports pandas at its first conversion, if there is one: not in the middle of an episode
+        pa.array([0])  # at its first conversion pyarrow imports pandas: a second that no episode should lose
 
     @property
     def num_episodes(self) -> int:
@@ -213,7 +215,7 @@ class EpisodeRecorder:
             else:
                 if key not in self._writers:
                     path = self._staging / f"{key}.mp4"
-                    self._writers[key] = VideoWriter(path, *image.shape[:2], self.spec.rate_hz)
+                    self._writers[key] = VideoWriter(path, image.shape[0], image.shape[1], self.spec.rate_hz)
                 self._writers[key].put(image)
             self._histograms[key].add(image)
 

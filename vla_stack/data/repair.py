@@ -267,7 +267,7 @@ def _fix_tasks(root: Path, info: dict[str, Any], scan: _Scan, keep: int) -> list
                 index = table.filter(pc.equal(table["episode_index"], episode))["task_index"][0].as_py()
                 names[index] = scan.rows[episode]["tasks"][0]
         if sorted(names) != list(range(len(names))):
-            raise UserError(f"{root / TASKS} is damaged", "restore it from a copy; the episodes do not name all") from None
+            raise UserError(f"{root / TASKS} is damaged", "restore it from a copy") from None
         tasks = tuple(names[i] for i in range(len(names)))
         write_tasks(root, list(tasks))
         actions = [f"rebuilt {TASKS} from the episodes"]
@@ -300,4 +300,3 @@ def _row_stats(row: dict[str, Any]) -> dict[str, statistics.Stats]:
             _, key, stat = name.split("/")
             out.setdefault(key, {})[stat] = np.asarray(value)
     return out
-

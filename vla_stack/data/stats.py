@@ -99,10 +99,10 @@ def from_json(value: Mapping[str, Mapping[str, Any]]) -> dict[str, Stats]:
     return {key: {name: np.asarray(x) for name, x in entry.items()} for key, entry in value.items()}
 
 
-def _exact(values: NDArray[np.float32]) -> Stats:
+def _exact(values: NDArray[Any]) -> Stats:
     """Statistics of [N, D] over its rows, float32 [D] each; one dimension at a time to bound memory."""
     names = ("mean", "std", "min", "max", "q01", "q99")
-    out = {name: np.empty(values.shape[1], np.float32) for name in names}
+    out: Stats = {name: np.empty(values.shape[1], np.float32) for name in names}
     for d in range(values.shape[1]):
         x = values[:, d].astype(np.float64)
         q01, q99 = np.quantile(x, (0.01, 0.99))

@@ -47,7 +47,6 @@ from vla_stack.data.layout import (
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 
-
 ROWS_PER_FILE = 200  # of meta/episodes: bounds what is rewritten with each episode
 
 
@@ -84,6 +83,8 @@ def locked(root: Path):
             raise UserError(
                 f"{root} is being written by another process", "wait for it to end, or record into another folder"
             ) from None
+        if not (staging / "lock").exists() or os.fstat(lock.fileno()).st_ino != (staging / "lock").stat().st_ino:
+            raise UserError(f"{root} was just released by another process", "try again")
         yield staging
 
 
@@ -255,7 +256,7 @@ class EpisodeStore:
         table = _row_table(row, episode.stats)
         if self._rows is None or self._rows.schema != table.schema or self._rows.num_rows >= ROWS_PER_FILE:
             return row, table
-        row |= {k: self._last[k] for k in self._last or () if k.startswith("meta/episodes/")}
+        row |= {k: v for k, v in (self._last or {}).items() if k.startswith("meta/episodes/")}
         return row, pa.concat_tables([self._rows, _row_table(row, episode.stats)]).combine_chunks()
 
     def _next(self, prefix: str) -> dict[str, int]:
@@ -280,18 +281,12 @@ def _row_table(row: Mapping[str, Any], stats: Mapping[str, statistics.Stats]) ->
 def write_tasks(root: Path, tasks: list[str]) -> None:
     """Replace ``meta/tasks.parquet``, whose index, to pandas and so to LeRobot, is the instruction."""
     table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())})
-    describe = {
-        "index_columns": ["task"],
-        "column_indexes": [],
-        "columns": [
-            {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
-            {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
-        ],
-        "pandas_version": "2.2.0",
-    }
-    for column in describe["columns"]:
-        assert isinstance(column, dict)
-        column["metadata"] = None
+    types = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": a, "numpy_type": b, "metadata": None}
+        for name, (a, b) in types.items()
+    ]
+    describe = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
     path = root / TASKS
     make_folder(path.parent)
     tmp = path.with_name(".tasks.parquet.tmp")

@@ -49,15 +49,16 @@ def _info(root: Path) -> int:
     if SUCCESS in dataset.columns:
         won = int(dataset.columns[SUCCESS][dataset.episode_to - 1].sum())
         print(f"  success   {won}/{dataset.num_episodes}")
-    for camera, ft in dataset.cameras.items():
+    for camera, key in dataset.cameras.items():
+        ft = dataset.features[key]
         print(f"  camera    {camera}: {ft['shape'][1]}x{ft['shape'][0]}, {ft['dtype']}")
     if cache_folder(root).exists():
         print(f"  cache     {cache_folder(root)}, {_size(cache_folder(root))} of decoded frames; may be deleted")
     _print_tasks(dataset)
     print("  columns")
     for name, column in dataset.columns.items():
-        names = dataset.features[name].get("names")
-        print(f"    {name:<20}{column.dtype}{list(column.shape[1:]) or ''}  {', '.join(names) if names else ''}".rstrip())
+        names = ", ".join(dataset.features[name].get("names") or ())
+        print(f"    {name:<20}{column.dtype}{list(column.shape[1:]) or ''}  {names}".rstrip())
     return 0
 
 
