@@ -79,7 +79,7 @@ class Trainer:
             UserError: The loss or gradient is not finite; the last checkpoint stays what it was.
         """
         recipe, window, batches = self.recipe, Window(), iter(self.parts.loader)
-        rate = _Rate(recipe.batch_size * recipe.accumulate * self.placement.world)
+        rate = Rate(recipe.batch_size * recipe.accumulate * self.placement.world)
         stopped = False
         with Stop() as stop, Log(self.run_dir, recipe, self.step, enabled=self.placement.is_main) as log:
             while self.step < recipe.steps and not stopped:
@@ -103,7 +103,7 @@ class Trainer:
         assert self.checkpoint is not None  # resumed from, or just written
         return Outcome(self.step, self.checkpoint, stopped and self.step < recipe.steps)
 
-    def update(self, batches: Iterator[dict[str, Any]], window: Window, rate: _Rate) -> None:
+    def update(self, batches: Iterator[dict[str, Any]], window: Window, rate: Rate) -> None:
         """One optimiser step."""
         recipe, device = self.recipe, self.placement.device
         self._seed_everything()
@@ -154,7 +154,7 @@ class Trainer:
         random.seed(seed)
 
 
-class _Rate:
+class Rate:
     """Samples per second since the last reading, and the share of that time spent waiting for data."""
 
     def __init__(self, samples_per_step: int) -> None:
