@@ -9,18 +9,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from vla_stack.errors import UserError
 from vla_stack.evaluation.episode import Instruct
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
-from vla_stack.evaluation.rollouts import ChunkPolicy, evaluate
+from vla_stack.evaluation.rollouts import ChunkPolicy, describe, evaluate
+from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.statistics import wilson
-
-if TYPE_CHECKING:
-    from vla_stack.runtime.executor import ExecutorConfig
 
 HELP = "Roll a policy out in simulation, under a virtual clock, and report success with its interval."
 EXAMPLES = (
@@ -62,19 +59,20 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace) -> list[EvalResu
     """Every environment at every latency, and with the wrong instruction where that is asked for."""
     latencies = parse_latencies(args.latency, policy.spec.robot.rate_hz)
     instructs: tuple[Instruct, ...] = (None, "swap") if args.swap_instruction else (None,)
+    executor = ExecutorConfig(mode=args.mode, execute=args.execute or max(1, policy.spec.horizon // 2))
     results = []
     for env_id in args.env or ["sim/pick-v0"]:
         options = {"randomisation": args.randomisation} if env_id.startswith("sim/") and args.randomisation else {}
         for latency in latencies:
             for instruct in instructs:
-                title = f"{env_id} {latency} ticks" + (" wrong instruction" if instruct else "")
-                with _progress(title, args.episodes) as on_episode:
+                title = describe(executor, latency / policy.spec.robot.rate_hz, instruct)
+                with _progress(f"{env_id}  {title}", args.episodes) as on_episode:
                     result = evaluate(
                         policy,
                         env_id,
                         episodes=args.episodes,
                         seed=args.seed,
-                        executor=_executor(policy, args),
+                        executor=executor,
                         latency_ticks=latency,
                         instruct=instruct,
                         num_envs=args.num_envs,
@@ -134,12 +132,6 @@ def _load(name: str, device: str) -> tuple[Path, ChunkPolicy]:
 
     path = resolve_policy(name)
     return path, load_policy(path, device=device)
-
-
-def _executor(policy: ChunkPolicy, args: argparse.Namespace) -> ExecutorConfig:
-    from vla_stack.runtime.executor import ExecutorConfig
-
-    return ExecutorConfig(mode=args.mode, execute=args.execute or max(1, policy.spec.horizon // 2))
 
 
 def _workers(args: argparse.Namespace) -> int:

@@ -88,7 +88,7 @@ def evaluate(
             group.close()
     return EvalResult(
         name=env_id,
-        label=_label(executor, latency_ticks / robot.rate_hz, instruct),
+        label=describe(executor, latency_ticks / robot.rate_hz, instruct),
         rate_hz=robot.rate_hz,
         episodes=tuple(sorted(records, key=lambda r: r.seed)),
         stages=stages,
@@ -252,6 +252,7 @@ def _ready(groups: list[Group]) -> list[Group]:
     return [by_connection[c] for c in wait(list(by_connection))]  # type: ignore[index]
 
 
-def _label(executor: ExecutorConfig, latency_s: float, instruct: Instruct) -> str:
+def describe(executor: ExecutorConfig, latency_s: float, instruct: Instruct) -> str:
+    """A setting in a few words, e.g. ``naive, 100 ms``."""
     swap = ", wrong instruction" if instruct == "swap" else ""
     return f"{executor.mode}, {round(latency_s * 1000)} ms{swap}"

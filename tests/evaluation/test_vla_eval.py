@@ -1,0 +1,68 @@
+"""``vla eval`` from the command line to the files it leaves."""
+
+import json
+
+import eval_fakes
+import pytest
+
+from vla_stack.cli import main
+from vla_stack.errors import UserError
+from vla_stack.evaluation import evaluate as verb
+
+LINE = "eval_fakes:Line-v0"
+
+
+@pytest.fixture
+def fake_policy(monkeypatch, tmp_path):
+    monkeypatch.setattr(verb, "_load", lambda name, device: (tmp_path / name, eval_fakes.Obedient()))
+
+
+def test_every_setting_is_reported(fake_policy, tmp_path, capsys):
+    arguments = ["--env", LINE, "--episodes", "6", "--latency", "0,100ms", "--swap-instruction", "--workers", "0"]
+    assert main(["eval", *arguments, "--videos", "1", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.count(LINE) == 4 and "wrong instruction" in out and "100%" in out and "61% – 100%" in out
+    assert "of what was instructed" in out and "mean" in out
+    d = json.loads((tmp_path / "report.json").read_text())
+    assert [r["label"] for r in d["results"]] == [
+        "naive, 0 ms",
+        "naive, 0 ms, wrong instruction",
+        "naive, 100 ms",
+        "naive, 100 ms, wrong instruction",
+    ]
+    assert [r["summary"]["successes"] for r in d["results"]] == [6, 0, 6, 0]
+    assert (tmp_path / d["results"][0]["episodes"][0]["video"]).is_file()
+    assert "data:video/mp4" in (tmp_path / "report.html").read_text()
+
+
+def test_errors_are_one_line(fake_policy, tmp_path, capsys):
+    assert main(["eval", "--env", "sim/pikc-v0", "--out", str(tmp_path)]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("vla eval: there is no environment 'sim/pikc-v0'") and "did you mean sim/pick-v0?" in error
+
+
+def test_help_shows_examples(capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    assert "vla eval --latency 0,100ms,300ms" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "rate_hz", "ticks"),
+    [
+        ("0", 10, [0]),
+        ("0ms,100ms", 10, [0, 1]),
+        ("101ms", 10, [2]),
+        ("100ms", 30, [3]),
+        ("0.3s, 2ticks", 10, [3, 2]),
+        ("1tick,100", 10, [1]),
+    ],
+)
+def test_a_started_tick_counts_whole(text, rate_hz, ticks):
+    assert verb.parse_latencies(text, rate_hz) == ticks
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1ms", "1h"])
+def test_a_delay_that_is_none_is_refused(text):
+    with pytest.raises(UserError, match="is no delay"):
+        verb.parse_latencies(text, 10)
