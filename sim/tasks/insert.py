@@ -26,11 +26,14 @@ def default_config() -> TaskConfig:
 PEG = (0.012, 0.012, 0.045)  # m, half sizes
 GRIP = 0.022  # m, where the peg is held, above its centre
 CLEARANCE = 0.003  # m, each side
-SOCKET_HEIGHT = 0.035  # m
-DEPTH = 0.025  # m
+SOCKET_HEIGHT = 0.030  # m, of the walls; the lips stand on them
+DEPTH = 0.020  # m
 SYMMETRY = np.pi / 2
 WALL = 0.008  # m, half the thickness of the socket's walls
-CHAMFER = 0.006  # m, half the length of the slope that leads the peg in
+CHAMFER = 0.010  # m, width and height of the slope that leads the peg in
+BOARD = 0.0015  # m, half the thickness of that slope
+LOWER = 0.02  # m, how far ahead the peg is lowered: gently, so that it slides off the slopes
+MOUTH = SOCKET_HEIGHT + CHAMFER
 
 
 class Insert(ArmEnv):
@@ -59,12 +62,12 @@ class Insert(ArmEnv):
             wall = (hole + WALL) * out + side + [0.0, 0.0, SOCKET_HEIGHT / 2]
             size = [WALL, hole + WALL, SOCKET_HEIGHT / 2]
             objects.add_geom(socket, f"wall_{i}", "box", size, slate, pos=list(wall), quat=quat, **slick)
-            # A thin board whose upper face slopes towards the hole at 45 degrees.
-            tilt = np.array([np.cos(np.pi / 8), 0.0, np.sin(np.pi / 8) * -1.0, 0.0])
+            # A thin board on top, its upper face rising outwards from the wall's inner edge at 45 degrees.
             turned = np.zeros(4)
-            mujoco.mju_mulQuat(turned, np.array(quat), tilt)
-            lip = (hole + CHAMFER) * out + [0.0, 0.0, SOCKET_HEIGHT + 0.001]
-            board = [1.4 * CHAMFER, hole + 2 * CHAMFER, 0.0015]
+            mujoco.mju_mulQuat(turned, np.array(quat), np.array([np.cos(np.pi / 8), 0.0, -np.sin(np.pi / 8), 0.0]))
+            run, sink = CHAMFER / 2, BOARD / np.sqrt(2)
+            lip = (hole + run + sink) * out + [0.0, 0.0, SOCKET_HEIGHT + run - sink]
+            board = [CHAMFER / np.sqrt(2), hole + CHAMFER, BOARD]
             objects.add_geom(socket, f"lip_{i}", "box", board, pale, pos=list(lip), quat=list(turned), **slick)
 
     def place(self, rng: np.random.Generator) -> None:
@@ -83,7 +86,7 @@ class Insert(ArmEnv):
 
     def keypoints(self) -> dict[str, NDArray[np.float32]]:
         tip = self.position("peg") - PEG[2] * self.data.body("peg").xmat[[2, 5, 8]]
-        mouth = self.position("socket") + [0.0, 0.0, SOCKET_HEIGHT]
+        mouth = self.position("socket") + [0.0, 0.0, MOUTH]
         named = {"peg_tip": tip.astype(np.float32), "socket_mouth": mouth.astype(np.float32)}
         return objects.points(self, "peg", "socket") | named
 
@@ -96,10 +99,12 @@ class Insert(ArmEnv):
         turn = self.yaw("socket", SYMMETRY) - self.yaw("peg", SYMMETRY)
         turn -= SYMMETRY * np.round(turn / SYMMETRY)
         offset = socket[:2] - peg[:2]
-        entered = peg[2] - PEG[2] < SOCKET_HEIGHT
+        bottom = peg[2] - PEG[2]
         aligned = np.hypot(*offset) < CLEARANCE and abs(turn) < 0.06
-        height = SOCKET_HEIGHT + 0.012 if not (aligned or entered and np.hypot(*offset) < CHAMFER) else 0.004
-        rise = height + PEG[2] - peg[2]
+        if aligned or (bottom < MOUTH and np.hypot(*offset) < CHAMFER):
+            rise = max(SOCKET_HEIGHT - DEPTH - 0.006 - bottom, -LOWER)
+        else:
+            rise = MOUTH + 0.008 - bottom
         # Rise first, then move: the peg must not sweep the socket's lips.
         aside = offset if rise < 0.015 else np.zeros(2)
         return ToolGoal(tool[:3] + [*aside, rise], arm.wrap_angle(tool[3] + turn), 0.0)
