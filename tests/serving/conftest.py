@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 from serving_fakes import ROBOT, WAIT_S
@@ -14,27 +14,52 @@ from vla_stack.serving.server import PolicyServer, ServerConfig
 from vla_stack.serving.worker import ChunkPolicy
 
 
-@contextmanager
-def _running(server: PolicyServer) -> Iterator[PolicyServer]:
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield server
-    finally:
+class Servers:
+    """Servers on threads of their own, stopped when the test ends."""
+
+    def __init__(self) -> None:
+        self._threads: dict[PolicyServer, threading.Thread] = {}
+
+    def start(
+        self, policy: ChunkPolicy, endpoint: str = "tcp://127.0.0.1:*", config: ServerConfig = ServerConfig()
+    ) -> PolicyServer:
+        server = PolicyServer(lambda: policy, endpoint, config)
+        self._threads[server] = threading.Thread(target=server.run)
+        self._threads[server].start()
+        return server
+
+    def stop(self, server: PolicyServer) -> None:
         server.stop()
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
+        self._threads[server].join(WAIT_S)
+        assert not self._threads.pop(server).is_alive()
+
+    def restart(self, server: PolicyServer, policy: ChunkPolicy) -> PolicyServer:
+        """Another server at the address of ``server``, which is stopped first."""
+        self.stop(server)
+        return self.start(policy, server.endpoint)
+
+    def close(self) -> None:
+        for server in list(self._threads):
+            self.stop(server)
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., PolicyServer]]:
-    """``serve(policy, endpoint=..., config=...)`` starts a server that is stopped when the test ends."""
-    with ExitStack() as stack:
+def servers() -> Iterator[Servers]:
+    servers = Servers()
+    yield servers
+    servers.close()
 
-        def start(policy: ChunkPolicy, endpoint: str = "tcp://127.0.0.1:*", config: ServerConfig = ServerConfig()):
-            return stack.enter_context(_running(PolicyServer(lambda: policy, endpoint, config)))
 
-        yield start
+@pytest.fixture
+def serve(servers: Servers) -> Callable[..., PolicyServer]:
+    """``serve(policy, endpoint=..., config=...)`` starts a server."""
+    return servers.start
+
+
+@pytest.fixture
+def restart(servers: Servers) -> Callable[..., PolicyServer]:
+    """``restart(server, policy)`` replaces a server by another one at the same address."""
+    return servers.restart
 
 
 @pytest.fixture

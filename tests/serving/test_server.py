@@ -193,6 +193,7 @@ def test_stop_finishes_what_is_in_progress(serve, connect):
     client = connect(server.endpoint)
     client.request(observation(3), rid=0, epoch=0, origin=3, seed=0)
     assert policy.entered.acquire(timeout=WAIT_S)
+    barrier(client)
     server.stop()
     client.request(observation(4), rid=1, epoch=0, origin=4, seed=0)
     assert codes(collect(client, 1)) == [("BUSY", 1)]

@@ -15,7 +15,7 @@ import zmq
 from vla_stack.errors import UserError
 from vla_stack.schema import ActionChunk, Observation, PolicySpec, RobotSpec
 from vla_stack.serving import messages, wire
-from vla_stack.serving.transport import new_socket, receive, require_local
+from vla_stack.serving.transport import new_socket, receive, require_local, send
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 HELLO_INTERVAL_NS = 200_000_000
@@ -175,11 +175,7 @@ class PolicyClient:
         self._context.term()
 
     def _send(self, message: Message) -> bool:
-        try:
-            self._socket.send_multipart(wire.encode(message), zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return False
-        return True
+        return send(self._socket, wire.encode(message))
 
     def _say_hello(self) -> None:
         assert self._robot is not None

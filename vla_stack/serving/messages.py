@@ -38,6 +38,7 @@ def read_hello(message: Message) -> RobotSpec:
         robot = RobotSpec.from_json(body)
     except (SchemaError, AttributeError, ArithmeticError) as e:
         raise WireError(Code.BAD_SCHEMA, str(e)) from None
+    _check_robot(robot)
     return robot
 
 
@@ -53,6 +54,7 @@ def read_welcome(message: Message) -> PolicySpec:
         policy = PolicySpec.from_json(body)
     except (SchemaError, AttributeError, ArithmeticError) as e:
         raise WireError(Code.BAD_SCHEMA, str(e)) from None
+    _check_robot(policy.robot)
     if not message.sid:
         raise WireError(Code.BAD_SCHEMA, "WELCOME without a session id")
     return policy
@@ -149,6 +151,18 @@ def policy_difference(new: PolicySpec, old: PolicySpec) -> str | None:
         if getattr(new, key) != getattr(old, key):
             return f"{key} was {getattr(old, key)!r}, is {getattr(new, key)!r}"
     return robot_difference(new.robot, old.robot)
+
+
+def _check_robot(robot: RobotSpec) -> None:
+    """Types that :meth:`RobotSpec.from_json` takes as they come."""
+    for part in (*robot.state, *robot.action, *robot.cameras):
+        if type(part.name) is not str:
+            raise WireError(Code.BAD_SCHEMA, f"robot description: name {part.name!r} is not a string")
+    for camera in robot.cameras:
+        if type(camera.height) is not int or type(camera.width) is not int:
+            raise WireError(Code.BAD_SCHEMA, f"robot description: size of camera '{camera.name}' is not a whole number")
+    if not robot.rate_hz > 0:
+        raise WireError(Code.BAD_SCHEMA, f"robot description: rate_hz {robot.rate_hz} is not positive")
 
 
 def _describe(dim: Dim, what: str) -> str:

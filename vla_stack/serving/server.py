@@ -25,12 +25,13 @@ from vla_stack.schema import PolicySpec
 from vla_stack.serving import messages, wire
 from vla_stack.serving.metrics import Metrics, MetricsPage
 from vla_stack.serving.sessions import Session, Sessions
-from vla_stack.serving.transport import new_socket, receive, require_local
+from vla_stack.serving.transport import new_socket, receive, require_local, send
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 from vla_stack.serving.worker import ChunkPolicy, Job, Loaded, Mailbox, Result, Worker
 
 log = logging.getLogger(__name__)
 
+READ_NS = 250_000_000  # a client loses what it has not read when the connection ends (a property of ZMQ_IMMEDIATE)
 BURST = 32  # messages read before finished inferences are sent again
 
 
@@ -97,6 +98,8 @@ class PolicyServer:
         self._sessions = Sessions(config.max_sessions, int(config.idle_s * 1e9))
         self._policy: PolicySpec | None = None
         self._unanswered = 0  # admitted requests that have had no reply yet
+        self._replied_ns = 0  # when the last chunk was sent
+        self._stopping_ns = 0  # when the network loop saw that it should stop
         self._stop = threading.Event()
         self.metrics = Metrics()
         self._turned_ns = time.monotonic_ns()
@@ -120,7 +123,6 @@ class PolicyServer:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_in, zmq.POLLIN)
-        stop_at_ns: int | None = None
         try:
             if self._config.metrics_port is not None:
                 self._page = MetricsPage(self.metrics, self._is_alive, self._config.metrics_port)
@@ -129,13 +131,19 @@ class PolicyServer:
                 poller.poll(100)
                 now = self._turned_ns = time.monotonic_ns()
                 self._turn(now)
-                if self._stop.is_set():
-                    self.metrics.ready = False
-                    stop_at_ns = stop_at_ns or now + int(self._config.drain_s * 1e9)
-                    if not self._unanswered or now >= stop_at_ns:
-                        return
+                if self._stop.is_set() and self._is_drained(now):
+                    return
         finally:
             self._close()
+
+    def _is_drained(self, now_ns: int) -> bool:
+        """Whether a server that was told to stop may go: nothing is in progress, and robots had time to read."""
+        self.metrics.ready = False
+        self._stopping_ns = self._stopping_ns or now_ns
+        if now_ns - self._stopping_ns > self._config.drain_s * 1e9:
+            return True
+        read = not len(self._sessions) or now_ns - self._replied_ns > READ_NS
+        return not self._unanswered and read
 
     def _turn(self, now_ns: int) -> None:
         self._collect()
@@ -196,13 +204,13 @@ class PolicyServer:
             self._refuse(result.job, WireError(Code.INTERNAL, "inference failed; see the server's log"))
             return
         self._send(result.job.peer, result.frames)
-        self.metrics.observe("total", (time.monotonic_ns() - result.job.received_ns) * 1e-9)
+        self._replied_ns = time.monotonic_ns()
+        self.metrics.observe("total", (self._replied_ns - result.job.received_ns) * 1e-9)
 
     def _send(self, peer: bytes, frames: list[bytes | memoryview]) -> None:
         try:
-            self._router.send_multipart([peer, *frames], zmq.NOBLOCK)  # a chunk is small: copying beats tracking
-        except zmq.Again:  # the peer does not read: its queue is full, and stays so
-            self.metrics.reject("unread")
+            if not send(self._router, [peer, *frames]):  # the peer does not read
+                self.metrics.reject("unread")
         except zmq.ZMQError as e:
             if e.errno != zmq.EHOSTUNREACH:
                 raise

@@ -7,13 +7,14 @@ waits for ever. A robot wants the opposite of each.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 
 import zmq
 
 from vla_stack.errors import UserError
 from vla_stack.serving.wire import MAX_FRAME_BYTES, MAX_TENSORS
 
-QUEUED_MESSAGES = 4  # per peer; older data than that is of no use to a robot
+QUEUED_MESSAGES = 8  # per peer and direction: a burst of reset, request and ping; older data is of no use to a robot
 
 
 def require_local(endpoint: str) -> str:
@@ -59,6 +60,23 @@ def new_socket(context: zmq.Context, kind: int) -> zmq.Socket:
     if kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that left is an error, not a silent loss
     return socket
+
+
+def send(socket: zmq.Socket, frames: Sequence[bytes | memoryview]) -> bool:
+    """Send without waiting; False if the queue is full or nobody is connected. Large frames are not copied.
+
+    Raises:
+        zmq.ZMQError: EHOSTUNREACH, the peer that a ROUTER should send to has left.
+    """
+    for _ in range(2):
+        try:
+            socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            return True
+        except zmq.Again:
+            # ZeroMQ takes note of what the other side has read at most once a millisecond while one only sends, so a
+            # full queue may be an old truth; asking for EVENTS brings it up to date.
+            socket.getsockopt(zmq.EVENTS)
+    return False
 
 
 def receive(socket: zmq.Socket) -> list[memoryview] | None:
