@@ -13,8 +13,13 @@ SERVO_LAG = 0.04  # s, how far the joints trail a moving target
 NEAR = 0.05  # m, further out than this the tool keeps its full clearance
 
 
-def over(env: ArmEnv, position: NDArray, yaw: float, gripper: float, clearance: float = 0.08) -> ToolGoal:
-    """Go to ``position`` from above: down a funnel, ``clearance`` metres higher while more than NEAR away."""
+def over(
+    env: ArmEnv, position: NDArray, yaw: float, gripper: float, clearance: float = 0.08, ahead: NDArray | float = 0.0
+) -> ToolGoal:
+    """Go to ``position`` from above: down a funnel, ``clearance`` metres higher while more than NEAR away.
+
+    ``ahead`` [3] is how far a moving position will have moved by the time the tool follows, metres.
+    """
     tool = env.tool
     distance = float(np.hypot(*(position[:2] - tool[:2])))
     turn = abs(arm.wrap_angle(yaw - tool[3]))
@@ -22,7 +27,7 @@ def over(env: ArmEnv, position: NDArray, yaw: float, gripper: float, clearance: 
     height = position[2] + rise
     # Below the funnel: rise before moving sideways.
     aside = position[:2] if tool[2] > height - 0.5 * clearance else tool[:2]
-    return ToolGoal(np.array([*aside, height]), yaw, gripper)
+    return ToolGoal(np.array([*aside, height]) + ahead, yaw, gripper)
 
 
 def grasp(
@@ -50,10 +55,10 @@ def grasp(
     slack = 1.0 if tool[4] > 0.9 * opening else 2.5
     there = np.hypot(*(position[:2] - tool[:2])) < slack * AT and abs(position[2] - tool[2]) < slack * 0.008
     turned = abs(arm.wrap_angle(yaw - tool[3])) < slack * 0.12
-    aim = position if velocity is None else position + velocity * (env.spec_robot.dt + SERVO_LAG)
+    ahead = 0.0 if velocity is None else velocity * (env.spec_robot.dt + SERVO_LAG)
     if env.grasped(geom) or (there and turned):
-        return ToolGoal(aim, yaw, 0.0)
-    return over(env, aim, yaw, opening, clearance)
+        return ToolGoal(position + ahead, yaw, 0.0)
+    return over(env, position, yaw, opening, clearance, ahead)
 
 
 def put(env: ArmEnv, body: str, position: NDArray, yaw: float, clearance: float = 0.08) -> ToolGoal:
