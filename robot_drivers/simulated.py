@@ -70,8 +70,9 @@ class SimulatedRobot:
 
     def reset(self, seed: int) -> str:
         self._episode += 1
+        self._keep(None)
+        self._step_read = -1
         self._connection.send("reset", seed=seed, episode=self._episode)
-        self._note, self._step_read = None, -1
         return str(self._wait("started", RESET_TIMEOUT_S)["task"])
 
     def read(self) -> Observation:
@@ -132,10 +133,14 @@ class SimulatedRobot:
             elif message["episode"] != self._episode:
                 self._connection.post("free", slot=message["slot"])
             else:
-                if self._note is not None:
-                    self._connection.post("free", slot=self._note["slot"])
-                self._note = message
+                self._keep(message)
         return others
+
+    def _keep(self, note: Message | None) -> None:
+        """Make ``note`` the newest reading and give the slot of the one before back."""
+        if self._note is not None:
+            self._connection.post("free", slot=self._note["slot"])
+        self._note = note
 
     def _wait(self, kind: str, timeout_s: float) -> Message:
         deadline = time.monotonic() + timeout_s

@@ -1,0 +1,93 @@
+"""The LeRobot adapter on a robot without hardware: units, order, limits, failures."""
+
+import numpy as np
+import pytest
+
+from robot_drivers import make_driver
+from robot_drivers.driver import EpisodicDriver
+from vla_stack.errors import UserError
+
+
+@pytest.fixture
+def driver(tmp_path):
+    d = make_driver(
+        "lerobot",
+        robot_type="vla_dummy",
+        module="lerobot_dummy",
+        port="x",
+        task="wave",
+        rate_hz=1.0,  # a watchdog of three seconds, which these tests do not wait for
+        calibration_dir=str(tmp_path),
+    )
+    d.connect()
+    yield d
+    d.disconnect()
+
+
+def test_description_comes_from_the_features(driver):
+    shoulder, gripper = driver.spec.action
+    assert driver.spec.name == "lerobot/vla_dummy"
+    assert (shoulder.name, shoulder.unit, shoulder.kind) == ("shoulder.pos", "rad", "angle")
+    assert shoulder.high == -shoulder.low == pytest.approx(np.pi / 2, abs=1e-3)  # half of 2047 of 4095 ticks
+    assert (gripper.unit, gripper.low, gripper.high, gripper.kind) == ("ratio", 0.0, 1.0, "gripper")
+    assert [d.name for d in driver.spec.state] == ["shoulder.pos", "gripper.pos"]
+    assert [(c.name, c.height, c.width) for c in driver.spec.cameras] == [("top", 4, 6)]  # depth is not a picture
+    assert not isinstance(driver, EpisodicDriver)
+
+
+def test_readings_are_si(driver):
+    obs = driver.read()
+    obs.check(driver.spec)
+    np.testing.assert_allclose(obs.state, [np.pi / 2, 0.5], rtol=1e-6)
+    assert obs.task == "wave" and obs.images["top"][0, 0, 0] == 7
+
+
+def test_commands_are_converted_and_what_was_sent_comes_back(driver):
+    sent = driver.write(np.array([-np.pi / 4, 1.0], np.float32))
+    assert driver._robot.actions[-1] == pytest.approx({"shoulder.pos": -45.0, "gripper.pos": 100.0}, rel=1e-6)
+    np.testing.assert_allclose(sent, [-np.pi / 4, 1.0], rtol=1e-6)
+    clipped = driver.write(np.array([np.pi, 1.0], np.float32))  # the robot itself stops at 100 degrees
+    assert clipped[0] == pytest.approx(np.deg2rad(100.0))
+
+
+def test_hold_and_stop_command_where_it_is(driver):
+    driver.hold()
+    driver.stop()
+    assert driver._robot.actions == [{"shoulder.pos": 90.0, "gripper.pos": 50.0}] * 2
+
+
+def test_a_failed_reading_is_the_last_one_with_its_age(driver):
+    first = driver.read()
+    driver._robot.broken = True
+    again = driver.read()
+    assert again.t_capture_ns == first.t_capture_ns
+    assert driver.read_errors == 1
+
+
+def test_without_any_reading_a_failure_is_a_failure(driver):
+    driver._robot.broken = True
+    with pytest.raises(ConnectionError):
+        driver.read()
+    driver._robot.broken = False
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"robot_type": "no_such_arm"}, "knows no robot 'no_such_arm'.*so101_follower"),
+        ({"port": "nowhere"}, "cannot be connected: no such port -- check port"),
+        ({"calibrated": False}, "not calibrated -- run lerobot-calibrate"),
+        ({"colour": "red"}, "vla_dummy: .*colour"),
+        ({"use_degrees": False}, "use_degrees=False"),
+        ({"units": {"shoulder.pos": "turns"}}, "unit of 'shoulder.pos' is unknown"),
+    ],
+)
+def test_mistakes_are_one_clear_line(config, words, tmp_path):
+    base = {"robot_type": "vla_dummy", "module": "lerobot_dummy", "port": "x", "calibration_dir": str(tmp_path)}
+    with pytest.raises(UserError, match=words):
+        make_driver("lerobot", **(base | config)).connect()
+
+
+def test_unknown_driver():
+    with pytest.raises(UserError, match="robot 'hexapod' does not exist"):
+        make_driver("hexapod")

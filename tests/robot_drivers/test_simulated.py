@@ -1,0 +1,113 @@
+"""The simulated robot behaves like hardware: time passes by itself, commands take effect from outside."""
+
+import time
+
+import numpy as np
+import pytest
+
+from robot_drivers import make_driver
+from robot_drivers.driver import EpisodicDriver
+from vla_stack.errors import UserError
+
+PATIENCE_S = 60.0  # upper bound of waits; nothing depends on how long they take
+
+
+@pytest.fixture(scope="module")
+def arm():
+    driver = make_driver("sim", task="pick", image_size=16, max_episode_steps=40)
+    driver.connect()
+    yield driver
+    driver.disconnect()
+    driver.disconnect()  # twice is fine
+
+
+def later(arm, step: int):
+    """The first reading of at least ``step``."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (obs := arm.read()).step < step:
+        assert time.monotonic() < deadline
+    return obs
+
+
+def test_it_is_an_episodic_driver_with_the_native_description(arm):
+    assert isinstance(arm, EpisodicDriver)
+    assert arm.spec.name == "native/arm7" and arm.spec.rate_hz == 10.0
+
+
+def test_the_same_seed_is_the_same_start(arm):
+    first, again, other = ((arm.reset(seed), arm.read()) for seed in (3, 3, 4))
+    assert first[0] == again[0] and "cube" in first[0]
+    np.testing.assert_array_equal(first[1].state, again[1].state)
+    np.testing.assert_array_equal(first[1].images["front"], again[1].images["front"])
+    assert not np.array_equal(first[1].state, other[1].state)
+    assert first[1].step == 0
+    first[1].check(arm.spec)
+
+
+def test_any_number_of_episodes(arm):
+    for seed in range(6):
+        arm.reset(seed)
+        assert later(arm, 1).step >= 1
+
+
+def test_time_passes_without_commands_and_readings_are_stamped_on_its_grid(arm):
+    arm.reset(0)
+    readings = [arm.read(), later(arm, 2), later(arm, 4)]
+    for obs in readings:
+        assert obs.t_capture_ns <= time.monotonic_ns()
+        assert (obs.t_capture_ns - readings[0].t_capture_ns) % 100_000_000 == 0
+    assert readings[2].step >= 4
+    np.testing.assert_allclose(readings[2].state[:3], readings[0].state[:3], atol=0.01)  # it held
+
+
+def test_commands_move_it_and_hold_stops_it(arm):
+    arm.reset(0)
+    start = arm.read()
+    target = start.state[:5].copy()
+    target[1] += 0.2
+    for step in range(1, 12):
+        np.testing.assert_array_equal(arm.write(target), target)
+        moved = later(arm, step)
+    assert moved.state[1] - start.state[1] > 0.1
+    arm.hold()
+    rest = later(arm, moved.step + 3)
+    further = later(arm, rest.step + 4)
+    assert abs(further.state[1] - rest.state[1]) < 0.01
+
+
+def test_commands_are_clipped_to_the_range_and_that_is_reported(arm):
+    arm.reset(0)
+    arm.read()
+    sent = arm.write(np.full(5, 9.0, np.float32))
+    np.testing.assert_array_equal(sent, arm.spec.action_high)
+
+
+def test_the_episode_ends_and_says_so(arm):
+    arm.reset(1)
+    later(arm, 40)
+    status = arm.status()
+    assert status["done"] and not status["is_success"]
+    assert 0 < status["real_time_factor"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"task": "juggle"}, "there is no task 'juggle'"),
+        ({"image_siz": 3}, "image_siz"),
+        ({"visuals": "x"}, "visuals='x'"),
+    ],
+)
+def test_mistakes_are_one_clear_line(kwargs, words):
+    driver = make_driver("sim", **kwargs)
+    with pytest.raises(UserError, match=words):
+        driver.connect()
+    driver.disconnect()
+
+
+def test_reading_before_reset_says_so(arm):
+    fresh = make_driver("sim", task="pick", image_size=16)
+    fresh.connect()
+    with pytest.raises(UserError, match="call reset"):
+        fresh.read()
+    fresh.disconnect()
