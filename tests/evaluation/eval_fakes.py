@@ -83,6 +83,14 @@ class Dark(Line):
         super().__init__()
 
 
+class Silent(Line):
+    """Does not say when its task is done."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {}
+
+
 class Crash(Line):
     def step(self, action):
         raise RuntimeError("the gearbox fell off")
@@ -91,6 +99,7 @@ class Crash(Line):
 gym.register("Line-v0", entry_point="eval_fakes:Line")
 gym.register("Counter-v0", entry_point="eval_fakes:Counter")
 gym.register("Dark-v0", entry_point="eval_fakes:Dark")
+gym.register("Silent-v0", entry_point="eval_fakes:Silent")
 gym.register("Crash-v0", entry_point="eval_fakes:Crash")
 
 

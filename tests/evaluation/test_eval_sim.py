@@ -57,6 +57,7 @@ def test_control_mode_and_rate_follow_the_policy():
     assert result.settings["env_options"]["control_mode"] == "joint_abs"
 
 
+@pytest.mark.slow
 def test_a_film_shows_the_episode_that_happened(tmp_path):
     filmed = film(evaluate(Wander(), "sim/pick-v0", episodes=1), tmp_path, per_outcome=1)
     with av.open(filmed.episodes[0].video) as f:

@@ -107,6 +107,19 @@ def test_an_unknown_environment_lists_what_there_is():
 
 
 @pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("CartPole-v1", "gives no 'pixels' and 'agent_pos'"),
+        ("eval_fakes:Silent-v0", "does not report 'is_success'"),
+        ("no_such_module:X-v0", "no_such_module"),
+    ],
+)
+def test_an_environment_of_another_kind_is_refused(env_id, message):
+    with pytest.raises(UserError, match=message):
+        evaluate(eval_fakes.Obedient(), env_id, episodes=1)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"rate_hz": 20.0}, "runs at 10 Hz, the policy was trained at 20 Hz"),

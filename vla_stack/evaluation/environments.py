@@ -38,6 +38,11 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
     except TypeError as e:
         raise UserError(f"{env_id} does not take these options: {e}") from e
     try:
+        space = env.observation_space
+        if not isinstance(space, gym.spaces.Dict) or not {"pixels", "agent_pos"} <= set(space):
+            raise UserError(
+                f"{env_id} gives no 'pixels' and 'agent_pos'", "wrap it to observe as LeRobot's environments do"
+            )
         check_fit(robot_of(env, policy), policy.robot, env_id)
     except UserError:
         env.close()

@@ -92,13 +92,15 @@ def run_episode(env: gym.Env, config: EpisodeConfig, seed: int) -> Episode:
         chunks.append(dispatch.chunk_rid if dispatch.state is State.RUN else IDLE)
         stage = max(stage, int(info.get("stage", -1)))
         obeyed = obeyed if achieved is None else obeyed or bool(achieved(told))
+        if "is_success" not in info:
+            raise UserError(f"{config.env_id} does not report 'is_success'", "wrap it to say when its task is done")
         ended = bool(terminated or truncated or info["is_success"])
         k += 1
     return EpisodeRecord(
         seed=seed,
         instruction=told,
         task=task,
-        success=bool(info["is_success"]),
+        success=bool(info.get("is_success")),
         steps=k,
         idle_ticks=chunks.count(IDLE),
         stage=stage,

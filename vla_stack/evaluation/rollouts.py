@@ -21,6 +21,7 @@ from vla_stack.evaluation.environments import make_env, options_for, robot_of, s
 from vla_stack.evaluation.episode import Episode, EpisodeConfig, Instruct, Query, run_episode
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
 from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.runtime.link import ignored_interrupts
 from vla_stack.schema import Observation, PolicySpec
 
 Chunks = list[NDArray[np.float32]]
@@ -184,7 +185,8 @@ class RemoteGroup:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, config, list(seeds), num_envs), daemon=True)
-        self._process.start()
+        with ignored_interrupts():  # Ctrl-C is for this process; the other ends when its pipe does
+            self._process.start()
         theirs.close()
 
     def receive(self) -> tuple[list[Query], list[EpisodeRecord]]:
@@ -225,7 +227,7 @@ def _work(connection: Connection, config: EpisodeConfig, seeds: list[int], num_e
             if not queries:
                 return
             group.send(connection.recv())
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError):
         pass  # the evaluation is over; whoever ended it has said why
     except UserError as e:
         connection.send(e)
