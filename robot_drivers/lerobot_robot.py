@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import pkgutil
 import threading
 import time
@@ -211,12 +212,14 @@ def _make_robot(robot_type: str, module: str | None, config: dict[str, Any]) -> 
         import lerobot.cameras.opencv  # noqa: F401  (registers the camera type)
         import lerobot.robots as robots
         from lerobot.robots.utils import make_robot_from_config
-        from lerobot.utils.import_utils import register_third_party_plugins
     except ImportError as e:
         raise UserError(f"a LeRobot robot needs the package '{e.name}'", "pip install 'vla-stack[train]'") from e
     if module is not None:
         importlib.import_module(module)
-    register_third_party_plugins()
+    # LeRobot's own discovery would import policy plug-ins too, which takes seconds and nobody here needs.
+    for plugin in importlib.metadata.distributions():
+        if (plugin.name or "").startswith(("lerobot_robot_", "lerobot_camera_")):
+            importlib.import_module(plugin.name)
     if robot_type not in robots.RobotConfig.get_known_choices():  # built-in configs register when they are imported
         for found in pkgutil.iter_modules(robots.__path__, robots.__name__ + "."):
             with contextlib.suppress(ImportError):
