@@ -155,9 +155,9 @@ def policy_difference(new: PolicySpec, old: PolicySpec) -> str | None:
 
 def _check_robot(robot: RobotSpec) -> None:
     """Types that :meth:`RobotSpec.from_json` takes as they come."""
-    for part in (*robot.state, *robot.action, *robot.cameras):
-        if type(part.name) is not str:
-            raise WireError(Code.BAD_SCHEMA, f"robot description: name {part.name!r} is not a string")
+    for name in [part.name for part in (*robot.state, *robot.action)] + [camera.name for camera in robot.cameras]:
+        if type(name) is not str:
+            raise WireError(Code.BAD_SCHEMA, f"robot description: name {name!r} is not a string")
     for camera in robot.cameras:
         if type(camera.height) is not int or type(camera.width) is not int:
             raise WireError(Code.BAD_SCHEMA, f"robot description: size of camera '{camera.name}' is not a whole number")

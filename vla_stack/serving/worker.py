@@ -1,7 +1,9 @@
 """Inference, away from the network thread: a mailbox of requests, one thread that runs the policy, and its results.
 
 A thread, not a process: torch releases the interpreter lock inside its operators, so the network thread keeps
-answering, and a request is handed over without another copy or hop (figures: tests/serving/README.md).
+answering while it computes. Measured on two shared cores with eager CPU inference of 60 to 90 ms a request, PING was
+answered in 0.8 ms (median) and 8 ms (p99), as with an idle policy; with a policy that never leaves Python for 200 ms,
+in 6 ms and 29 ms. A process would add another socket hop and copy to each request.
 """
 
 from __future__ import annotations
