@@ -57,7 +57,7 @@ class Drawer(ArmEnv):
         objects.add_cubes(spec)
         cabinet = spec.worldbody.add_body(name="cabinet", mocap=True)
         w, d, h = CABINET
-        wood, pine = (0.55, 0.42, 0.34), (0.78, 0.66, 0.52)
+        wood, pine = (0.55, 0.42, 0.34), (0.88, 0.89, 0.88)
         for side in (-1, 1):
             size = [BOARD, d, h / 2]
             objects.add_geom(cabinet, f"side_{side}", "box", size, wood, pos=[side * (w - BOARD), 0.0, h / 2])
