@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import KEY, MadeUp, tiny_parts
 from safetensors.torch import load_file
+from training_fakes import KEY, MadeUp, tiny_parts
 
 from vla_stack.errors import UserError
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.build import preprocessed, to_device
 from vla_stack.training.ema import Ema
-from vla_stack.training.loop import Outcome, Trainer, learning_rate
+from vla_stack.training.log import Window
+from vla_stack.training.loop import Outcome, Rate, Trainer, learning_rate
 from vla_stack.training.placement import Local
 from vla_stack.training.recipe import Recipe
 
@@ -136,9 +137,6 @@ def test_gradients_of_accumulated_passes_are_averaged(recipe: Recipe, tmp_path: 
         parts.loader = SameBatch(4)
         trainer = Trainer(r, parts, Local("cpu"), tmp_path)
         trainer.optimizer.zero_grad = lambda: None  # type: ignore[method-assign]
-        from vla_stack.training.log import Window
-        from vla_stack.training.loop import Rate
-
         trainer.update(iter(parts.loader), Window(), Rate(4))
         gradients.append(parts.policy.state.weight.grad.clone())
     assert torch.allclose(gradients[0], gradients[1], rtol=1e-5) and gradients[0].abs().sum() > 0

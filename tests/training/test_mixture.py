@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import record
+from training_fakes import record
 
 from vla_stack.data import ChunkLoader
 from vla_stack.training.build import pooled

@@ -1,0 +1,159 @@
+"""``vla train`` on a recorded dataset, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from training_fakes import ACTION, HORIZON, SIDE, STATE, record
+
+from vla_stack.cli import main
+from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.schema import Observation
+
+TINY = """
+name: tiny
+policy:
+  options: {chunk_size: 4, n_action_steps: 2, width: 16, expert_width: 16, depth: 1, heads: 2, head_dim: 8,
+            vision_channels: [4, 8], vision_keypoints: 8}
+optimizer: {lr: 1e-2, warmup_steps: 2}
+steps: 6
+batch_size: 4
+log_every: 2
+save_every: 4
+threads: 1
+device: cpu
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, dataset: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(f"{TINY}data: {{root: {dataset}}}\n")
+    return path
+
+
+def served(run_dir: Path) -> bytes:
+    return (run_dir / "checkpoints/last/pretrained_model/model.safetensors").read_bytes()
+
+
+def test_a_run_leaves_a_policy_that_loads_and_a_record_of_itself(recipe_file: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert main(["train", str(recipe_file), f"output_dir={run_dir}", "seed=3"]) == 0
+    assert {p.name for p in run_dir.iterdir()} == {"recipe.yaml", "revision.txt", "metrics.jsonl", "tb", "checkpoints"}
+    assert "seed: 3" in (run_dir / "recipe.yaml").read_text()
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [2, 4, 6]
+    assert all(r["samples_per_s"] > 0 and 0 <= r["data_share"] <= 1 for r in records)
+    policy = load_policy(run_dir / "checkpoints/last/pretrained_model")
+    assert policy.spec.robot.name == "test/arm"
+    image = np.zeros((SIDE, SIDE, 3), np.uint8)
+    chunk = policy.infer([Observation(np.zeros(STATE, np.float32), {"front": image}, "pick")], seeds=[0])
+    assert chunk.shape == (1, HORIZON, ACTION) and np.isfinite(chunk).all()
+
+
+def test_resume_extends_a_run_and_equals_the_longer_one(recipe_file: Path, tmp_path: Path) -> None:
+    flat = ["optimizer.final_lr_ratio=1.0"]  # so that the shorter run's schedule is the longer one's beginning
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", *flat, "steps=6"]) == 0
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'b'}", *flat, "steps=10"]) == 0
+    assert served(tmp_path / "a") != served(tmp_path / "b")
+    assert main(["train", "--resume", str(tmp_path / "a"), "steps=10"]) == 0
+    assert served(tmp_path / "a") == served(tmp_path / "b")
+    assert main(["train", "--resume", str(tmp_path / "a")]) == 0  # nothing is left to do
+    assert served(tmp_path / "a") == served(tmp_path / "b")
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over(recipe_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    text = recipe_file.read_text()
+    (tmp_path / "a/recipe.yaml").write_text(text)
+    assert main(["train", "--resume", str(tmp_path / "a")]) == 0
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'b'}"]) == 0
+    assert served(tmp_path / "a") == served(tmp_path / "b")
+
+
+def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, tmp_path: Path) -> None:
+    other = record(tmp_path / "other", seed=1, task="push it")
+    out = tmp_path / "a"
+    assert main(["train", str(recipe_file), f"output_dir={out}", f"data.root=[{dataset}, {other}]", "ema=0"]) == 0
+    start = out / "checkpoints/last/pretrained_model"
+    tune = [f"policy.pretrained={start}", "optimizer.lr=1e-12", "optimizer.weight_decay=0", "policy.options={}"]
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'b'}", "steps=2", *tune]) == 0
+    before, after = (
+        load_file(d / "model.safetensors") for d in (start, tmp_path / "b/checkpoints/last/pretrained_model")
+    )
+    assert all(np.allclose(before[k].float(), after[k].float(), atol=1e-6) for k in before)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method=imitatoin", "there is no method 'imitatoin'"),
+        ("policy.type=vlaa", "there is no policy type 'vlaa'"),
+        (
+            "policy.options.chunk_sise=4",
+            "policy 'vla' has no option 'chunk_sise' -- the nearest option is 'chunk_size'",
+        ),
+        ("policy.pretrained=nowhere", "cannot read the policy in nowhere"),
+        ("data.root=nowhere", "nowhere"),
+        ("data.cameras=[side]", "no camera 'observation.images.side'"),
+        ("device=cuda:77", "device 'cuda:77' is not available"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_no_run(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", override]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("vla train: ") and message in error
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_run_is_not_overwritten(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", "steps=1"]
+    assert main(command) == 0
+    before = served(tmp_path / "a")
+    assert main(command) == 1
+    assert f"vla train --resume {tmp_path / 'a'}" in capsys.readouterr().err
+    assert served(tmp_path / "a") == before
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_policy_and_resume(recipe_file: Path, tmp_path: Path) -> None:
+    """Under torchrun's environment both ranks step together; the run equals itself when it is cut in the middle."""
+    flat = [str(recipe_file), "optimizer.final_lr_ratio=1.0"]
+    two_processes(*flat, f"output_dir={tmp_path / 'a'}", "steps=4")
+    two_processes(*flat, f"output_dir={tmp_path / 'b'}", "steps=2")
+    two_processes("--resume", str(tmp_path / "b"), "steps=4")
+    a, b = (load_file(tmp_path / r / "checkpoints/last/pretrained_model/model.safetensors") for r in "ab")
+    assert all((a[k] == b[k]).all() for k in a)
+    state = json.loads((tmp_path / "a/checkpoints/last/training_state/state.json").read_text())
+    assert len(state["loader"]) == 2 and state["loader"][0]["seed"] != state["loader"][1]["seed"]
+
+
+def two_processes(*args: str) -> None:
+    """``vla train`` in two processes as torchrun starts them, without paying for two more imports of torch."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vla_stack.training.loop", "vla_stack.policies.modeling_vla", "accelerate"])
+    processes = [context.Process(target=rank_main, args=(rank, port, args)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(200)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def rank_main(rank: int, port: int, args: tuple[str, ...]) -> None:
+    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{key: str(value) for key, value in here.items()}}
+    sys.exit(main(["train", *args]))
