@@ -26,10 +26,10 @@ MAX_JOINT_RATE = 2.5  # rad/s, the slowest joint of a comparable arm
 
 # Rates leave the scripted experts a margin of about 1.3.
 TOOL = (
-    Dim("tcp_x.pos", "m", 0.25, 0.70, 0.65),
-    Dim("tcp_y.pos", "m", -0.35, 0.35, 0.65),
-    Dim("tcp_z.pos", "m", 0.005, 0.40, 0.65),
-    Dim("tcp_yaw.pos", "rad", -1.8, 1.8, 2.5, "angle"),
+    Dim("tcp_x.pos", "m", 0.25, 0.66, 0.65),
+    Dim("tcp_y.pos", "m", -0.32, 0.32, 0.65),
+    Dim("tcp_z.pos", "m", 0.005, 0.36, 0.65),
+    Dim("tcp_yaw.pos", "rad", -1.5, 1.5, 2.5, "angle"),
 )
 GRIPPER = Dim("gripper.pos", "ratio", 0.0, 1.0, np.inf, "gripper")
 # What one unit of an ``ee_delta`` action moves, per second: m, m, m, rad, ratio.

@@ -1,0 +1,61 @@
+"""Scripted experts solve their tasks, inside the robot's rates, and recover from noise."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import sim
+
+
+def episode(task, seed, noise=0.0, **kwargs):
+    """Success, clean labels [T, 5], executed actions [T, 5] and the command before each, [T, 5]."""
+    env = gym.make(sim.TASKS[task].id, cameras=(), **kwargs)
+    env.reset(seed=seed)
+    expert = sim.make_expert(env, noise=noise, seed=seed)
+    labels, executed, before, done = [], [], [], False
+    while not done:
+        before.append(env.unwrapped.tool_command)
+        labels.append(expert.act())
+        executed.append(expert.perturb(labels[-1]))
+        _, _, terminated, truncated, info = env.step(executed[-1])
+        done = terminated or truncated
+    return info["is_success"], np.array(labels), np.array(executed), np.array(before)
+
+
+@pytest.mark.parametrize("task", list(sim.TASKS))
+def test_expert_succeeds_within_range_and_rate(task):
+    spec = gym.make(sim.TASKS[task].id, cameras=()).unwrapped.spec_robot
+    for seed in range(8):
+        success, labels, executed, before = episode(task, seed)
+        assert success, seed
+        assert (labels == executed).all()
+        assert (labels >= spec.action_low).all() and (labels <= spec.action_high).all()
+        rate = np.abs(labels - before).max(axis=0) / spec.dt
+        assert all(r <= d.max_rate / 1.25 for r, d in zip(rate, spec.action, strict=True))
+
+
+@pytest.mark.parametrize("task", ["pick", "insert"])
+@pytest.mark.parametrize("rate", [5.0, 20.0])
+def test_expert_holds_at_other_control_rates(task, rate):
+    assert all(episode(task, seed, control_hz=rate)[0] for seed in range(4))
+
+
+def test_noise_disturbs_what_is_executed_and_leaves_labels_clean():
+    success, labels, executed, _ = episode("place", seed=1, noise=0.35)
+    changed = (labels != executed).any(axis=1)
+    assert success and 0.2 < changed.mean() < 0.8
+    assert (labels[:, 4] == executed[:, 4]).all()
+    again = episode("place", seed=1, noise=0.35)
+    assert (again[2] == executed).all()
+
+
+def test_expert_labels_any_state():
+    env = gym.make("sim/place-v0", cameras=()).unwrapped
+    env.reset(seed=0)
+    expert = sim.make_expert(env)
+    for _ in range(6):
+        env.step(expert.act())
+    state, label = env.get_state(), expert.act()
+    env.reset(seed=5)
+    env.set_state(state)
+    assert (sim.make_expert(env).act() == label).all()

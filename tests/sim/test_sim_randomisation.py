@@ -1,0 +1,92 @@
+"""Each level changes what it says, from the nominal model, as its seed says."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from sim.randomisation import LEVELS, Level, Randomiser
+
+FIELDS = {
+    "geom_rgba": "colour",
+    "mat_rgba": "colour",
+    "light_diffuse": "light",
+    "light_pos": "light_shift",
+    "cam_pos": "camera_shift",
+    "cam_quat": "camera_turn",
+    "body_mass": "mass",
+    "body_inertia": "mass",
+    "geom_friction": "friction",
+}
+
+
+def fields(model):
+    return {f: getattr(model, f).copy() for f in FIELDS}
+
+
+@pytest.fixture
+def model():
+    return gym.make("sim/pick-v0", cameras=()).unwrapped.model
+
+
+@pytest.mark.parametrize("level", range(len(LEVELS)))
+def test_a_level_changes_exactly_what_it_names(model, level):
+    before = fields(model)
+    delay = Randomiser(model, LEVELS[level]).apply(seed=1)
+    for name, after in fields(model).items():
+        assert (after != before[name]).any() == (getattr(LEVELS[level], FIELDS[name]) > 0), name
+    assert (delay > 0) == (LEVELS[level].delay > 0)
+
+
+def test_changes_stay_in_their_bounds(model):
+    before, level = fields(model), LEVELS[2]
+    randomiser = Randomiser(model, level)
+    for seed in range(30):
+        assert 0 <= randomiser.apply(seed) <= level.delay
+        assert np.abs(model.cam_pos - before["cam_pos"]).max() <= level.camera_shift
+        assert np.abs(model.geom_rgba - before["geom_rgba"]).max() <= level.colour + 1e-6
+        assert np.abs(np.log(model.body_mass[1:] / before["body_mass"][1:])).max() <= level.mass + 1e-9
+        np.testing.assert_allclose(np.linalg.norm(model.cam_quat, axis=1), 1.0, atol=1e-9)
+
+
+def test_a_seed_gives_the_same_world_whatever_came_before(model):
+    randomiser = Randomiser(model, LEVELS[2])
+    first_delay, first = randomiser.apply(7), fields(model)
+    randomiser.apply(8)
+    assert any((fields(model)[f] != first[f]).any() for f in FIELDS)
+    assert randomiser.apply(7) == first_delay
+    assert all((fields(model)[f] == first[f]).all() for f in FIELDS)
+
+
+def test_robot_and_colour_identity_survive(model):
+    """A red cube stays the reddest and the arm keeps its colours, whatever the shade."""
+    shell = model.mat("shell").rgba.copy()
+    randomiser = Randomiser(model, LEVELS[2])
+    for seed in range(30):
+        randomiser.apply(seed)
+        for channel, colour in enumerate(("red", "green", "blue")):
+            assert model.geom(f"cube_{colour}").rgba[:3].argmax() == channel
+        assert (model.mat("shell").rgba == shell).all()
+
+
+def test_levels_share_layout_and_instruction():
+    envs = [gym.make("sim/pick-v0", cameras=(), randomisation=i).unwrapped for i in range(3)]
+    for env in envs:
+        env.reset(seed=3)
+    assert len({e.task for e in envs}) == 1
+    cubes = [e.position("cube_red") for e in envs]
+    assert all(np.allclose(c, cubes[0]) for c in cubes)
+
+
+def test_action_delay_shifts_the_motion():
+    def height_after_one_step(delay):
+        env = gym.make("sim/pick-v0", cameras=()).unwrapped
+        env._randomiser = Randomiser(env.model, Level(delay=1e-9))
+        env.reset(seed=0)
+        env._delay = delay
+        target = env.tool_command + [0, 0, 0.05, 0, 0]
+        start = env.tool[2]
+        env.step(np.float32(target))
+        return env.tool[2] - start
+
+    moved = [height_after_one_step(d) for d in (0.0, 0.03, 0.06)]
+    assert moved[0] > moved[1] > moved[2] > 0
