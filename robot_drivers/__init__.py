@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from robot_drivers.driver import Driver, EpisodicDriver
 from vla_stack.errors import UserError
 
-__all__ = ["Driver", "EpisodicDriver", "make_driver"]
+__all__ = ["DRIVERS", "Driver", "EpisodicDriver", "make_driver"]
+
+DRIVERS = {
+    "sim": "robot_drivers.simulated:SimulatedRobot",  # a MuJoCo task in real time
+    "lerobot": "robot_drivers.lerobot_robot:LeRobotRobot",  # any robot that LeRobot knows
+}
 
 
 def make_driver(name: str, **kwargs: Any) -> Driver:
-    """A driver by name, not connected yet.
-
-    Args:
-        name: ``sim`` (a MuJoCo task in real time) or ``lerobot`` (any robot that LeRobot knows).
-        **kwargs: See :class:`~robot_drivers.simulated.SimulatedRobot` and
-            :class:`~robot_drivers.lerobot_robot.LeRobotRobot`.
+    """A driver by its name in :data:`DRIVERS`, not connected yet; ``kwargs`` are those of its class.
 
     Raises:
-        UserError: There is no such driver.
+        UserError: There is no such driver, or it takes no such argument.
     """
-    if name == "sim":
-        from robot_drivers.simulated import SimulatedRobot
-
-        return SimulatedRobot(**kwargs)
-    if name == "lerobot":
-        from robot_drivers.lerobot_robot import LeRobotRobot
-
-        return LeRobotRobot(**kwargs)
-    raise UserError(f"robot '{name}' does not exist", "use sim or lerobot")
+    if name not in DRIVERS:
+        raise UserError(f"robot '{name}' does not exist", f"use one of {', '.join(DRIVERS)}")
+    module, _, attribute = DRIVERS[name].partition(":")
+    kind = getattr(importlib.import_module(module), attribute)
+    try:
+        driver: Driver = kind(**kwargs)
+    except TypeError as e:
+        raise UserError(f"robot '{name}': {e}", f"its arguments are described in {module}") from e
+    return driver

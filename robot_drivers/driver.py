@@ -17,8 +17,8 @@ from vla_stack.schema import Observation, RobotSpec
 class Status(TypedDict, total=False):
     """How an episode stands.
 
-    ``stage`` is the furthest stage reached, an index into the task's; ``real_time_factor`` is simulated over real
-    time since the episode's start, 1 where the simulation keeps up.
+    ``stage`` counts the task's stages reached so far; ``real_time_factor`` is simulated over real time since the
+    episode's start, 1 where the simulation keeps up.
     """
 
     is_success: bool
@@ -66,6 +66,11 @@ class Driver(Protocol):
 @runtime_checkable
 class EpisodicDriver(Driver, Protocol):
     """A robot that can be put back to a start and knows whether it succeeded, as simulators do."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of the task's stages, in order; known once connected."""
+        ...
 
     def reset(self, seed: int) -> str:
         """Begin an episode; the same seed is the same start. Returns the instruction."""

@@ -42,6 +42,7 @@ class SimulatedRobot:
         self._link: Link | None = None
         self._slots: ObservationSlots | None = None
         self._spec: RobotSpec | None = None
+        self._stages: tuple[str, ...] = ()
         self._episode = 0
         self._note: Message | None = None  # newest reading
         self._step_read = -1
@@ -51,6 +52,10 @@ class SimulatedRobot:
         if self._spec is None:
             raise RuntimeError("the simulated robot has no description before connect()")
         return self._spec
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return self._stages
 
     def connect(self) -> None:
         if self._process is not None:
@@ -64,7 +69,8 @@ class SimulatedRobot:
             self._process.start()
         theirs.close()
         self._link = Link(ours)
-        self._spec = RobotSpec.from_json(self._wait("ready", START_TIMEOUT_S)["spec"])
+        ready = self._wait("ready", START_TIMEOUT_S)
+        self._spec, self._stages = RobotSpec.from_json(ready["spec"]), tuple(ready["stages"])
         self._slots = ObservationSlots(self._spec)
         self._link.send("slots", name=self._slots.name)
 
@@ -198,7 +204,7 @@ class _Simulator:
         self._dims, self._dt_ns = len(spec.action), round(1e9 / spec.rate_hz)
         self._slots: ObservationSlots | None = None
         self._unread: list[Message] = []
-        link.send("ready", spec=spec.to_json())
+        link.send("ready", spec=spec.to_json(), stages=list(env.unwrapped.stages))
         self._slots = ObservationSlots(spec, self._next("slots")["name"])
 
     def serve(self) -> None:

@@ -88,6 +88,8 @@ def test_mistakes_are_one_clear_line(config, words, tmp_path):
         make_driver("lerobot", **(base | config)).connect()
 
 
-def test_unknown_driver():
+def test_unknown_drivers_and_arguments():
     with pytest.raises(UserError, match="robot 'hexapod' does not exist"):
         make_driver("hexapod")
+    with pytest.raises(UserError, match="robot 'lerobot': .*robot_type"):
+        make_driver("lerobot")

@@ -2,9 +2,11 @@
 
 import time
 
+import gymnasium
 import numpy as np
 import pytest
 
+import sim
 from robot_drivers import make_driver
 from robot_drivers.driver import EpisodicDriver
 from vla_stack.errors import UserError
@@ -58,6 +60,38 @@ def test_time_passes_without_commands_and_readings_are_stamped_on_its_grid(arm):
         assert (obs.t_capture_ns - readings[0].t_capture_ns) % 100_000_000 == 0
     assert readings[2].step >= 4
     np.testing.assert_allclose(readings[2].state[:3], readings[0].state[:3], atol=0.01)  # it held
+
+
+def test_answered_in_time_it_is_the_environment_itself():
+    """Every reading answered within its step gives the trajectory of gymnasium's lockstep, bit by bit."""
+    rate_hz, seeds = 5.0, range(6)
+    env = gymnasium.make("sim/pick-v0", image_size=16, control_hz=rate_hz)
+    driver = make_driver("sim", task="pick", image_size=16, control_hz=rate_hz)
+    driver.connect()
+    answered = []
+    for seed in seeds:  # a busy computer may miss a step: then the next seed is tried
+        states, actions = lockstep(env, seed)
+        driver.reset(seed)
+        readings = []
+        for step, action in enumerate(actions):
+            readings.append(later(driver, step))
+            driver.write(action)
+        answered = [r.step for r in readings]
+        if answered == list(range(len(actions))):
+            np.testing.assert_array_equal([r.state for r in readings], states[:-1])
+            break
+    driver.disconnect()
+    assert answered == list(range(len(actions)))
+
+
+def lockstep(env, seed, steps=6):
+    obs, _ = env.reset(seed=seed)
+    expert = sim.make_expert(env, seed=seed)
+    states, actions = [obs["agent_pos"]], []
+    for _ in range(steps):
+        actions.append(expert.act())
+        states.append(env.step(actions[-1])[0]["agent_pos"])
+    return states, actions
 
 
 def test_commands_move_it_and_hold_stops_it(arm):

@@ -31,6 +31,8 @@ class FakeDriver:
         self.at = np.zeros(2, np.float32)
         self.frozen_ns: int | None = None  # capture time of a sensor that has gone quiet
 
+    stages = ("reach", "grasp")
+
     def connect(self): ...
 
     def disconnect(self):

@@ -14,6 +14,7 @@ import pytest
 from runtime_fakes import real_time_robot
 
 from vla_stack.errors import UserError
+from vla_stack.evaluation.records import load_records
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.node import RobotNode
 
@@ -114,6 +115,7 @@ def test_vla_run_drives_the_simulated_arm_and_writes_records(server, tmp_path):
     records = json.loads((tmp_path / "records.json").read_text())
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert records["name"] == "sim/pick-v0" and summary["episodes"] == 2
+    assert load_records(tmp_path / "records.json")[0].stages == tuple(records["stages"]) != ()
     for seed, episode in enumerate(records["episodes"]):
         assert episode["seed"] == seed
         assert "cube" in episode["instruction"]

@@ -240,7 +240,8 @@ def control_process(connection: Connection, make: Callable[[], Driver]) -> None:
     try:
         driver = make()
         driver.connect()
-        link.send("ready", spec=driver.spec.to_json())
+        stages = driver.stages if isinstance(driver, EpisodicDriver) else ()
+        link.send("ready", spec=driver.spec.to_json(), stages=list(stages))
         _serve(link, driver)
     except EOFError:
         pass

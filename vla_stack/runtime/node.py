@@ -63,7 +63,10 @@ class RobotNode:
         hello_timeout_s: How long to wait for the server at the start.
 
     Attributes:
-        robot: What is driven. policy: What the server serves. counters: Events since the start, by name.
+        robot: What is driven.
+        stages: Names of the task's stages, empty where the robot knows of none.
+        policy: What the server serves.
+        counters: Events since the start, by name.
     """
 
     def __init__(
@@ -113,7 +116,8 @@ class RobotNode:
         with ignored_interrupts():
             self._process.start()
         theirs.close()
-        self.robot = RobotSpec.from_json(self._wait("ready")["spec"])
+        ready = self._wait("ready")
+        self.robot, self.stages = RobotSpec.from_json(ready["spec"]), tuple(ready["stages"])
         self._client = PolicyClient(self._server)
         self.policy: PolicySpec = self._client.hello(self.robot, self._hello_timeout_s)
         self._slots = ObservationSlots(self.robot)

@@ -144,7 +144,7 @@ def _save(args: argparse.Namespace, node: RobotNode, episodes: list[dict[str, An
         "name": name,
         "label": f"{args.mode}, real time",
         "rate_hz": node.robot.rate_hz,
-        "stages": [],
+        "stages": list(node.stages),
         "settings": settings | {"model_version": node.policy.model_version, "events": dict(node.counters)},
         "wall_s": wall_s,
         "episodes": episodes,
