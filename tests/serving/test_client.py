@@ -14,7 +14,7 @@ from serving_fakes import HORIZON, ROBOT, WAIT_S, TickPolicy, barrier, codes, co
 from vla_stack.errors import UserError
 from vla_stack.schema import ActionChunk
 from vla_stack.serving import messages, wire
-from vla_stack.serving.client import HELLO_INTERVAL_NS, PENDING, PolicyClient, ServerError
+from vla_stack.serving.client import HELLO_INTERVAL_NS, PENDING, POLICY_CHANGED, PolicyClient, ServerError
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 SID = "0123"
@@ -239,6 +239,7 @@ def test_another_policy_after_a_restart_is_an_error(serve, restart, connect, tmp
         client.request(observation(rid), rid=rid, epoch=0, origin=rid, seed=0)
         errors += client.poll(timeout_ms=50)
         rid += 1
+    assert errors[-1].code == POLICY_CHANGED
     assert not any(isinstance(item, ActionChunk) for item in errors)
     assert not client.connected and not client.request(observation(), rid=rid, epoch=0, origin=0, seed=0)
     assert client.poll(timeout_ms=2 * HELLO_INTERVAL_NS // 1_000_000) == []  # said once, and no further HELLO

@@ -18,6 +18,7 @@ from vla_stack.serving import messages, wire
 from vla_stack.serving.transport import new_socket, receive, require_local, send
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
+POLICY_CHANGED = "POLICY_CHANGED"
 HELLO_INTERVAL_NS = 200_000_000
 PENDING = 64  # requests remembered; older ones will not be answered any more
 BURST = 64  # messages taken by one poll
@@ -28,7 +29,8 @@ class ServerError:
     """A refusal, as :meth:`PolicyClient.poll` returns it.
 
     Attributes:
-        code: A ``wire.Code``, or ``POLICY_CHANGED``: after a reconnect the server serves another policy.
+        code: A ``wire.Code``, or ``POLICY_CHANGED``: the server came back with another policy, or with one that
+            refuses this robot. Nothing is sent from then on until :meth:`PolicyClient.hello` is called again.
         text: One line for people.
         rid: Request that was refused, -1 if it concerns none.
         epoch: Epoch of that request.
@@ -219,9 +221,10 @@ class PolicyClient:
         difference = messages.policy_difference(policy, self.policy) if self.policy else None
         self._hello_sent_ns = None
         self._pending.clear()
+        self._pings.clear()  # another server, another clock
         if difference:
             self._sid = ""
-            return ServerError("POLICY_CHANGED", f"the server came back with another policy: {difference}")
+            return ServerError(POLICY_CHANGED, f"the server came back with another policy: {difference}")
         self.policy, self._sid = policy, message.sid
         return None
 
@@ -240,8 +243,10 @@ class PolicyClient:
                 self.discarded["stale"] += 1
                 return None
             del self._pending[message.rid]
-        if code == Code.NO_SESSION and self.connected:
-            self._say_hello()
+            if code == Code.NO_SESSION and self.connected:
+                self._say_hello()
         elif self._hello_sent_ns is not None and code in (Code.BAD_SCHEMA, Code.VERSION, Code.AUTH):
             self._hello_sent_ns, self._sid = None, ""  # HELLO is refused for good: asking again changes nothing
+            if self.policy is not None:
+                return ServerError(POLICY_CHANGED, f"the server came back and refuses this robot: {text}")
         return ServerError(code, text, message.rid, message.epoch)

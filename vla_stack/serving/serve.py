@@ -8,21 +8,24 @@ import os
 import signal
 import sys
 from functools import partial
-from pathlib import Path
 
-from vla_stack.errors import UserError
+from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import PolicySpec
 from vla_stack.serving.server import PolicyServer, ServerConfig, load_directory
 
 HELP = "Serve a policy to robots on this machine over ZeroMQ."
 EXAMPLES = (
-    "vla serve --policy outputs/pick/checkpoints/last/pretrained_model",
-    "vla serve --policy models/pick --endpoint ipc:///tmp/vla.sock --metrics-port 9100 --threads 4",
+    "vla serve --policy outputs/pick",
+    "vla serve --policy shipped --endpoint ipc:///tmp/vla.sock --metrics-port 9100 --threads 4",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policy", type=Path, required=True, help="LeRobot policy directory (config.json, weights)")
+    parser.add_argument(
+        "--policy",
+        default="shipped",
+        help="LeRobot policy directory, a run directory, or the name of a shipped policy (default: %(default)s)",
+    )
     parser.add_argument("--endpoint", default="tcp://127.0.0.1:5555", help="loopback tcp or ipc (default: %(default)s)")
     parser.add_argument("--metrics-port", type=int, help="loopback port of /metrics, /readyz, /healthz; 0 takes any")
     parser.add_argument("--device", default="cpu", help="torch device (default: %(default)s)")
@@ -32,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    if not (args.policy / "config.json").is_file():
-        raise UserError(f"no policy in {args.policy}: config.json is missing", "give the pretrained_model directory")
+    directory = resolve_policy(args.policy)
     logging.basicConfig(level=logging.INFO, format="vla serve: %(message)s", stream=sys.stderr)
 
     def announce(policy: PolicySpec) -> None:
@@ -45,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         )
 
     server = PolicyServer(
-        partial(load_directory, args.policy, args.device, args.threads),
+        partial(load_directory, directory, args.device, args.threads),
         args.endpoint,
         ServerConfig(metrics_port=args.metrics_port),
         on_ready=announce,

@@ -11,7 +11,9 @@ to connect can make libzmq hold memory. Who may connect is therefore decided bel
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -316,7 +318,8 @@ def load_directory(path: Path, device: str, threads: int) -> ChunkPolicy:
     """The policy in a LeRobot policy directory, with torch limited to ``threads`` threads. Imports torch."""
     import torch
 
-    from vla_stack.policies import load_policy
+    from vla_stack.policies.chunk_policy import load_policy
 
     torch.set_num_threads(threads)
-    return load_policy(path, device=device)
+    with contextlib.redirect_stdout(sys.stderr):  # LeRobot reports on stdout, where READY should be the only line
+        return load_policy(path, device=device)
