@@ -47,7 +47,7 @@ class ExecutorConfig:
 
     Attributes:
         mode: ``sync`` or ``naive``, see the module.
-        execute: s_min, control steps between the origins of two requests (at least).
+        execute: s_min, control steps between the origins of two requests (at least); by default half a chunk.
         merge: Name in :data:`~vla_stack.runtime.timeline.MERGE_RULES`; ``sync`` has nothing to merge.
         margin: Spare control steps, beyond the predicted delay, at which a request is due in any case.
         max_age_s: Oldest observation an action may rest on, seconds; by default the chunk's length, at most 2 s, in
@@ -59,7 +59,7 @@ class ExecutorConfig:
     """
 
     mode: Literal["sync", "naive"] = "naive"
-    execute: int = 8
+    execute: int | None = None
     merge: str = "replace"
     margin: int = 1
     max_age_s: float | None = None
@@ -159,6 +159,7 @@ class Executor:
         sync, chunk_s = c.mode == "sync", policy.horizon * robot.dt
         hold_s = (5.0 if sync else 0.5) if c.hold_s is None else c.hold_s
         age_s = (chunk_s + hold_s if sync else min(chunk_s, AGE_CAP_S)) if c.max_age_s is None else c.max_age_s
+        self.execute = max(1, policy.horizon // 2) if c.execute is None else c.execute
         self.max_hold = _ticks(hold_s, robot)
         self.max_age = _ticks(age_s, robot)
         self.delay = DelayEstimator()
@@ -220,7 +221,7 @@ class Executor:
         delay = k_next - chunk.origin
         (self.delay.observe if self._now.moved else self.delay.observe_first)(delay)
         if self.config.mode == "sync":
-            chunk = replace(chunk, origin=k_next, actions=chunk.actions[: self.config.execute])
+            chunk = replace(chunk, origin=k_next, actions=chunk.actions[: self.execute])
         rule = MERGE_RULES["replace" if self.config.mode == "sync" else self.config.merge]
         self._now.timeline, report = merge(self._now.timeline, chunk, k_next, rule, self.robot.gripper_mask)
         self._now.origin, self._now.request, self._now.resends = chunk.origin, None, 0
@@ -265,7 +266,7 @@ class Executor:
         if self.config.mode == "sync":
             return False
         delay = self.delay.predict()
-        return k - self._now.origin >= max(self.config.execute, delay) or left <= delay + self.config.margin
+        return k - self._now.origin >= max(self.execute, delay) or left <= delay + self.config.margin
 
     def _left(self, k: int) -> int:
         """Control steps from ``k`` on for which there is an action that is not too old."""
@@ -312,7 +313,7 @@ def _check(robot: RobotSpec, policy: PolicySpec, c: ExecutorConfig) -> None:
         raise UserError(f"execution mode '{c.mode}' does not exist", "use sync or naive")
     if c.merge not in MERGE_RULES:
         raise UserError(f"merge rule '{c.merge}' does not exist", f"use one of {', '.join(MERGE_RULES)}")
-    if not 1 <= c.execute <= policy.horizon:
+    if c.execute is not None and not 1 <= c.execute <= policy.horizon:
         raise UserError(f"execute={c.execute} is outside [1, {policy.horizon}], the policy's horizon")
     if len(robot.action) != len(policy.robot.action):
         raise UserError(
