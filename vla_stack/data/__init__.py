@@ -14,11 +14,11 @@ _EXPORTS = {
     "Column": "features",
     "Dataset": "dataset",
     "EpisodeRecorder": "recorder",
-    "RepairReport": "repair",
+    "RepairReport": "integrity",
     "load_stats": "stats",
     "open_dataset": "dataset",
     "read_robot_spec": "features",
-    "repair": "repair",
+    "repair": "integrity",
 }
 __all__ = [
     "ChunkLoader",

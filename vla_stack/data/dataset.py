@@ -114,7 +114,7 @@ def read_episode_rows(root: Path, with_stats: bool = False) -> list[dict[str, An
 def read_tasks(root: Path) -> tuple[str, ...]:
     """Instructions in order of their index."""
     table = read_parquet(root / TASKS).to_pydict()
-    names = next((v for k, v in table.items() if k != "task_index"), [])
+    names: list[Any] = next((v for k, v in table.items() if k != "task_index"), [])
     if len(names) != len(table.get("task_index", [])) or sorted(table["task_index"]) != list(range(len(names))):
         raise UserError(f"{root / TASKS} does not number its tasks from 0", "run `vla data repair`")
     order = np.argsort(table["task_index"])

@@ -133,7 +133,7 @@ class _CameraCache:
         free = shutil.disk_usage(self.folder).free
         if need > free:
             raise UserError(
-                f"decoded frames of '{self.camera}' need {need / 1e9:.1f} GB in {self.folder}, {free / 1e9:.1f} are free",
+                f"decoding '{self.camera}' needs {need / 1e9:.1f} GB in {self.folder}, {free / 1e9:.1f} are free",
                 "free disk space, pass cache_dir=..., or record at a smaller size",
             )
         groups: dict[Path, list[int]] = {}

@@ -19,8 +19,8 @@ from av.error import FFmpegError
 from numpy.typing import ArrayLike, NDArray
 
 from vla_stack.data.features import Column, ImageMode, arrow_column, arrow_type, robot_features
+from vla_stack.data.integrity import repair_locked
 from vla_stack.data.layout import STAGING
-from vla_stack.data.repair import repair_locked
 from vla_stack.data.stats import ImageHistogram, column_stats
 from vla_stack.data.store import Episode, EpisodeStore, clear_staging, locked
 from vla_stack.data.video import VideoWriter, video_info

@@ -10,8 +10,8 @@ import numpy as np
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import cache_folder
+from vla_stack.data.integrity import check, repair
 from vla_stack.data.layout import ROBOT
-from vla_stack.data.repair import check, repair
 from vla_stack.schema import SUCCESS
 
 HELP = "Inspect, check or repair a LeRobotDataset v3, whoever wrote it."

@@ -1,0 +1,129 @@
+"""Damage is named, and repair goes back to the last good episode without touching good ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from toy_robot import make
+
+from vla_stack.data import ChunkLoader, open_dataset, repair
+from vla_stack.data.integrity import check
+from vla_stack.errors import UserError
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def data(root: Path, episode: int) -> Path:
+    return root / f"data/chunk-000/file-{episode:03d}.parquet"
+
+
+def video(root: Path, episode: int) -> Path:
+    return root / f"videos/observation.images.front/chunk-000/file-{episode:03d}.mp4"
+
+
+@pytest.mark.parametrize("damage", [lambda r: truncate(data(r, 2)), lambda r: data(r, 2).unlink()])
+def test_a_damaged_last_episode_is_dropped(root: Path, damage) -> None:
+    damage(root)
+    with pytest.raises(UserError, match=r"file-002.parquet is .*vla data repair"):
+        open_dataset(root)
+    assert any("file-002.parquet" in p for p in check(root))
+    report = repair(root)
+    assert (report.episodes_before, report.episodes, report.frames) == (3, 2, 10)
+    assert check(root) == []
+    assert len(LeRobotDataset("local/toy", root=root)) == 10
+    stats = json.loads((root / "meta/stats.json").read_text())
+    assert stats["action"]["count"] == [10]
+    make(root, (2,), first=2)
+    assert check(root) == []
+
+
+def test_a_short_video_is_found_before_training(root: Path) -> None:
+    video(root, 2).write_bytes(video(root, 1).read_bytes())  # 4 frames for 5 rows
+    with pytest.raises(UserError, match=r"file-002.mp4 lacks 1 of its 5 frames, the first one in episode 2"):
+        ChunkLoader(root, 2, 2, progress=False)
+    assert any("holds 4 frames, 5 are needed" in p for p in check(root))
+    assert repair(root).episodes == 2
+    ChunkLoader(root, 2, 2, progress=False)
+
+
+def test_intact_episodes_after_a_damaged_one_are_never_dropped(root: Path) -> None:
+    truncate(video(root, 1))
+    before = {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="episode 1 is damaged .* 1 episodes after it are intact"):
+        repair(root)
+    assert {p: p.read_bytes() for p in root.rglob("*") if p.is_file() if p.name != "lock"} == before
+
+
+def test_lerobots_own_crash_is_repaired(tmp_path: Path) -> None:
+    """Its writer, killed before finalize(): info.json counts episodes that footerless parquet files have lost."""
+    root = make(tmp_path / "d", (3, 2), "image")
+    file = root / "meta/info.json"
+    info = json.loads(file.read_text())
+    file.write_text(json.dumps(info | {"total_episodes": 4, "total_frames": 12, "splits": {"train": "0:4"}}))
+    data(root, 2).write_bytes(b"PAR1 and then the process died")
+    (root / "meta/episodes/chunk-000/file-001.parquet").write_bytes(b"PAR1")
+    report = repair(root)
+    assert (report.episodes_before, report.episodes, report.frames) == (4, 2, 5)
+    assert (root / ".damaged/data/chunk-000/file-002.parquet").exists()
+    assert len(LeRobotDataset("local/toy", root=root)) == 5
+    assert check(root) == []
+
+
+def test_lost_tasks_are_rebuilt_from_the_episodes(root: Path) -> None:
+    tasks = open_dataset(root).tasks
+    (root / "meta/tasks.parquet").unlink()
+    with pytest.raises(UserError, match="tasks.parquet is missing"):
+        open_dataset(root)
+    repair(root)
+    assert open_dataset(root).tasks == tasks
+
+
+def test_a_dataset_without_a_good_episode_can_be_recorded_into(tmp_path: Path) -> None:
+    root = make(tmp_path / "d", (3,))
+    truncate(data(root, 0))
+    assert repair(root).episodes == 0
+    with pytest.raises(UserError, match="no episode yet"):
+        open_dataset(root)
+    make(root, (4,))
+    assert open_dataset(root).num_frames == 4
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda r: (r / "meta/info.json").unlink(), "info.json is missing"),
+        (lambda r: (r / "meta/info.json").write_text("{"), "info.json is not valid JSON"),
+        (lambda r: edit(r, codebase_version="v2.1"), "dataset version 'v2.1'"),
+        (lambda r: edit(r, total_frames=99), "frame ranges do not join up"),
+        (lambda r: edit(r, total_episodes=9), "describes 3 of the 9 episodes"),
+        (lambda r: data(r, 0).write_bytes(data(r, 1).read_bytes()), "data holds 13 rows, meta/info.json counts 15"),
+    ],
+)
+def test_contradictions_name_the_file(root: Path, break_it, message: str) -> None:
+    break_it(root)
+    with pytest.raises(UserError, match=message):
+        open_dataset(root)
+
+
+def edit(root: Path, **changes) -> None:
+    file = root / "meta/info.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_nan_names_its_episode(root: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(data(root, 1))
+    values = np.stack(table["action"].to_numpy())
+    values[2, 0] = np.nan
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 2)
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", column), data(root, 1))
+    with pytest.raises(UserError, match="'action' is not finite in episode 1, frame 2"):
+        open_dataset(root)
