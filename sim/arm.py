@@ -32,6 +32,8 @@ TOOL = (
     Dim("tcp_yaw.pos", "rad", -1.5, 1.5, 2.5, "angle"),
 )
 GRIPPER = Dim("gripper.pos", "ratio", 0.0, 1.0, np.inf, "gripper")
+# [2, 5] smallest and largest tool target with gripper.
+TOOL_RANGE = np.array([(d.low, d.high) for d in (*TOOL, GRIPPER)]).T
 # What one unit of an ``ee_delta`` action moves, per second: m, m, m, rad, ratio.
 DELTA_RATE = np.array([0.6, 0.6, 0.6, 2.0, 5.0])
 
@@ -40,13 +42,14 @@ def robot_spec(mode: ControlMode, cameras: tuple[str, ...], image_size: int, rat
     """What the arm measures and accepts in a control mode; ``state`` begins with what ``action`` commands."""
     model = _kinematic_model()
     limits = [(float(low), float(high)) for low, high in model.jnt_range[:NUM_JOINTS]]
-    joints = tuple(Dim(f"{n}.pos", "rad", low, high, MAX_JOINT_RATE) for n, (low, high) in zip(JOINTS, limits, strict=True))
-    tool = (*TOOL, GRIPPER)
-    action, state = tool, (*tool, *joints)
+    named = zip(JOINTS, limits, strict=True)
+    joints = tuple(Dim(f"{n}.pos", "rad", low, high, MAX_JOINT_RATE) for n, (low, high) in named)
+    action: tuple[Dim, ...] = (*TOOL, GRIPPER)
+    state = (*action, *joints)
     if mode == "joint_abs":
         action, state = (*joints, GRIPPER), (*joints, GRIPPER, *TOOL)
     elif mode == "ee_delta":
-        action = tuple(Dim(d.name, "1", -1.0, 1.0) for d in tool)
+        action = tuple(Dim(d.name, "1", -1.0, 1.0) for d in action)
     views = tuple(Camera(c, image_size, image_size) for c in cameras)
     return RobotSpec("native/arm7", state, action, views, rate_hz, "delta" if mode == "ee_delta" else "absolute")
 

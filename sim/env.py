@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
@@ -15,44 +14,20 @@ from numpy.typing import NDArray
 from sim import arm
 from sim.randomisation import LEVELS, Randomiser
 from sim.rendering import Renderer, Visuals, cheapen
+from sim.task import TaskConfig, ToolGoal, Variant
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 
-Variant = dict[str, str]
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _TIMESTEP = 0.004  # s, what the model is tuned for
 _NUM_DRIVES = arm.NUM_JOINTS + 1  # joints and gripper: the first actuators of every model
 
 
-@dataclass(frozen=True)
-class TaskConfig:
-    """What a task's ``default_config()`` returns.
-
-    Attributes:
-        max_episode_steps: Control steps at 10 Hz after which an episode is truncated.
-        rewards: Stage name -> reward when the stage is first reached (``reward="staged"``), in order; sums to one.
-        start: Where the tool starts before its jitter, (x, y, z) in metres.
-    """
-
-    max_episode_steps: int
-    rewards: dict[str, float]
-    start: tuple[float, float, float] = (0.44, 0.0, 0.20)
-
-
-@dataclass(frozen=True)
-class ToolGoal:
-    """Where a scripted expert wants the tool: (x, y, z) in metres, yaw in radians, opening ratio."""
-
-    position: NDArray[np.float64]
-    yaw: float
-    gripper: float
-
-
 class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """A task for the native arm. Subclasses say what lies on the table, what is asked for and when it is done.
 
-    Observation: ``{"pixels": {camera: uint8 [S, S, 3]}, "agent_pos": float32 [12]}``, the latter as ``spec_robot.state``
-    names it. Action: as ``spec_robot.action`` names it, clipped to its range; joint targets move at most
+    Observation: ``{"pixels": {camera: uint8 [S, S, 3]}, "agent_pos": float32 [12]}``, the latter as named by
+    ``spec_robot.state``. Action: as named by ``spec_robot.action``, clipped to its range; joint targets move at most
     :data:`arm.MAX_JOINT_RATE`, so a wild command is slow and never explosive.
 
     Args:
@@ -121,8 +96,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._world_seed = 0
         self._delay = 0.0
         # Joint and gripper targets of the last three control steps, newest last, and the tool target of the newest.
-        self._drives = np.zeros((3, _NUM_DRIVES))
-        self._tool_command = np.zeros(5)
+        self._drives: NDArray[np.float64] = np.zeros((3, _NUM_DRIVES))
+        self._tool_command: NDArray[np.float64] = np.zeros(5)
 
         low, high = self._spec_robot.action_low, self._spec_robot.action_high
         self.action_space = spaces.Box(low, high, dtype=np.float32)
@@ -202,9 +177,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._stage = 0
         return self._observe(), self._info(False)
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Advance one control step; a non-finite action raises ``ValueError``."""
         self._advance(self._targets(action))
         passed = self.progress()
@@ -312,9 +285,10 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         expected = size + 3 + 5 + self._drives.size
         if np.shape(state) != (expected,):
             raise ValueError(f"state has shape {np.shape(state)}, {self.name} has ({expected},)")
-        physics, counters, self._tool_command, drives = np.split(np.asarray(state, np.float64), [size, size + 3, size + 8])
+        parts = np.split(np.array(state, np.float64), [size, size + 3, size + 8])
+        physics, counters, self._tool_command, drives = parts
         self._variant, self._world_seed, self._stage = (int(c) for c in counters)
-        self._drives = drives.reshape(self._drives.shape).copy()
+        self._drives = drives.reshape(self._drives.shape)
         self._instruction = self.instruct(self.variant)
         self._delay = self._randomiser.apply(self._world_seed)
         mujoco.mj_setState(self.model, self.data, physics, _STATE)
@@ -350,15 +324,14 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         a = np.asarray(action, np.float64)
         if a.shape != self.action_space.shape or not np.isfinite(a).all():
             raise ValueError(f"action must be {self.action_space.shape} finite numbers, got {action}")
-        a = np.clip(a, self.action_space.low, self.action_space.high)
+        a = np.clip(a, self._spec_robot.action_low, self._spec_robot.action_high)
         last = self._drives[-1, : arm.NUM_JOINTS]
         if self.control_mode == "joint_abs":
             joints, gripper = a[: arm.NUM_JOINTS], a[-1]
         else:
             tool = a
             if self.control_mode == "ee_delta":
-                limits = np.array([(d.low, d.high) for d in (*arm.TOOL, arm.GRIPPER)]).T
-                tool = np.clip(self._tool_command + a * arm.DELTA_RATE * self._spec_robot.dt, *limits)
+                tool = np.clip(self._tool_command + a * arm.DELTA_RATE * self._spec_robot.dt, *arm.TOOL_RANGE)
             joints, gripper = self._ik.solve(tool, last), tool[-1]
         reach = arm.MAX_JOINT_RATE * self._spec_robot.dt
         joints = np.clip(joints, last - reach, last + reach)

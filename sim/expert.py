@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim import arm
-from sim.env import ArmEnv, ToolGoal
+from sim.env import ArmEnv
 
-LEAD = 0.55  # m/s and, times YAW_LEAD, rad/s: how far ahead of the measured tool a target may lie, per second
-YAW_LEAD = 2.0
+# How far ahead of the measured tool a target may lie, per second of control step.
+LEAD = 0.55  # m/s
+YAW_LEAD = 2.0  # rad/s
 # A target moves at most this fraction of the rate that the robot's description allows.
 RATE_MARGIN = 1 / 1.3
 NOISE_SHARE = 0.5  # share of steps that noise touches
@@ -63,8 +64,7 @@ class Expert:
 
     @staticmethod
     def _legal(target: NDArray) -> NDArray[np.float32]:
-        limits = np.array([(d.low, d.high) for d in (*arm.TOOL, arm.GRIPPER)]).T
-        return np.clip(target, *limits).astype(np.float32)
+        return np.clip(target, *arm.TOOL_RANGE).astype(np.float32)
 
 
 def make_expert(env: gym.Env, noise: float = 0.0, seed: int = 0) -> Expert:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
@@ -71,9 +72,9 @@ def add_cubes(spec: mujoco.MjSpec) -> None:
         add_cube(spec, cube_name(colour), COLOURS[colour])
 
 
-def lay(env: ArmEnv, body: str, x: float, y: float, z: float, yaw: float = 0.0) -> None:
-    """Put a free or mocap body down; metres, radians."""
-    pose = np.array([x, y, z, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)])
+def lay(env: ArmEnv, body: str, spot: Sequence[float] | NDArray, z: float = 0.0, yaw: float = 0.0) -> None:
+    """Put a free or mocap body down at ``spot`` = (x, y); metres, radians."""
+    pose = np.array([*spot, z, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)])
     mocap = int(env.model.body(body).mocapid[0])
     if mocap >= 0:
         env.data.mocap_pos[mocap], env.data.mocap_quat[mocap] = pose[:3], pose[3:]
@@ -91,6 +92,22 @@ def scatter(
         distance = np.linalg.norm(points[:, None] - points[None], axis=-1) + np.eye(n) * gap
         if distance.min() >= gap:
             return points
+
+
+def scatter_cubes(
+    env: ArmEnv,
+    rng: np.random.Generator,
+    x: tuple[float, float],
+    y: tuple[float, float],
+    gap: float = 0.10,
+    yaw: float = 0.6,
+) -> None:
+    """Lay the three cubes into a rectangle of the table, turned by at most ``yaw``.
+
+    The bound on ``yaw`` keeps the grasp unambiguous: at 45 degrees a cube is taken equally well either way.
+    """
+    for colour, spot in zip(COLOURS, scatter(rng, len(COLOURS), x, y, gap), strict=True):
+        lay(env, cube_name(colour), spot, CUBE, rng.uniform(-yaw, yaw))
 
 
 def points(env: ArmEnv, *bodies: str) -> dict[str, NDArray[np.float32]]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 
-from sim.env import ArmEnv, Variant
+from sim.env import ArmEnv
+from sim.task import Variant
 from sim.tasks.conveyor import Conveyor
 from sim.tasks.drawer import Drawer
 from sim.tasks.insert import Insert

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim import arm
-from sim.env import ArmEnv, ToolGoal
+from sim.env import ArmEnv
+from sim.task import ToolGoal
 
 AT = 0.006  # m, horizontal error at which the tool counts as above its goal
 SERVO_LAG = 0.04  # s, how far the joints trail a moving target

@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 
 from sim import objects, skills
-from sim.env import TaskConfig, ToolGoal
+from sim.task import TaskConfig, ToolGoal
 from sim.tasks.pick import LIFT, Pick
 
 
@@ -58,7 +58,7 @@ class Conveyor(Pick):
         for colour, y in zip(rng.permutation(list(objects.COLOURS)), (-0.24, -0.13, -0.02), strict=True):
             dx, dy = rng.uniform((-0.03, -0.015), (0.03, 0.015))
             cube = objects.cube_name(str(colour))
-            objects.lay(self, cube, 0.47 + dx, y + dy, BELT_TOP + objects.CUBE, rng.uniform(-0.5, 0.5))
+            objects.lay(self, cube, (0.47 + dx, y + dy), BELT_TOP + objects.CUBE, rng.uniform(-0.5, 0.5))
             self.data.joint(cube).qvel[1] = speed
 
     def failed(self) -> bool:

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim import objects, skills
-from sim.env import ArmEnv, TaskConfig, ToolGoal, Variant
+from sim.env import ArmEnv
+from sim.task import TaskConfig, ToolGoal, Variant
 
 
 def default_config() -> TaskConfig:
@@ -32,6 +33,7 @@ HANDLE_REACH = 0.045  # from the front to the handle
 HANDLE_HEIGHT = 0.045
 TRAVEL = 0.12
 OPEN = 0.095
+WOOD, WHITE, STEEL = (0.55, 0.42, 0.34), (0.88, 0.89, 0.88), (0.20, 0.23, 0.28)
 PRESHAPE = 0.5  # opening ratio that fits between handle and front
 
 
@@ -57,14 +59,17 @@ class Drawer(ArmEnv):
         objects.add_cubes(spec)
         cabinet = spec.worldbody.add_body(name="cabinet", mocap=True)
         w, d, h = CABINET
-        wood, pine = (0.55, 0.42, 0.34), (0.88, 0.89, 0.88)
-        for side in (-1, 1):
-            size = [BOARD, d, h / 2]
-            objects.add_geom(cabinet, f"side_{side}", "box", size, wood, pos=[side * (w - BOARD), 0.0, h / 2])
-        objects.add_geom(cabinet, "back", "box", [w, BOARD, h / 2], wood, pos=[0.0, d - BOARD, h / 2])
-        objects.add_geom(cabinet, "top", "box", [w, d, BOARD], wood, pos=[0.0, 0.0, h - BOARD])
+        boards = {
+            "left": ([BOARD, d, h / 2], [BOARD - w, 0.0, h / 2]),
+            "right": ([BOARD, d, h / 2], [w - BOARD, 0.0, h / 2]),
+            "back": ([w, BOARD, h / 2], [0.0, d - BOARD, h / 2]),
+            "top": ([w, d, BOARD], [0.0, 0.0, h - BOARD]),
+        }
+        for name, (size, pos) in boards.items():
+            objects.add_geom(cabinet, name, "box", size, WOOD, pos=pos)
+        self._build_drawer(cabinet.add_body(name="drawer"))
 
-        drawer = cabinet.add_body(name="drawer")
+    def _build_drawer(self, drawer: mujoco.MjsBody) -> None:
         drawer.add_joint(
             name="drawer",
             type=mujoco.mjtJoint.mjJNT_SLIDE,
@@ -75,25 +80,23 @@ class Drawer(ArmEnv):
             frictionloss=0.6,
         )
         w, d, h = TRAY
-        plate = {"mass": 0.05}
-        objects.add_geom(drawer, "tray", "box", [w, d, BOARD], pine, pos=[0.0, 0.0, 2 * BOARD], **plate)
-        for side in (-1, 1):
-            size = [BOARD, d, h / 2]
-            objects.add_geom(drawer, f"tray_{side}", "box", size, pine, pos=[side * (w - BOARD), 0.0, h / 2 + 0.006], **plate)
-        objects.add_geom(drawer, "tray_back", "box", [w, BOARD, h / 2], pine, pos=[0.0, d - BOARD, h / 2 + 0.006], **plate)
-        front = -CABINET[1] + BOARD
-        objects.add_geom(drawer, "front", "box", [w, BOARD, 0.026], pine, pos=[0.0, front, 0.034], **plate)
+        middle, front = h / 2 + 0.006, BOARD - CABINET[1]
         grip = front - HANDLE_REACH
-        steel = (0.20, 0.23, 0.28)
-        middle = [0.0, (front + grip) / 2, 0.030]
-        objects.add_geom(drawer, "stem", "box", [0.006, HANDLE_REACH / 2, 0.006], steel, pos=middle, **plate)
-        objects.add_geom(drawer, "handle", "box", [0.022, 0.006, 0.018], steel, pos=[0.0, grip, HANDLE_HEIGHT], **plate)
+        boards = {
+            "tray": ([w, d, BOARD], [0.0, 0.0, 2 * BOARD], WHITE),
+            "tray_left": ([BOARD, d, h / 2], [BOARD - w, 0.0, middle], WHITE),
+            "tray_right": ([BOARD, d, h / 2], [w - BOARD, 0.0, middle], WHITE),
+            "tray_back": ([w, BOARD, h / 2], [0.0, d - BOARD, middle], WHITE),
+            "front": ([w, BOARD, 0.026], [0.0, front, 0.034], WHITE),
+            "stem": ([0.006, HANDLE_REACH / 2, 0.006], [0.0, (front + grip) / 2, 0.030], STEEL),
+            "handle": ([0.022, 0.006, 0.018], [0.0, grip, HANDLE_HEIGHT], STEEL),
+        }
+        for name, (size, pos, rgb) in boards.items():
+            objects.add_geom(drawer, name, "box", size, rgb, pos=pos, mass=0.05)
 
     def place(self, rng: np.random.Generator) -> None:
-        for colour, (x, y) in zip(objects.COLOURS, objects.scatter(rng, 3, (0.38, 0.56), (-0.24, -0.09), 0.09), strict=True):
-            objects.lay(self, objects.cube_name(colour), x, y, objects.CUBE, rng.uniform(-0.5, 0.5))
-        x, y = rng.uniform((0.45, 0.19), (0.51, 0.22))
-        objects.lay(self, "cabinet", x, y, 0.0)
+        objects.scatter_cubes(self, rng, (0.38, 0.56), (-0.24, -0.09), gap=0.09, yaw=0.5)
+        objects.lay(self, "cabinet", rng.uniform((0.45, 0.19), (0.51, 0.22)))
 
     def progress(self) -> tuple[bool, ...]:
         held = self.grasped(self.target)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from sim import arm, objects, skills
-from sim.env import ArmEnv, TaskConfig, ToolGoal, Variant
+from sim.env import ArmEnv
+from sim.task import TaskConfig, ToolGoal, Variant
 
 
 def default_config() -> TaskConfig:
@@ -51,7 +54,7 @@ class Insert(ArmEnv):
         objects.add_geom(peg, "peg", "box", list(PEG), (0.93, 0.55, 0.16), mass=0.08)
         socket = spec.worldbody.add_body(name="socket", mocap=True)
         # Slippery whatever the peg is made of: a jammed peg is a contact artefact more often than physics.
-        slick = {"priority": 1, "friction": [0.1, 0.005, 0.0001]}
+        slick: dict[str, Any] = {"priority": 1, "friction": [0.1, 0.005, 0.0001]}
         hole, slate, pale = PEG[0] + CLEARANCE, (0.25, 0.36, 0.50), (0.55, 0.66, 0.78)
         for i in range(4):
             angle = i * np.pi / 2
@@ -72,8 +75,8 @@ class Insert(ArmEnv):
 
     def place(self, rng: np.random.Generator) -> None:
         peg, socket = objects.scatter(rng, 2, (0.38, 0.54), (-0.16, 0.16), 0.13)
-        objects.lay(self, "peg", *peg, PEG[2], rng.uniform(-0.5, 0.5))
-        objects.lay(self, "socket", *socket, 0.0, rng.uniform(-0.4, 0.4))
+        objects.lay(self, "peg", peg, PEG[2], rng.uniform(-0.5, 0.5))
+        objects.lay(self, "socket", socket, yaw=rng.uniform(-0.4, 0.4))
 
     def progress(self) -> tuple[bool, ...]:
         peg, held = self.position("peg"), self.grasped("peg")

@@ -6,8 +6,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from sim import objects, skills
-from sim.env import TaskConfig, ToolGoal
+from sim import objects
+from sim.task import TaskConfig, ToolGoal
 from sim.tasks.pick import Pick
 
 
@@ -42,11 +42,9 @@ class Obstacle(Pick):
         objects.add_geom(wall, "wall", "box", list(WALL), (0.94, 0.68, 0.25))
 
     def place(self, rng: np.random.Generator) -> None:
-        spots = objects.scatter(rng, 3, (0.51, 0.61), (-0.15, 0.15), 0.10)
-        for colour, (x, y) in zip(objects.COLOURS, spots, strict=True):
-            objects.lay(self, objects.cube_name(colour), x, y, objects.CUBE, rng.uniform(-0.5, 0.5))
+        objects.scatter_cubes(self, rng, (0.51, 0.61), (-0.15, 0.15), yaw=0.5)
         x, y, height = rng.uniform((0.40, -0.02, WALL_HEIGHT[0]), (0.42, 0.02, WALL_HEIGHT[1]))
-        objects.lay(self, "wall", x, y, height - WALL[2])
+        objects.lay(self, "wall", (x, y), height - WALL[2])
 
     @property
     def wall_top(self) -> float:

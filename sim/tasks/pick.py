@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim import objects, skills
-from sim.env import ArmEnv, TaskConfig, ToolGoal, Variant
+from sim.env import ArmEnv
+from sim.task import TaskConfig, ToolGoal, Variant
 
 
 def default_config() -> TaskConfig:
@@ -41,8 +42,7 @@ class Pick(ArmEnv):
         objects.add_cubes(spec)
 
     def place(self, rng: np.random.Generator) -> None:
-        for colour, (x, y) in zip(objects.COLOURS, objects.scatter(rng, 3, (0.38, 0.56), (-0.16, 0.16), 0.10), strict=True):
-            objects.lay(self, objects.cube_name(colour), x, y, objects.CUBE, rng.uniform(-0.6, 0.6))
+        objects.scatter_cubes(self, rng, (0.38, 0.56), (-0.16, 0.16))
 
     def progress(self) -> tuple[bool, ...]:
         cube, held = self.position(self.target), self.grasped(self.target)

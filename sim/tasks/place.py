@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim import objects, skills
-from sim.env import ArmEnv, TaskConfig, ToolGoal, Variant
+from sim.env import ArmEnv
+from sim.task import TaskConfig, ToolGoal, Variant
 
 
 def default_config() -> TaskConfig:
@@ -44,14 +45,15 @@ class Place(ArmEnv):
     def build(self, spec: mujoco.MjSpec) -> None:
         objects.add_cubes(spec)
         plate = spec.worldbody.add_body(name="plate", mocap=True)
-        objects.add_geom(plate, "plate", "cylinder", [PLATE_RADIUS, PLATE_TOP / 2, 0], (0.97, 0.97, 0.98), z=PLATE_TOP / 2)
+        disc = [PLATE_RADIUS, PLATE_TOP / 2, 0]
+        objects.add_geom(plate, "plate", "cylinder", disc, (0.97, 0.97, 0.98), z=PLATE_TOP / 2)
         objects.add_mark(plate, "plate_ring", "cylinder", [0.036, 0.0004, 0], (0.60, 0.68, 0.76), z=PLATE_TOP)
 
     def place(self, rng: np.random.Generator) -> None:
         *cubes, plate = objects.scatter(rng, 4, (0.38, 0.56), (-0.18, 0.18), 0.115)
-        for colour, (x, y) in zip(objects.COLOURS, cubes, strict=True):
-            objects.lay(self, objects.cube_name(colour), x, y, objects.CUBE, rng.uniform(-0.6, 0.6))
-        objects.lay(self, "plate", *plate, 0.0)
+        for colour, spot in zip(objects.COLOURS, cubes, strict=True):
+            objects.lay(self, objects.cube_name(colour), spot, objects.CUBE, rng.uniform(-0.6, 0.6))
+        objects.lay(self, "plate", plate)
 
     def progress(self) -> tuple[bool, ...]:
         cube, held = self.position(self.target), self.grasped(self.target)

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim import arm, objects, skills
-from sim.env import ArmEnv, TaskConfig, ToolGoal, Variant
+from sim.env import ArmEnv
+from sim.task import TaskConfig, ToolGoal, Variant
 
 
 def default_config() -> TaskConfig:
@@ -51,15 +52,14 @@ class Push(ArmEnv):
         objects.add_cube(spec, "cube", (0.45, 0.30, 0.60))
         for colour, rgb in objects.COLOURS.items():
             zone = spec.worldbody.add_body(name=zone_name(colour), mocap=True)
-            soft = tuple(0.35 + 0.65 * c for c in rgb)
+            soft = (0.35 + 0.65 * rgb[0], 0.35 + 0.65 * rgb[1], 0.35 + 0.65 * rgb[2])
             objects.add_mark(zone, zone_name(colour), "cylinder", [ZONE_RADIUS, 0.0005, 0], soft, z=0.0005)
 
     def place(self, rng: np.random.Generator) -> None:
         for colour, y in zip(rng.permutation(list(objects.COLOURS)), (-0.15, 0.0, 0.15), strict=True):
             dx, dy = rng.uniform(-0.02, 0.02, 2)
-            objects.lay(self, zone_name(str(colour)), 0.56 + dx - abs(y) / 4, y + dy, 0.0)
-        x, y = rng.uniform((0.40, -0.06), (0.44, 0.06))
-        objects.lay(self, "cube", x, y, objects.CUBE, rng.uniform(-0.6, 0.6))
+            objects.lay(self, zone_name(str(colour)), (0.56 + dx - abs(y) / 4, y + dy))
+        objects.lay(self, "cube", rng.uniform((0.40, -0.06), (0.44, 0.06)), objects.CUBE, rng.uniform(-0.6, 0.6))
 
     def progress(self) -> tuple[bool, ...]:
         cube = self.position("cube")[:2]

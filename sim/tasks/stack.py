@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim import objects, skills
-from sim.env import ArmEnv, TaskConfig, ToolGoal, Variant
+from sim.env import ArmEnv
+from sim.task import TaskConfig, ToolGoal, Variant
 
 
 def default_config() -> TaskConfig:
@@ -49,9 +50,7 @@ class Stack(ArmEnv):
         objects.add_cubes(spec)
 
     def place(self, rng: np.random.Generator) -> None:
-        spots = objects.scatter(rng, 3, (0.38, 0.56), (-0.16, 0.16), 0.11)
-        for colour, (x, y) in zip(objects.COLOURS, spots, strict=True):
-            objects.lay(self, objects.cube_name(colour), x, y, objects.CUBE, rng.uniform(-0.6, 0.6))
+        objects.scatter_cubes(self, rng, (0.38, 0.56), (-0.16, 0.16), gap=0.11)
 
     def progress(self) -> tuple[bool, ...]:
         cube, held = self.position(self.target), self.grasped(self.target)

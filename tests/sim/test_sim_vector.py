@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-import sim
 from vla_stack.errors import UserError
 
 
@@ -41,16 +40,18 @@ def test_vector_and_single_environments_agree():
     envs.close()
 
 
+@pytest.mark.slow
 def test_lerobot_environment_speaks_its_names():
-    lerobot_utils = pytest.importorskip("lerobot.envs.utils")
-    from lerobot.envs.factory import make_env, make_env_config
+    import draccus
+    from lerobot.envs.configs import EnvConfig
+    from lerobot.envs.utils import preprocess_observation
 
-    import sim.lerobot_env  # noqa: F401
+    import sim.lerobot_env
 
-    config = make_env_config("vla_sim", task="place", episode_length=7)
-    envs = make_env(config, n_envs=2)["vla_sim"][0]
+    config = draccus.parse(EnvConfig, args=["--type=vla_sim", "--task=place", "--episode_length=7"])
+    envs = config.create_envs(n_envs=2)["vla_sim"][0]
     obs, _ = envs.reset(seed=[0, 1])
-    batch = lerobot_utils.preprocess_observation(obs)
+    batch = preprocess_observation(obs)
     assert {k: tuple(v.shape) for k, v in batch.items()} == {
         "observation.images.front": (2, 3, 64, 64),
         "observation.images.wrist": (2, 3, 64, 64),
