@@ -1,0 +1,55 @@
+"""A collection is a function of task, seed and count, whoever did the work and however often it was stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_stack.cli import main
+from vla_stack.data import ChunkLoader, open_dataset
+from vla_stack.data.collect import CollectConfig, collect
+from vla_stack.errors import UserError
+
+CONFIG = CollectConfig("pick", seed=3, noise=0.3, image_size=16)
+
+
+@pytest.mark.slow
+def test_same_episodes_whatever_the_workers_and_the_stops(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    collect(CONFIG, tmp_path / "one", 4, workers=1, image_mode="image")
+    collect(CONFIG, tmp_path / "two", 2, workers=2, image_mode="image")  # stopped half-way
+    tried, succeeded = collect(CONFIG, tmp_path / "two", 4, workers=2, image_mode="image")
+    assert succeeded == 2 <= tried
+    one, two = (open_dataset(tmp_path / name) for name in ("one", "two"))
+    assert one.tasks == two.tasks and one.columns.keys() == two.columns.keys()
+    for name in one.columns:
+        np.testing.assert_array_equal(one.columns[name], two.columns[name], err_msg=name)
+    frames = np.arange(one.num_frames)
+    a, b = (ChunkLoader(d, 1, 1, progress=False).gather(frames) for d in (one, two))
+    np.testing.assert_array_equal(a["observation.images.wrist"], b["observation.images.wrist"])
+
+    assert one.columns["next.success"][one.episode_to - 1].all()
+    assert (one.columns["command.sent"] != one.columns["action"]).any()  # the label stays clean
+    assert collect(CONFIG, tmp_path / "one", 4) == (0, 0)
+    with pytest.raises(UserError, match="of another seed"):
+        collect(CollectConfig("pick", seed=4, image_size=16), tmp_path / "one", 5)
+
+    assert main(["data", "info", str(tmp_path / "one")]) == 0
+    assert "success   4/4" in capsys.readouterr().out
+    assert main(["data", "check", str(tmp_path / "one")]) == 0
+    min((tmp_path / "one/data").glob("*/*.parquet")).unlink()
+    assert main(["data", "check", str(tmp_path / "one")]) == 1
+    assert "holds 0 of its" in capsys.readouterr().out
+    assert main(["data", "repair", str(tmp_path / "one")]) == 1
+    assert "episodes after it are intact" in capsys.readouterr().err
+
+
+def test_an_unknown_task_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no task 'juggle' -- the tasks are pick"):
+        collect(CollectConfig("juggle"), tmp_path / "d", 1)
+
+
+def test_attempt_seeds_differ_between_tasks_seeds_and_attempts() -> None:
+    seeds = [CollectConfig(t, s).env_seed(i) for t in ("pick", "place") for s in (0, 1) for i in range(500)]
+    assert len(set(seeds)) == len(seeds)

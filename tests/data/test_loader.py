@@ -1,0 +1,233 @@
+"""Batches are what LeRobot would return for the same frames, in an order that a seed fixes and a state continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from toy_robot import HEIGHT, WIDTH, make
+
+from vla_stack.data import ChunkLoader, open_dataset
+from vla_stack.data.frame_cache import cache_folder
+from vla_stack.errors import UserError
+
+H = 4
+
+
+def loader(root: Path, batch_size: int = 4, **kwargs) -> ChunkLoader:
+    return ChunkLoader(root, H, batch_size, progress=False, **kwargs)
+
+
+def lerobot_written(root: Path, videos: bool) -> Path:
+    """A dataset by LeRobot's own writer: several episodes to a file, other column names, a string column."""
+    features = {
+        "observation.image": {
+            "dtype": "video" if videos else "image",
+            "shape": (32, 40, 3),
+            "names": ["height", "width", "channels"],
+        },
+        "observation.state": {"dtype": "float32", "shape": (3,), "names": None},
+        "action": {"dtype": "float32", "shape": (2,), "names": None},
+        "next.reward": {"dtype": "float32", "shape": (1,), "names": None},
+        "mask": {"dtype": "float32", "shape": (2, 3), "names": None},
+    }
+    dataset = LeRobotDataset.create("local/theirs", 10, features, root=root, use_videos=videos)
+    rng = np.random.default_rng(0)
+    for episode, length in enumerate((6, 4, 5)):
+        for k in range(length):
+            image = np.full((32, 40, 3), (40 * episode, 30 * k, 90), np.uint8)
+            dataset.add_frame(
+                {
+                    "observation.image": image,
+                    "observation.state": rng.normal(size=3).astype(np.float32),
+                    "action": rng.normal(size=2).astype(np.float32),
+                    "next.reward": np.array([k], np.float32),
+                    "mask": rng.normal(size=(2, 3)).astype(np.float32),
+                    "task": "do it",
+                }
+            )
+        dataset.save_episode(parallel_encoding=False)
+    dataset.finalize()
+    return root
+
+
+def same_as_lerobot(root: Path) -> None:
+    chunk = {"action": [i / 10 for i in range(H)]}
+    theirs = LeRobotDataset("local/x", root=root, delta_timestamps=chunk, video_backend="pyav", return_uint8=True)
+    ours = loader(root)
+    batch = ours.gather(np.arange(len(theirs)))
+    assert batch["action_is_pad"].dtype == bool and batch["action"].dtype == np.float32
+    for i in range(len(theirs)):
+        item = theirs[i]
+        assert batch["task"][i] == item.pop("task")
+        for name, value in item.items():
+            value = value.numpy()
+            if name.startswith("observation.image"):
+                value = value if value.dtype == np.uint8 else (value * 255).round().astype(np.uint8)
+                value = value.transpose(1, 2, 0)
+                assert batch[name].dtype == np.uint8
+            # LeRobot hands float64 columns out as float32
+            np.testing.assert_array_equal(np.asarray(batch[name][i], value.dtype), value, err_msg=name)
+
+
+def test_ours_reads_as_lerobot_does(tmp_path: Path, mode: str) -> None:
+    same_as_lerobot(make(tmp_path / "d", (6, 4, 5), mode))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("videos", [True, False])
+def test_theirs_reads_as_lerobot_does(tmp_path: Path, videos: bool) -> None:
+    same_as_lerobot(lerobot_written(tmp_path / "d", videos))
+
+
+def test_contract(root: Path) -> None:
+    batch = next(loader(root))
+    assert batch["observation.images.front"].shape == batch["observation.images.wrist"].shape == (4, HEIGHT, WIDTH, 3)
+    assert batch["observation.state"].shape == (4, 3) and batch["action"].shape == (4, H, 2)
+    assert batch["action_is_pad"].shape == (4, H) and len(batch["task"]) == 4
+    assert "observation.images.wrist" not in next(loader(root, cameras=["front"]))
+    chunked = next(loader(root, chunked=("action", "command.joints", "next.reward")))
+    assert chunked["command.joints"].shape == (4, H, 2) and chunked["next.reward"].shape == (4, H)
+
+
+def test_chunks_end_with_their_episode(root: Path) -> None:
+    data = open_dataset(root)
+    batch = loader(root).gather(np.arange(15))
+    for i, (chunk, pad) in enumerate(zip(batch["action"], batch["action_is_pad"], strict=True)):
+        left = min(H, data.frame_end[i] - i)
+        assert pad.tolist() == [j >= left for j in range(H)]
+        np.testing.assert_array_equal(chunk[:left], data.columns["action"][i : i + left])
+        assert (chunk[left:] == data.columns["action"][data.frame_end[i] - 1]).all()
+
+
+def test_an_epoch_holds_every_frame_once(root: Path) -> None:
+    stream = loader(root, cameras=[])
+    seen = np.concatenate([next(stream)["index"] for _ in range(15)])  # four epochs of 15 frames in batches of 4
+    for epoch in seen.reshape(4, 15):
+        assert sorted(epoch) == list(range(15))
+    assert len({tuple(epoch) for epoch in seen.reshape(4, 15)}) == 4
+
+
+def test_only_the_chosen_episodes(root: Path) -> None:
+    stream = loader(root, cameras=[], episodes=[0, 2])
+    assert {int(i) for _ in range(6) for i in next(stream)["episode_index"]} == {0, 2}
+    assert len(stream) == 3  # 11 frames
+
+
+def test_order_is_the_seeds(root: Path) -> None:
+    a, b, c = (loader(root, cameras=[], seed=s) for s in (3, 3, 4))
+    orders = [[next(x)["index"].tolist() for _ in range(6)] for x in (a, b, c)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_exact_resume(root: Path) -> None:
+    whole = loader(root, seed=1)
+    for _ in range(5):  # into the second epoch
+        next(whole)
+    resumed = loader(root, seed=1)
+    resumed.load_state_dict(whole.state_dict())
+    for _ in range(5):
+        a, b = next(whole), next(resumed)
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+    with pytest.raises(UserError, match="seed 1, this loader has 2"):
+        loader(root, seed=2).load_state_dict(whole.state_dict())
+    with pytest.raises(UserError, match="epoch_size 15, this loader has 4"):
+        loader(root, seed=1, episodes=[1]).load_state_dict(whole.state_dict())
+
+
+def test_weights_are_met_as_nearly_as_counts_can(root: Path) -> None:
+    weights = np.zeros(15)
+    weights[[0, 5, 9]] = 1.0, 2.0, 3.5
+    weights[14] = 0.5
+    stream = loader(root, batch_size=4, cameras=[], weights=weights)
+    for _ in range(10):
+        drawn = np.bincount(next(stream)["index"], minlength=15)  # one epoch: as many draws as frames with weight
+        assert (np.abs(drawn - 4 * weights / weights.sum()) < 1).all()
+    many = np.bincount(np.concatenate([next(stream)["index"] for _ in range(300)]), minlength=15) / 1200
+    np.testing.assert_allclose(many, weights / weights.sum(), atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"cameras": ["top"]}, "no camera 'top' -- it has front, wrist"),
+        ({"episodes": [3]}, "no episode 3"),
+        ({"episodes": []}, "no frame is left"),
+        ({"weights": np.ones(3)}, "one a frame"),
+        ({"weights": -np.ones(15)}, "non-negative"),
+        ({"chunked": ("velocity",)}, "no column 'velocity'"),
+        ({"batch_size": 0}, "at least 1"),
+    ],
+)
+def test_arguments_that_do_not_fit(root: Path, kwargs: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        loader(root, **kwargs)
+
+
+# The cache ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that have been decoded."""
+    import vla_stack.data.frame_cache as module
+
+    names: list[str] = []
+    for name in ("decode", "_encoded_images"):
+        call = getattr(module, name)
+
+        def counted(*args, call=call):
+            names.append(next(a for a in args if Path(a).suffix).name)
+            return call(*args)
+
+        monkeypatch.setattr(module, name, counted)
+    return names
+
+
+def test_cache_is_built_once_and_grows_with_the_dataset(tmp_path: Path, mode: str, decoded: list[str]) -> None:
+    root = make(tmp_path / "d", (3, 2), mode)
+    old = loader(root, cameras=["front"])
+    assert len(decoded) == 2
+    loader(root, cameras=["front"])
+    assert len(decoded) == 2
+    make(root, (4,), mode, first=2)
+    before = old.gather(np.arange(5))["observation.images.front"]
+    batch = loader(root, cameras=["front"]).gather(np.arange(9))["observation.images.front"]
+    assert [Path(n).stem for n in decoded] == ["file-000", "file-001", "file-002"]
+    np.testing.assert_array_equal(batch[:5], before)
+    np.testing.assert_array_equal(old.gather(np.arange(5))["observation.images.front"], before)
+    same_as_lerobot(root)
+
+
+def test_a_changed_source_makes_the_cache_stale(tmp_path: Path, decoded: list[str]) -> None:
+    root = make(tmp_path / "d", (4, 4))
+    old = loader(root, cameras=["front"])
+    before = old.gather(np.arange(8))["observation.images.front"]
+    file = root / "videos/observation.images.front/chunk-000/file-000.mp4"
+    file.write_bytes((file.parent / "file-001.mp4").read_bytes())
+    batch = loader(root, cameras=["front"]).gather(np.arange(8))["observation.images.front"]
+    assert len(decoded) == 4
+    np.testing.assert_array_equal(batch[:4], batch[4:])
+    np.testing.assert_array_equal(old.gather(np.arange(8))["observation.images.front"], before)  # its map lives on
+
+
+def test_a_build_that_died_is_finished(tmp_path: Path) -> None:
+    root = make(tmp_path / "d", (4, 3))
+    want = loader(root).gather(np.arange(7))
+    folder = cache_folder(root)
+    (folder / "front.json").unlink()
+    (folder / "wrist.u8").write_bytes((folder / "wrist.u8").read_bytes()[:100])
+    (folder / ".front.u8.tmp").write_bytes(b"half")
+    got = loader(root).gather(np.arange(7))
+    for key in ("observation.images.front", "observation.images.wrist"):
+        np.testing.assert_array_equal(got[key], want[key])
+
+
+def test_cache_elsewhere(root: Path, tmp_path: Path) -> None:
+    loader(root, cache_dir=tmp_path / "fast disk")
+    assert (tmp_path / "fast disk/front.u8").stat().st_size == 15 * HEIGHT * WIDTH * 3
+    assert not cache_folder(root).exists()
