@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from vla_stack.errors import UserError
 from vla_stack.runtime.executor import DelayEstimator, Dispatch, Executor, ExecutorConfig, Request, State
+from vla_stack.runtime.timeline import MERGE_RULES
 from vla_stack.schema import ActionChunk, Dim, PolicySpec, RobotSpec
 
 HORIZON = 16
@@ -80,9 +81,15 @@ DELAYS = st.lists(st.one_of(st.integers(0, 12), st.none()), min_size=1, max_size
 
 
 @settings(max_examples=200, deadline=None)
-@given(MODES, DELAYS, st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(1, HORIZON))
-def test_every_dispatched_value_is_its_tick(mode, delays, copies, execute):
-    ex = executor(mode, execute=execute, hold_s=60.0)
+@given(
+    MODES,
+    st.sampled_from(sorted(MERGE_RULES)),
+    DELAYS,
+    st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    st.integers(1, HORIZON),
+)
+def test_every_dispatched_value_is_its_tick(mode, merge, delays, copies, execute):
+    ex = executor(mode, merge=merge, execute=execute, hold_s=60.0)
     check_labels(ex, drive(ex, 120, delays, copies))
 
 

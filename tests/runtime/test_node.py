@@ -81,6 +81,16 @@ def test_the_server_is_killed_and_comes_back(server):
         assert second.summary["ticks"]["run"] > 0
 
 
+@pytest.mark.parametrize("server", ["numbers"], indirect=True)
+def test_a_control_process_that_dies_is_one_clear_line(server):
+    def kill(tick, state, why):
+        os.kill(node._process.pid, signal.SIGKILL)
+
+    with RobotNode(server.endpoint, real_time_robot, on_state=kill) as node:
+        with pytest.raises(UserError, match=r"control process ended \(exit code -9\)"):
+            node.run_episode(seed=0, max_ticks=600)
+
+
 def test_a_server_that_is_not_there_is_one_clear_line():
     with pytest.raises(UserError, match="no answer within 0.3 s -- start one with: vla serve"):
         with RobotNode("ipc:///tmp/vla-nobody-is-here", real_time_robot, hello_timeout_s=0.3):
