@@ -73,7 +73,6 @@ class ImageEncoder(nn.Module):
         for film in self.film:  # starts as the identity
             nn.init.zeros_(film.weight)
             nn.init.zeros_(film.bias)
-        self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Float[Tensor, "b 3 h w"], instruction: Float[Tensor, "b d"]) -> Float[Tensor, "b n d"]:
         x = F.relu(self.convs[0](images))
