@@ -62,7 +62,7 @@ print(json.dumps(found))
 class Probe:
     """A script in a process of its own that prints one JSON object; started at once, read later."""
 
-    def __init__(self, script: str, timeout_s: float = 120) -> None:
+    def __init__(self, script: str, timeout_s: float = 300) -> None:
         self._timeout = timeout_s
         self._process = subprocess.Popen(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
