@@ -48,7 +48,7 @@ def test_lerobot_environment_speaks_its_names():
 
     import sim.lerobot_env
 
-    config = draccus.parse(EnvConfig, args=["--type=vla_sim", "--task=place", "--episode_length=7"])
+    config = draccus.decode(EnvConfig, {"type": "vla_sim", "task": "place", "episode_length": 7})
     envs = config.create_envs(n_envs=2)["vla_sim"][0]
     obs, _ = envs.reset(seed=[0, 1])
     batch = preprocess_observation(obs)
