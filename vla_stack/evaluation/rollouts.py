@@ -64,7 +64,8 @@ def evaluate(
         latency_ticks: Control ticks between a request and the first tick that its reply can serve.
         instruct: ``swap`` tells the policy another instruction than the one that success refers to.
         num_envs: Episodes that advance at the same time, the largest batch of the policy.
-        workers: Processes that hold the environments; 0 keeps them in this one.
+        workers: Processes that hold the environments; 0 keeps them in this one. Each imports the caller's main
+            module again, so more than 0 pays where that is light, as ``vla eval`` is, or the evaluation long.
         env_options: Further keyword arguments of the environment.
         on_episode: Called with each record as it is finished, in no fixed order.
 
@@ -208,9 +209,8 @@ class RemoteGroup:
 
     def close(self) -> None:
         self.connection.close()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
+        self._process.terminate()  # it has nothing to save, and tearing OpenGL down in order takes seconds
+        self._process.join()
 
 
 Group = RolloutGroup | RemoteGroup
