@@ -35,11 +35,26 @@ def test_specs_survive_json():
 
 
 @pytest.mark.parametrize(
-    "broken", [{}, {"name": "x"}, {**SPEC.to_json(), "state": [{"nope": 1}]}, {**SPEC.to_json(), "rate_hz": "fast"}]
+    "broken",
+    [
+        {"name": None, "state": None},
+        {"state": [{"nope": 1}]},
+        {"state": [{"name": 3, "unit": "m"}]},
+        {"state": [{"name": "x", "unit": "m", "low": "left"}]},
+        {"action": [{"name": "x", "unit": "m", "kind": "foot"}]},
+        {"action": ["x"]},
+        {"cameras": [{"name": "front"}]},
+        {"cameras": 5},
+        {"rate_hz": "fast"},
+        {"rate_hz": 0},
+        {"rate_hz": float("nan")},
+        {"rate_hz": 10**400},
+        {"action_kind": "sideways"},
+    ],
 )
 def test_malformed_spec_is_a_schema_error(broken):
     with pytest.raises(SchemaError):
-        RobotSpec.from_json(broken)
+        RobotSpec.from_json({**SPEC.to_json(), **broken})
 
 
 def test_fingerprint_sees_what_must_match_and_nothing_else():

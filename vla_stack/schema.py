@@ -66,7 +66,13 @@ _BOUNDS = {"low": -np.inf, "high": np.inf, "max_rate": np.inf}
 
 
 def _dim(d: dict[str, Any]) -> Dim:
-    return Dim(**{k: _BOUNDS[k] if v is None and k in _BOUNDS else v for k, v in d.items()})
+    bounds = {k: default if d.get(k) is None else float(d[k]) for k, default in _BOUNDS.items()}
+    if set(d) - {"name", "unit", "kind", *_BOUNDS}:
+        raise ValueError(f"unknown keys {sorted(set(d) - {'name', 'unit', 'kind', *_BOUNDS})}")
+    kind = d.get("kind", "position")
+    if kind not in ("position", "angle", "gripper") or not isinstance(d["name"], str) or not isinstance(d["unit"], str):
+        raise ValueError(f"dimension {d.get('name')!r}")
+    return Dim(d["name"], d["unit"], **bounds, kind=kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +142,18 @@ class RobotSpec:
             SchemaError: A key is missing or has the wrong type.
         """
         try:
-            return cls(
+            spec = cls(
                 name=str(d["name"]),
                 state=tuple(_dim(x) for x in d["state"]),
                 action=tuple(_dim(x) for x in d["action"]),
-                cameras=tuple(Camera(**x) for x in d["cameras"]),
+                cameras=tuple(Camera(str(x["name"]), int(x["height"]), int(x["width"])) for x in d["cameras"]),
                 rate_hz=float(d["rate_hz"]),
                 action_kind=d.get("action_kind", "absolute"),
             )
-        except (KeyError, TypeError, ValueError) as e:
+            if not 0.0 < spec.rate_hz < 1e5 or spec.action_kind not in ("absolute", "delta"):
+                raise ValueError(f"rate_hz={spec.rate_hz}, action_kind={spec.action_kind!r}")
+            return spec
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
             raise SchemaError(f"robot description is malformed: {e!r}") from e
 
     def fingerprint(self) -> str:
@@ -276,5 +285,5 @@ class PolicySpec:
                 d_train_max=int(d.get("d_train_max", 0)),
                 extras=dict(d.get("extras", {})),
             )
-        except (KeyError, TypeError, ValueError) as e:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
             raise SchemaError(f"policy description is malformed: {e!r}") from e
