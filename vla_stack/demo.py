@@ -142,7 +142,7 @@ def wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
             break
         seen += os.read(process.stdout.fileno(), 4096)
         if b"READY" in seen and seen.endswith(b"\n"):
-            print(seen.decode(errors="replace").strip())
+            print(seen.decode(errors="replace").strip(), flush=True)
             return
     tail = log.read_text(errors="replace").strip().splitlines()[-3:]
     raise UserError(f"the policy server did not become ready: {' | '.join(tail) or 'no output'}", f"see {log}")
