@@ -9,6 +9,7 @@ import sys
 
 from crash_recording import recording
 from crash_training import training
+
 from results import write
 
 
