@@ -18,7 +18,7 @@ from vla_stack.cli import main
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.schema import Observation
 
-SMALL = {"width": 32, "expert_width": 32, "depth": 1, "vision_keypoints": 16}
+SMALL = {"width": 32, "expert_width": 32, "depth": 1}
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ TINY = """
 name: tiny
 policy:
   options: {chunk_size: 4, n_action_steps: 2, width: 16, expert_width: 16, depth: 1, heads: 2, head_dim: 8,
-            vision_channels: [4, 8], vision_keypoints: 8}
+            vision_channels: [4, 8]}
 optimizer: {lr: 1e-2, warmup_steps: 2}
 steps: 6
 batch_size: 4

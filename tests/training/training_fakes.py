@@ -52,7 +52,7 @@ class MadeUp:
 
 
 def tiny_config() -> VlaConfig:
-    sizes: dict[str, Any] = dict(width=16, expert_width=16, depth=1, heads=2, head_dim=8, vision_keypoints=8)
+    sizes: dict[str, Any] = dict(width=16, expert_width=16, depth=1, heads=2, head_dim=8)
     return VlaConfig(
         chunk_size=HORIZON,
         n_action_steps=2,
