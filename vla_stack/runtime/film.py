@@ -17,11 +17,14 @@ class Film:
     """Collects the frames of one episode; pass :meth:`add` to ``RobotNode.run_episode``."""
 
     def __init__(self) -> None:
+        import cv2  # here, as importing it while an episode runs would hold chunks up
+
+        self._cv2 = cv2
         self._frames: list[NDArray[np.uint8]] = []
 
     def add(self, obs: Observation) -> None:
         """Keep the cameras of one observation side by side, scaled to one height."""
-        import cv2
+        cv2 = self._cv2
 
         def scaled(image: NDArray[np.uint8]) -> NDArray[Any]:
             height, width = image.shape[:2]

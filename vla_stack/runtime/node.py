@@ -88,7 +88,7 @@ class RobotNode:
         self._slots: ObservationSlots | None = None
         self._epoch, self._awaited = 0, False
         self._next_ping = self._rearm_at = 0.0
-        self._stopped, self._was_connected = False, True
+        self._stopped = False
 
     def __enter__(self) -> RobotNode:
         """Start the control process, connect the robot, open a session with the server.
@@ -221,10 +221,10 @@ class RobotNode:
         if now >= self._next_ping:
             self._next_ping = now + PING_S
             self._client.ping()
-        if self._client.connected and not self._was_connected:
+        if self._client.policy is not self.policy:  # every session brings its own description of the same policy
+            self.policy = self._client.policy or self.policy
             self.counters["sessions renewed"] += 1
             self._link.send("renew")
-        self._was_connected = self._client.connected
         if self._stopped and now >= self._rearm_at:
             self._rearm_at = now + REARM_S
             if self._may_rearm():
