@@ -11,7 +11,7 @@ from robot_drivers import make_driver
 from robot_drivers.driver import EpisodicDriver
 from vla_stack.errors import UserError
 
-PATIENCE_S = 60.0  # upper bound of waits; nothing depends on how long they take
+PATIENCE_S = 120.0  # upper bound of waits; nothing depends on how long they take
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.node import RobotNode
 
 HERE = Path(__file__).parent
-PATIENCE_S = 60.0  # upper bound of waits; nothing depends on how long they take
+PATIENCE_S = 120.0  # upper bound of waits; nothing depends on how long they take
 
 
 class Server:
