@@ -27,6 +27,8 @@ def default_config() -> TaskConfig:
 WALL = (0.010, 0.15, 0.09)  # m, half sizes; the wall is sunk into the table to its height
 WALL_HEIGHT = (0.10, 0.15)  # m
 BERTH = 0.055  # m, from the wall's centre line: closer than this the tool has to be above it
+GRIPPER = ("hand", "finger_left", "finger_right", "pad_left", "pad_right")
+PROJECTIONS = 40  # leaves at most half a millimetre on the paths of the expert
 ABOVE = 0.035  # m, tool over wall
 
 
@@ -58,12 +60,22 @@ class Obstacle(Pick):
         return float((self.data.contact.geom == self.model.geom("wall").id).any())
 
     def clearance(self) -> float:
-        """Distance in metres between the wall and the gripper with the named cube when held; negative inside."""
-        parts = ["hand", "finger_left", "finger_right", "pad_left", "pad_right"]
-        if self.grasped(self.target):
-            parts.append(self.target)
-        wall = self.model.geom("wall").id
-        return min(mujoco.mj_geomDistance(self.model, self.data, wall, self.model.geom(p).id, 1.0, None) for p in parts)
+        """Distance in metres between the wall and the gripper with the named cube when held; 0 in contact.
+
+        All of them are boxes, and projecting a point onto one and the other in turn ends at their nearest points
+        (Cheney and Goldstein, "Proximity maps for convex sets", 1959). ``mj_geomDistance`` gives 0 for some boxes
+        that are far apart (MuJoCo 3.8.1).
+        """
+        parts = [*GRIPPER, self.target] if self.grasped(self.target) else list(GRIPPER)
+        geoms = [self.model.geom(p).id for p in parts]
+        centre, half = self.data.geom_xpos[geoms], self.model.geom_size[geoms]
+        turn = self.data.geom_xmat[geoms].reshape(-1, 3, 3)
+        wall, point = self.position("wall"), centre
+        for _ in range(PROJECTIONS):
+            on_wall = np.clip(point, wall - WALL, wall + WALL)
+            local = np.clip(np.einsum("nji,nj->ni", turn, on_wall - centre), -half, half)
+            point = centre + np.einsum("nij,nj->ni", turn, local)
+        return float(np.linalg.norm(point - on_wall, axis=1).min())
 
     def keypoints(self) -> dict[str, NDArray[np.float32]]:
         """As for picking, and ``wall``: the point of the wall that is nearest to the tool."""
