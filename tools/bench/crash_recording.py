@@ -149,7 +149,7 @@ def recording(kills: int = 60, seed: int = 0) -> tuple[list[Check], dict[str, An
         Checks and data for a result file.
     """
     rng = np.random.default_rng(seed)
-    CONTEXT.set_forkserver_preload(["crash_recording"])
+    CONTEXT.set_forkserver_preload(["crash_recording", "pandas"])
     hits: list[Kill] = []
     lost = unopened = wrong = recorded = 0
     with tempfile.TemporaryDirectory() as tmp:

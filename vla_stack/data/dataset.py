@@ -209,5 +209,6 @@ def _check_columns(dataset: Dataset, repair: str) -> None:
             raise UserError(
                 f"{dataset.data_file(episode)}: '{key}' is not finite in episode {episode}, "
                 f"frame {frame - dataset.episode_from[episode]}",
-                f"train without it (episodes=...), or remove it with `lerobot-edit-dataset` (episode {episode})",
+                f"copy the others: `lerobot-edit-dataset --repo_id local/x --root {dataset.root} --new_root COPY "
+                f"--operation.type delete_episodes --operation.episode_indices '[{episode}]'`",
             )

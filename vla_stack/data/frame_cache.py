@@ -178,7 +178,7 @@ class _CameraCache:
             episode = int(np.searchsorted(dataset.episode_to, min(row_of.values()), side="right"))
             raise UserError(
                 f"{path} lacks {len(row_of)} of its {total} frames, the first one in episode {episode}",
-                f"run `vla data repair {dataset.root}`, or train without that episode",
+                f"run `vla data repair {dataset.root}`",
             )
         done(total)
 

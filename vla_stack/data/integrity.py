@@ -123,8 +123,7 @@ def repair_locked(root: Path) -> RepairReport:
         first = _episode_problems(root, info, scan, keep)[0]
         raise UserError(
             f"{root}: episode {keep} is damaged ({first}) but {len(good) - keep} episodes after it are intact",
-            "restore that file from a copy, or remove the episode with "
-            f"`lerobot-edit-dataset --operation.type delete_episodes --operation.episode_indices [{keep}]`",
+            "restore that file from a copy; nothing was changed",
         )
     actions += _truncate(root, info, scan, keep, counted)
     actions += _fix_tasks(root, info, scan, keep)
