@@ -21,7 +21,7 @@ ROBOT = RobotSpec(
 def make_config(**options) -> VlaConfig:
     features = {image_key(c.name): PolicyFeature(FeatureType.VISUAL, (3, SIZE, SIZE)) for c in ROBOT.cameras}
     defaults = {"chunk_size": 8, "n_action_steps": 4, "num_inference_steps": 3, "width": 32, "expert_width": 32}
-    small = {"depth": 2, "heads": 2, "head_dim": 16, "vision_channels": (8, 8, 8), "vision_keypoints": 8}
+    small = {"depth": 2, "heads": 2, "head_dim": 16, "vision_channels": (8, 8, 8), "vision_maps": 2}
     return VlaConfig(
         **{
             "device": "cpu",

@@ -1,8 +1,8 @@
-"""Random shifts and the spatial softmax."""
+"""Random shifts."""
 
 import torch
 
-from vla_stack.policies.vision import SpatialSoftmax, random_shift
+from vla_stack.policies.vision import random_shift
 
 
 def test_shift_moves_pixels_and_repeats_the_border():
@@ -22,9 +22,3 @@ def test_shift_moves_pixels_and_repeats_the_border():
 def test_no_shift_is_the_identity():
     images = torch.rand(2, 3, 5, 7)
     assert torch.equal(random_shift(images, 0, torch.Generator()), images)
-
-
-def test_spatial_softmax_finds_a_peak():
-    maps = torch.zeros(1, 2, 5, 9)
-    maps[0, 0, 0, 8] = maps[0, 1, 2, 4] = 50.0
-    torch.testing.assert_close(SpatialSoftmax()(maps), torch.tensor([[[1.0, -1.0, 50.0], [0.0, 0.0, 50.0]]]))

@@ -25,8 +25,8 @@ class VlaConfig(PreTrainedConfig):
         depth: Layers of prefix transformer and expert; layer l of the expert reads keys and values of prefix layer l.
         heads: Attention heads, of ``head_dim`` each, the same in prefix and expert.
         head_dim: Width of one head.
-        vision_channels: Output channels of the stride-2 convolutions of an image encoder.
-        vision_keypoints: Spatial-softmax keypoints a camera.
+        vision_channels: Output channels of an image encoder's convolutions; all but the last halve the resolution.
+        vision_maps: Maps that an image encoder's features are squeezed to.
         tokens_per_camera: Prefix tokens a camera.
         vocabulary: Buckets of the word hash.
         max_words: Longest instruction.
@@ -42,13 +42,13 @@ class VlaConfig(PreTrainedConfig):
 
     width: int = 128
     expert_width: int = 128
-    depth: int = 4
+    depth: int = 3
     heads: int = 4
     head_dim: int = 32
     vision_channels: tuple[int, ...] = (32, 64, 64)
-    vision_keypoints: int = 64
-    tokens_per_camera: int = 4
-    vocabulary: int = 2048
+    vision_maps: int = 8
+    tokens_per_camera: int = 2
+    vocabulary: int = 1024
     max_words: int = 16
 
     use_relative_actions: bool = True
@@ -77,9 +77,6 @@ class VlaConfig(PreTrainedConfig):
             raise UserError(
                 f"n_action_steps is {self.n_action_steps}, it must lie in 1 ... chunk_size={self.chunk_size}"
             )
-        keypoints, tokens = self.vision_keypoints, self.tokens_per_camera
-        if keypoints % tokens:
-            raise UserError(f"vision_keypoints={keypoints} is not a multiple of tokens_per_camera={tokens}")
 
     def validate_features(self) -> None:
         """Check that the features describe a robot that this policy can drive.

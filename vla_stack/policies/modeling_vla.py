@@ -52,7 +52,11 @@ class VlaPolicy(PreTrainedPolicy):
         self.vision = nn.ModuleDict(
             {
                 module_name(key): ImageEncoder(
-                    config.vision_channels, config.vision_keypoints, config.tokens_per_camera, config.width
+                    config.input_features[key].shape[-2:],
+                    config.vision_channels,
+                    config.vision_maps,
+                    config.tokens_per_camera,
+                    config.width,
                 )
                 for key in config.camera_keys
             }

@@ -53,7 +53,6 @@ class TextEncoder(nn.Module):
         self.words = nn.Embedding(buckets, width)
         self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
         self.block = Block(width, heads, head_dim)
-        nn.init.normal_(self.words.weight, std=0.2)
 
     def forward(
         self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]

@@ -1,8 +1,9 @@
 """Images to prefix tokens.
 
-The encoder is a strided CNN, conditioned on the instruction by FiLM (Perez et al. 2018), read out by a spatial softmax
-(Levine et al. 2016). On a CPU it trains ten times faster than a vision transformer of equal accuracy, and without
-normalisation layers 2.6 times faster than with them.
+The encoder is a strided CNN, conditioned on the instruction by FiLM (Perez et al. 2018), whose features are squeezed to
+a few maps and read out by one linear layer. On a CPU it trains ten times faster than a vision transformer of equal
+accuracy, and without normalisation layers 2.6 times faster than with them. A spatial softmax over the maps finds the
+named cube more than ten times later: at first its gradient hardly tells one pixel from another.
 """
 
 from __future__ import annotations
@@ -36,48 +37,35 @@ def random_shift(images: Float[Tensor, "b c h w"], pixels: int, generator: torch
     return images[sample, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2)
 
 
-class SpatialSoftmax(nn.Module):
-    """Each channel's expected position under a softmax over its map, and the activation found there."""
-
-    def forward(self, maps: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k 3"]:
-        b, k, h, w = maps.shape
-        maps = maps.float()
-        weights = maps.flatten(2).softmax(-1).view(b, k, h, w)
-        y = torch.linspace(-1.0, 1.0, h, device=maps.device)
-        x = torch.linspace(-1.0, 1.0, w, device=maps.device)
-        return torch.stack(((weights.sum(2) * x).sum(-1), (weights.sum(3) * y).sum(-1), maps.amax((2, 3))), dim=-1)
-
-
 class ImageEncoder(nn.Module):
     """One camera's image and the instruction to a few tokens.
 
     Args:
-        channels: Output channels of the convolutions; each halves the resolution except the last.
-        keypoints: Channels of the spatial softmax.
-        tokens: Tokens to emit, ``keypoints / tokens`` keypoints each.
+        size: Height and width of the image, pixels.
+        channels: Output channels of the convolutions; each but the last halves the resolution.
+        maps: Maps of the bottleneck.
+        tokens: Tokens to emit.
         width: Width of tokens and of the instruction.
     """
 
-    def __init__(self, channels: tuple[int, ...], keypoints: int, tokens: int, width: int) -> None:
+    def __init__(self, size: tuple[int, int], channels: tuple[int, ...], maps: int, tokens: int, width: int) -> None:
         super().__init__()
-        ins = (3, *channels[:-1])
+        last = len(channels) - 1
         self.convs = nn.ModuleList(
-            nn.Conv2d(i, o, 5 if n == 0 else 3, stride=1 if n == len(channels) - 1 else 2, padding=2 if n == 0 else 1)
-            for n, (i, o) in enumerate(zip(ins, channels, strict=True))
+            nn.Conv2d(i, o, 5 if n == 0 else 3, stride=1 if n == last else 2, padding=2 if n == 0 else 1)
+            for n, (i, o) in enumerate(zip((3, *channels), channels, strict=False))
         )
         self.film = nn.ModuleList(nn.Linear(width, 2 * c) for c in channels[1:])
-        self.keypoints = nn.Conv2d(channels[-1], keypoints, 1)
-        self.readout = SpatialSoftmax()
-        self.tokens = nn.Linear(3 * keypoints, tokens * width)
+        self.maps = nn.Conv2d(channels[-1], maps, 1)
+        height, breadth = (-(-s // 2**last) for s in size)
+        self.tokens = nn.Linear(maps * height * breadth, tokens * width)
         self.width = width
-        for film in self.film:  # starts as the identity
-            nn.init.zeros_(film.weight)
-            nn.init.zeros_(film.bias)
+        for conv in self.convs:  # without normalisation layers the initial scale has to carry through
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
 
     def forward(self, images: Float[Tensor, "b 3 h w"], instruction: Float[Tensor, "b d"]) -> Float[Tensor, "b n d"]:
         x = F.relu(self.convs[0](images))
         for conv, film in zip(self.convs[1:], self.film, strict=True):
             scale, shift = film(instruction)[:, :, None, None].chunk(2, dim=1)
             x = F.relu(conv(x) * (1.0 + scale) + shift)
-        points = self.readout(self.keypoints(x))
-        return self.tokens(points.flatten(1)).view(len(images), -1, self.width)
+        return self.tokens(self.maps(x).flatten(1)).view(len(images), -1, self.width)
