@@ -1,5 +1,6 @@
 """What every task promises: the gymnasium interface, exact replay, control modes, rewards."""
 
+import os
 import subprocess
 import sys
 
@@ -252,6 +253,13 @@ def test_missing_gl_names_the_packages(monkeypatch):
     env = make("pick")
     with pytest.raises(UserError, match="libegl1 libgl1 libgl1-mesa-dri"):
         Renderer(env.model, 32, 32).render(env.data, "front")
+
+
+def test_importing_mujoco_first_does_not_break_rendering():
+    code = "import mujoco, gymnasium as gym, sim\nenv = gym.make('sim/pick-v0'); print(env.reset()[0]['pixels'].keys())"
+    env = {k: v for k, v in os.environ.items() if k != "MUJOCO_GL"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0 and "wrist" in done.stdout, done.stderr
 
 
 def test_exit_with_open_environments_is_quiet_and_needs_no_torch():
