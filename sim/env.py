@@ -226,6 +226,15 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         """All instructions of this task."""
         return tuple(self.instruct(v) for v in self.variants)
 
+    def achieved(self, instruction: str) -> bool:
+        """Whether what ``instruction`` (one of ``task_variants``) asks for holds now, whatever this episode was dealt."""
+        dealt = self._variant
+        try:
+            self._variant = self.task_variants.index(instruction)
+            return bool(self.progress()[-1])
+        finally:
+            self._variant = dealt
+
     @property
     def stages(self) -> tuple[str, ...]:
         """Stage names in order; ``info["stage"]`` counts those reached so far."""

@@ -270,3 +270,16 @@ def test_exit_with_open_environments_is_quiet_and_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_achieved_tells_instructions_apart():
+    env = make("pick")
+    env.reset(seed=5, options={"variant": {"colour": "green"}, "instruction": "pick up the red cube"})
+    expert = sim.make_expert(env)
+    done = False
+    while not done:
+        *_, done, _, _ = env.step(expert.act())
+    held = {text: env.unwrapped.achieved(text) for text in env.unwrapped.task_variants}
+    assert held == {t: t == "pick up the green cube" for t in held}
+    with pytest.raises(ValueError):
+        env.unwrapped.achieved("dance")
