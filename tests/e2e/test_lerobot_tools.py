@@ -77,7 +77,9 @@ def test_lerobot_eval_runs_our_checkpoint_in_our_environment(demonstrations: Pat
         "lerobot-eval",
         f"--policy.path={policy_dir}",
         *("--policy.device=cpu", "--env.type=vla_sim", "--env.task=pick", "--env.episode_length=12"),
-        *("--eval.n_episodes=2", "--eval.batch_size=2", f"--output_dir={tmp_path / 'eval'}"),
+        # In one process: LeRobot's asynchronous environments import all of LeRobot once more each.
+        *("--eval.n_episodes=2", "--eval.batch_size=2", "--eval.use_async_envs=false"),
+        f"--output_dir={tmp_path / 'eval'}",
     )
     result = json.loads((tmp_path / "eval/eval_info.json").read_text())
     assert result["overall"]["n_episodes"] == 2
