@@ -227,7 +227,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return tuple(self.instruct(v) for v in self.variants)
 
     def achieved(self, instruction: str) -> bool:
-        """Whether what ``instruction`` (one of ``task_variants``) asks for holds now, whatever this episode was dealt."""
+        """Whether what ``instruction`` (one of ``task_variants``) asks for holds now."""
         dealt = self._variant
         try:
             self._variant = self.task_variants.index(instruction)
