@@ -1,9 +1,9 @@
 """End-to-end training speed: ``vla train`` against stock ``lerobot-train``, same policy, data, batch, steps, threads.
 
-    python tools/bench/train.py
+    python tools/bench/train.py [repeats]
 
-Both are run as they are installed, one after the other and twice, so that neither profits from a quiet moment alone;
-the best run of each counts, and the other's best number of loader workers. Speed is that of the steady state, from the
+Both are run as they are installed, in turns and twice, so that neither profits from a quiet moment alone; the best run
+of each counts, and the other's best number of loader workers. Speed is that of the steady state, from the
 second log record on, as each tool reports it itself: its own clock around loading, processing and updating, which for
 LeRobot leaves out what happens between two updates (its progress bar). Start-up is reported apart: the time from the
 start of the command to its end that is not steady state, which includes one checkpoint.
@@ -31,14 +31,14 @@ THREADS = os.cpu_count() or 1
 ENV = os.environ | {"OMP_NUM_THREADS": str(THREADS), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
 
 
-def main() -> int:
+def main(repeats: int) -> int:
     with tempfile.TemporaryDirectory() as tmp:
         base = Path(tmp)
         data = base / "pick"
         collect = ["collect", "--task", "pick", "--episodes", "120", "--root", str(data), "--image-size", "96"]
         subprocess.run([BIN / "vla", *collect], check=True, env=ENV, capture_output=True)
         runs = []
-        for i in range(2):
+        for i in range(repeats):
             runs.append(ours(data, base / f"ours-{i}"))
             runs += [stock(data, base / f"stock-{workers}-{i}", workers) for workers in (0, 2)]
             print("\n".join(f"{r['tool']:<28}{r['samples_per_s']:>8.1f} samples/s" for r in runs[-3:]), flush=True)
@@ -101,4 +101,4 @@ def summary(tool: str, seconds: float, rates: list[float]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 2))
