@@ -169,7 +169,7 @@ def recording(kills: int = 60, seed: int = 0) -> tuple[list[Check], dict[str, An
                 leftovers = any(p.name != "lock" for p in (root / STAGING).glob("*"))
                 hits.append(Kill(number, mode, aim, committing, len(promised), counted, leftovers, opened))
             recorded += counted
-            wrong += wrong_episodes(root)
+            wrong += wrong_episodes(root) if counted else 0
             print(f"{len(hits)} kills, {recorded} episodes recorded, {lost} lost, {wrong} wrong", flush=True)
     checks = [
         Check("recording: kills", len(hits), 50),
