@@ -49,6 +49,7 @@ def acts(policy_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a command starts in ten seconds on an idle machine, in minutes on a crowded one
 def test_lerobot_train_trains_our_policy_and_we_load_it(demonstrations: Path, tmp_path: Path) -> None:
     printed = stock(
         "lerobot-train",
@@ -65,6 +66,7 @@ def test_lerobot_train_trains_our_policy_and_we_load_it(demonstrations: Path, tm
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a command starts in ten seconds on an idle machine, in minutes on a crowded one
 def test_lerobot_eval_runs_our_checkpoint_in_our_environment(demonstrations: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "small.yaml"
     options = ", ".join(f"{key}: {value}" for key, value in SMALL.items())

@@ -126,6 +126,7 @@ def test_a_run_is_not_overwritten(recipe_file: Path, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_processes_train_one_policy_and_resume(recipe_file: Path, tmp_path: Path) -> None:
     """Under torchrun's environment both ranks step together; the run equals itself when it is cut in the middle."""
     flat = [str(recipe_file), "optimizer.final_lr_ratio=1.0"]
