@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--episodes", type=_positive, default=100, help="episodes for each setting (default: %(default)s)")
     a("--seed", type=int, default=1000, help="seed of the first episode (default: %(default)s)")
     a("--mode", choices=("naive", "sync"), default="naive", help="execution of chunks (default: %(default)s)")
-    a("--execute", type=_positive, help="actions executed of each chunk (default: half the policy's horizon)")
+    a("--execute", type=_positive, help="actions executed of each chunk (default: the policy's n_action_steps)")
     a("--latency", default="0ms", help="delays of the policy, e.g. 0,100ms,2ticks; milliseconds round up to ticks")
     a("--swap-instruction", action="store_true", help="also instruct another variant than the one that counts")
     a("--randomisation", type=int, choices=(0, 1, 2), default=0, help="level of the sim tasks (default: %(default)s)")
@@ -59,7 +59,7 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace) -> list[EvalResu
     """Every environment at every latency, and with the wrong instruction where that is asked for."""
     latencies = parse_latencies(args.latency, policy.spec.robot.rate_hz)
     instructs: tuple[Instruct, ...] = (None, "swap") if args.swap_instruction else (None,)
-    executor = ExecutorConfig(mode=args.mode, execute=args.execute or max(1, policy.spec.horizon // 2))
+    executor = ExecutorConfig(mode=args.mode, execute=args.execute)
     results = []
     for env_id in args.env or ["sim/pick-v0"]:
         options = {"randomisation": args.randomisation} if env_id.startswith("sim/") and args.randomisation else {}

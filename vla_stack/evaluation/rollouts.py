@@ -73,7 +73,7 @@ def evaluate(
         UserError: The environment does not exist or does not fit the policy, or a worker died.
     """
     began = time.perf_counter()
-    executor = executor or ExecutorConfig(execute=max(1, policy.spec.horizon // 2))
+    executor = executor or ExecutorConfig()
     options = options_for(env_id, policy.spec, env_options)
     config = EpisodeConfig(env_id, options, policy.spec, executor, latency_ticks, instruct)
     env = make_env(env_id, policy.spec, options)  # fails here, once, rather than in every worker

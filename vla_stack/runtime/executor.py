@@ -47,7 +47,8 @@ class ExecutorConfig:
 
     Attributes:
         mode: ``sync`` or ``naive``, see the module.
-        execute: s_min, control steps between the origins of two requests (at least); by default half a chunk.
+        execute: s_min, control steps between the origins of two requests (at least); by default the policy's
+            own ``n_action_steps``, or half a chunk.
         merge: Name in :data:`~vla_stack.runtime.timeline.MERGE_RULES`; ``sync`` has nothing to merge.
         margin: Spare control steps, beyond the predicted delay, at which a request is due in any case.
         max_age_s: Oldest observation an action may rest on, seconds; by default the chunk's length, at most 2 s, in
@@ -159,7 +160,7 @@ class Executor:
         sync, chunk_s = c.mode == "sync", policy.horizon * robot.dt
         hold_s = (5.0 if sync else 0.5) if c.hold_s is None else c.hold_s
         age_s = (chunk_s + hold_s if sync else min(chunk_s, AGE_CAP_S)) if c.max_age_s is None else c.max_age_s
-        self.execute = max(1, policy.horizon // 2) if c.execute is None else c.execute
+        self.execute = _default_execute(policy) if c.execute is None else c.execute
         self.max_hold = _ticks(hold_s, robot)
         self.max_age = _ticks(age_s, robot)
         self.delay = DelayEstimator()
@@ -302,6 +303,11 @@ class Executor:
 
     def _noise_seed(self, k: int) -> int:
         return int(np.random.SeedSequence((*self._noise, k - self._first_tick)).generate_state(1)[0])
+
+
+def _default_execute(policy: PolicySpec) -> int:
+    steps = policy.extras.get("n_action_steps")
+    return steps if isinstance(steps, int) and 1 <= steps <= policy.horizon else max(1, policy.horizon // 2)
 
 
 def _ticks(seconds: float, robot: RobotSpec) -> int:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the first episode; the next one takes the next (default: %(default)s)")
     add("--seconds", type=float, help="longest episode (default: until the task says that it is over)")
     add("--mode", default="naive", choices=("sync", "naive"), help="wait for the policy or not (default: %(default)s)")
-    add("--execute", type=int, help="steps between requests, at least (default: half a chunk)")
+    add("--execute", type=int, help="steps between requests, at least (default: the policy's n_action_steps)")
     add("--hold-s", type=float, help="HOLD becomes STOP after this long (default: 0.5, in sync 5)")
     add("--workspace", action="append", default=[], metavar="DIM=LOW:HIGH", help="narrower limits; repeatable")
     add(

@@ -17,6 +17,7 @@ from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.policies.factory import get_policy_class, make_policy, make_policy_config, make_pre_post_processors
 from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.feature_utils import dataset_to_policy_features
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import vla_stack.methods
@@ -28,7 +29,7 @@ from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.mixture import Mixture
-from vla_stack.training.recipe import PolicyRecipe, Recipe
+from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe
 
 Batch = dict[str, Any]
 Stats = dict[str, dict[str, Any]]
@@ -203,6 +204,13 @@ def pooled(parts: list[Stats], frames: list[int]) -> Stats:
     return out
 
 
+def opening_weights(dataset: Dataset, data: DataRecipe) -> NDArray[np.float64] | None:
+    """Sampling weight of each frame, float [N]; None where all are equal."""
+    if data.opening_weight == 1.0 or data.opening_frames == 0:
+        return None
+    return np.where(dataset.columns["frame_index"] < data.opening_frames, data.opening_weight, 1.0)
+
+
 def make_loader(recipe: Recipe, datasets: list[Dataset], config: PreTrainedConfig, rank: int) -> Loader:
     """Batches of the cameras that the policy sees."""
     cameras = [k.removeprefix(f"{OBS_IMAGES}.") for k in config.input_features or {} if k.startswith(OBS_IMAGES)]
@@ -215,6 +223,7 @@ def make_loader(recipe: Recipe, datasets: list[Dataset], config: PreTrainedConfi
             seed=seed,
             episodes=recipe.data.episodes,
             cameras=cameras,
+            weights=opening_weights(dataset, recipe.data),
         )
         for dataset, seed in zip(datasets, seeds, strict=True)
     ]

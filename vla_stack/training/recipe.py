@@ -44,11 +44,17 @@ class DataRecipe:
         root: One LeRobotDataset directory or a list of them; several are mixed by their number of frames.
         episodes: Episode indices to use, of every root; null uses all.
         cameras: Cameras to feed; null feeds all that the dataset has.
+        opening_frames: Frames at the start of each episode that are drawn more often.
+        opening_weight: How much more often. Once the arm moves, its motion gives the goal away, and a policy that
+            learns from such frames alone reads the goal off the motion instead of the instruction and the scene
+            (causal confusion, de Haan et al. 2019, arXiv:1905.11979); only the opening frames teach it to look.
     """
 
     root: tuple[str, ...] = ()
     episodes: tuple[int, ...] | None = None
     cameras: tuple[str, ...] | None = None
+    opening_frames: int = 0
+    opening_weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -248,6 +254,7 @@ def _check(recipe: Recipe, path: Path) -> None:
         "save_every": recipe.save_every,
         "keep": recipe.keep,
         "optimizer.lr": recipe.optimizer.lr,
+        "data.opening_weight": recipe.data.opening_weight,
     }
     for key, value in positive.items():
         if not value > 0:
