@@ -6,18 +6,21 @@ python tools/bench/crash.py [kills of each kind]
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from crash_recording import recording
 from crash_training import training
 
-from results import write
+from results import Check, write
 
 
 def main(kills: int) -> None:
-    recording_checks, recording_data = recording(kills)
-    training_checks, training_data = training(kills)
-    data = {"recording": recording_data, "training": training_data}
-    write("crash", [*recording_checks, *training_checks], data, seeds=[0])
+    checks: list[Check] = []
+    data: dict[str, Any] = {}
+    for name, attack in (("recording", recording), ("training", training)):
+        more, data[name] = attack(kills)
+        checks += more
+        write("crash", checks, data, seeds=[0])
 
 
 if __name__ == "__main__":

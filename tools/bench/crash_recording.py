@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -71,7 +71,7 @@ def steps(episode: int) -> Iterator[tuple[Observation, np.ndarray]]:
         yield Observation(state, {"front": image, "wrist": image[::-1]}, "make it up", k, 10**8 * k), action
 
 
-def record_for_ever(root: Path, journal: Path, image_mode: Any, phase: Synchronized) -> None:
+def record_for_ever(root: Path, journal: Path, image_mode: Any, phase: Synchronized, commits: Synchronized) -> None:
     """The child. ``phase`` is 0 while it starts, 1 while it adds frames, 2 while it commits."""
     with EpisodeRecorder(root, SPEC, image_mode) as recorder, journal.open("a") as notes:
         while True:
@@ -85,24 +85,34 @@ def record_for_ever(root: Path, journal: Path, image_mode: Any, phase: Synchroni
             notes.write(f"{episode}\n")
             notes.flush()
             os.fsync(notes.fileno())
+            commits.value += 1
 
 
 def attack(root: Path, journal: Path, image_mode: str, aim: str, rng: np.random.Generator) -> bool:
-    """Start a child, kill it at a random moment; whether that hit a commit."""
-    phase = CONTEXT.Value("i", 0)
-    child = CONTEXT.Process(target=record_for_ever, args=(root, journal, image_mode, phase), daemon=True)
+    """Start a child, kill it at a random moment of one of its first episodes; whether that hit a commit.
+
+    Moments are drawn from the durations that the child shows, so that they are as random on a slow machine.
+    """
+    phase, commits = CONTEXT.Value("i", 0), CONTEXT.Value("i", 0)
+    args = (root, journal, image_mode, phase, commits)
+    child = CONTEXT.Process(target=record_for_ever, args=args, daemon=True)
     child.start()
-    while phase.value == 0 and child.is_alive():  # starting up is not recording
-        time.sleep(0.001)
-    end = time.monotonic() + rng.uniform(0.0, 0.6)
-    while time.monotonic() < end:
-        time.sleep(0.001)
+
+    def wait(reached: Callable[[], bool]) -> float:
+        begin = time.monotonic()
+        while child.is_alive() and not reached():
+            time.sleep(0.0002)
+        return time.monotonic() - begin
+
+    wait(lambda: phase.value > 0)  # starting up is not recording
+    episode_s = wait(lambda: commits.value > 0)
+    target = int(rng.integers(1, 6))
+    wait(lambda: commits.value >= target)
     if aim == "commit":
-        while phase.value != 2 and child.is_alive():
-            pass
-        end = time.monotonic() + rng.uniform(0.0, 0.08)
-        while time.monotonic() < end:
-            pass
+        wait(lambda: phase.value == 2)
+        episode_s /= 2  # of the order of a commit
+    end = time.monotonic() + rng.uniform(0.0, episode_s)
+    wait(lambda: time.monotonic() >= end)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
     committing = phase.value == 2
