@@ -56,7 +56,7 @@ class ImageEncoder(nn.Module):
             for n, (i, o) in enumerate(zip((3, *channels), channels, strict=False))
         )
         self.film = nn.ModuleList(nn.Linear(width, 2 * c) for c in channels[1:])
-        self.maps = nn.Conv2d(channels[-1], maps, 1)
+        self.maps = nn.Linear(channels[-1], maps)
         height, breadth = (-(-s // 2**last) for s in size)
         self.tokens = nn.Linear(maps * height * breadth, tokens * width)
         self.width = width
@@ -68,4 +68,5 @@ class ImageEncoder(nn.Module):
         for conv, film in zip(self.convs[1:], self.film, strict=True):
             scale, shift = film(instruction)[:, :, None, None].chunk(2, dim=1)
             x = F.relu(conv(x) * (1.0 + scale) + shift)
-        return self.tokens(self.maps(x).flatten(1)).view(len(images), -1, self.width)
+        maps = self.maps(x.permute(0, 2, 3, 1))  # a 1x1 convolution of channels-last features
+        return self.tokens(maps.flatten(1)).view(len(images), -1, self.width)
