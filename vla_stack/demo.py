@@ -25,16 +25,17 @@ from vla_stack.statistics import wilson
 HELP = "Collect demonstrations, train a policy, serve it, run it asynchronously on the simulated arm, write a report."
 EXAMPLES = (
     "vla demo",
-    "vla demo --task place --demonstrations 300 --out outputs/demo-place",
+    "vla demo --task place --demonstrations 800 --out outputs/demo-place",
     "vla demo --policy shipped --episodes 20      # skip collecting and training",
 )
 READY_TIMEOUT_S = 180.0
+NOISE = 0.3  # on what the expert executes, never on what is learnt: shows the policy how to come back
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", default="pick", help="task of the native family (default: %(default)s)")
     parser.add_argument("--recipe", type=Path, help="training recipe (default: configs/<task>.yaml)")
-    parser.add_argument("--demonstrations", type=int, default=300, help="expert episodes (default: %(default)s)")
+    parser.add_argument("--demonstrations", type=int, default=1500, help="expert episodes (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="training steps (default: the recipe's)")
     parser.add_argument("--policy", help="run this policy instead of training one")
     parser.add_argument("--episodes", type=int, default=50, help="episodes to run (default: %(default)s)")
@@ -64,7 +65,10 @@ def collect(args: argparse.Namespace) -> Path:
     """Demonstrations of the scripted expert; the collector itself continues where it was stopped."""
     root = args.out / "data"
     stage(f"1/4  {args.demonstrations} demonstrations of '{args.task}'")
-    vla("collect", "--task", args.task, "--episodes", args.demonstrations, "--root", root, "--seed", args.seed)
+    vla(
+        *("collect", "--task", args.task, "--episodes", args.demonstrations, "--root", root),
+        *("--seed", args.seed, "--noise", NOISE),
+    )
     return root
 
 
