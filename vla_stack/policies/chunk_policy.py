@@ -88,9 +88,10 @@ class ChunkPolicy:
         return torch.cat(chunks)
 
     def _noise(self, seed: int) -> Float[Tensor, "h a"]:
-        width = getattr(self.policy.config, "max_action_dim", len(self.spec.robot.action))
+        config = self.policy.config
+        width = getattr(config, "max_action_dim", len(self.spec.robot.action))
         generator = torch.Generator().manual_seed(seed)
-        return torch.randn(self.spec.horizon, width, generator=generator)
+        return torch.randn(self.spec.horizon, width, generator=generator) * getattr(config, "noise_scale", 1.0)
 
 
 def load_policy(path: str | Path, device: str = "cpu") -> ChunkPolicy:

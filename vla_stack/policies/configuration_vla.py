@@ -20,6 +20,9 @@ class VlaConfig(PreTrainedConfig):
         chunk_size: Actions per chunk, H.
         n_action_steps: Actions of a chunk that ``select_action`` executes before it asks for the next chunk.
         num_inference_steps: Euler steps of one chunk.
+        noise_scale: Standard deviation of the noise that sampling starts from; training always uses 1. Below 1 chunks
+            keep to the likely ones, and consecutive chunks agree with each other: a policy that is drawn anew every few
+            steps otherwise hesitates wherever the demonstrations leave the moment of a grasp open. 0 is deterministic.
         width: Width of prefix tokens; also of the pooled features.
         expert_width: Width of action tokens.
         depth: Layers of prefix transformer and expert; layer l of the expert reads keys and values of prefix layer l.
@@ -39,6 +42,7 @@ class VlaConfig(PreTrainedConfig):
     chunk_size: int = 16
     n_action_steps: int = 8
     num_inference_steps: int = 10
+    noise_scale: float = 1.0
 
     width: int = 128
     expert_width: int = 128

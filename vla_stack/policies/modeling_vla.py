@@ -116,12 +116,13 @@ class VlaPolicy(PreTrainedPolicy):
     def predict_action_chunk(
         self, batch: dict[str, Any], noise: Tensor | None = None, prefix: flow.ActionPrefix | None = None, **_: Any
     ) -> Float[Tensor, "b h a"]:
-        """Sample one normalised chunk an observation; ``noise`` [b, h, a] is drawn where it is not given."""
+        """Sample one normalised chunk an observation from ``noise`` [b, h, a], or from noise of the configured scale."""
         self.eval()
         context = self.encode(batch)
         if noise is None:
             state = batch[OBS_STATE]
             noise = torch.randn(len(state), self.horizon, self.action_dim, dtype=state.dtype, device=state.device)
+            noise *= self.config.noise_scale
         return flow.euler(lambda x, t: self.velocity(context, x, t), noise, self.config.num_inference_steps, prefix)
 
     @torch.no_grad()
