@@ -99,9 +99,8 @@ def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = 
 
 def show(record: dict[str, Any]) -> None:
     """Print the checks of one result file."""
-    print(
-        f"\n{record['name']}  ({record['revision']}, {record['hardware'].get('cpu')}, {record['hardware'].get('cores')} cores)"
-    )
+    hw = record["hardware"]
+    print(f"\n{record['name']}  ({record['revision']}, {hw.get('cpu')}, {hw.get('cores')} cores)")
     for c in record["checks"]:
         mark = {True: "holds", False: "FALLS SHORT", None: ""}[c["holds"]]
         bound = "" if c["bound"] is None else f"{c['sense']} {c['bound']:g}"

@@ -16,7 +16,7 @@ import venv
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import ROOT, Check, write  # noqa: E402
+from results import ROOT, Check, write
 
 
 def main() -> int:
