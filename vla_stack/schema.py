@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,10 +69,10 @@ def _dim(d: dict[str, Any]) -> Dim:
     bounds = {k: default if d.get(k) is None else float(d[k]) for k, default in _BOUNDS.items()}
     if set(d) - {"name", "unit", "kind", *_BOUNDS}:
         raise ValueError(f"unknown keys {sorted(set(d) - {'name', 'unit', 'kind', *_BOUNDS})}")
-    kind = d.get("kind", "position")
-    if kind not in ("position", "angle", "gripper") or not isinstance(d["name"], str) or not isinstance(d["unit"], str):
-        raise ValueError(f"dimension {d.get('name')!r}")
-    return Dim(d["name"], d["unit"], **bounds, kind=kind)
+    name, unit, kind = d["name"], d["unit"], d.get("kind", "position")
+    if not isinstance(name, str) or unit not in get_args(Unit) or kind not in ("position", "angle", "gripper"):
+        raise ValueError(f"dimension {name!r}, unit {unit!r}, kind {kind!r}")
+    return Dim(name, unit, **bounds, kind=kind)
 
 
 @dataclass(frozen=True, slots=True)

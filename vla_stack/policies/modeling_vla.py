@@ -116,7 +116,7 @@ class VlaPolicy(PreTrainedPolicy):
     def predict_action_chunk(
         self, batch: dict[str, Any], noise: Tensor | None = None, prefix: flow.ActionPrefix | None = None, **_: Any
     ) -> Float[Tensor, "b h a"]:
-        """Sample one normalised chunk an observation, from ``noise`` [b, h, a] or from noise of the configured scale."""
+        """Sample one normalised chunk an observation from ``noise`` [b, h, a], or noise of the configured scale."""
         self.eval()
         context = self.encode(batch)
         if noise is None:
