@@ -1,0 +1,51 @@
+"""Put a trained policy into the package: half-precision weights beside its recipe, revision and training log.
+
+    python tools/ship_policy.py outputs/train/multitask native_multitask noise_scale=0.5
+
+Weights are stored as float16 (half the download) and load as float32. Further ``key=value`` pairs change inference
+settings of ``config.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+import yaml
+from lerobot.configs import PreTrainedConfig
+from safetensors.torch import load_file, save_file
+
+import vla_stack.policies.configuration_vla  # noqa: F401  registers the type
+from vla_stack.policies.shipped import SHIPPED
+
+
+def main(run: str, name: str, *settings: str) -> int:
+    source, target = Path(run), SHIPPED / name
+    policy = source / "checkpoints" / "last" / "pretrained_model"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(policy, target)
+    weights = load_file(policy / "model.safetensors")
+    halves = {k: v.half() if v.dtype == torch.float32 else v for k, v in weights.items()}
+    save_file(halves, target / "model.safetensors", {"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    changes = dict(text.split("=", 1) for text in settings)
+    if unknown := set(changes) - {f.name for f in fields(PreTrainedConfig.from_pretrained(policy))}:
+        raise SystemExit(f"the policy has no setting {sorted(unknown)}")
+    config |= {key: yaml.safe_load(value) for key, value in changes.items()} | {"pretrained_path": None}
+    (target / "config.json").write_text(json.dumps(config, indent=4) + "\n")
+    recipe = yaml.safe_load((source / "recipe.yaml").read_text())
+    recipe["data"]["root"], recipe["output_dir"] = [Path(r).name for r in recipe["data"]["root"]], ""
+    (target / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    shutil.copy(source / "metrics.jsonl", target / "metrics.jsonl")
+    (target / "train_config.json").unlink(missing_ok=True)
+    size = sum(f.stat().st_size for f in target.iterdir()) / 1e6
+    print(f"{target}: {size:.1f} MB")
+    return 0 if size <= 10 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
