@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from training_fakes import record
 
 from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, Recipe
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Several threads on a crowded machine make a step of these tiny policies a hundred times slower."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

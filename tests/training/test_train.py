@@ -96,6 +96,7 @@ def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, 
     ("override", "message"),
     [
         ("method=imitatoin", "there is no method 'imitatoin'"),
+        ("method_options.drwas=1", "method 'imitation' has no option 'drwas' -- the nearest option is 'draws'"),
         ("policy.type=vlaa", "there is no policy type 'vlaa'"),
         (
             "policy.options.chunk_sise=4",

@@ -80,7 +80,7 @@ def tiny_parts(recipe: Recipe, checkpoint: Path | None = None, poison: int | Non
     else:
         policy = VlaPolicy(config)
         pre, post = make_vla_pre_post_processors(config, None)
-    return Parts(policy, pre, post, MadeUp(recipe.batch_size, poison), find_loss("imitation"))
+    return Parts(policy, pre, post, MadeUp(recipe.batch_size, poison), find_loss("imitation", {}))
 
 
 def record(root: Path, episodes: int = 3, frames: int = 12, seed: int = 0, task: str = "pick the red cube") -> Path:

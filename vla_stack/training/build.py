@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -90,7 +92,7 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
     Raises:
         UserError: Unknown method, policy type or option; dataset or policy directory that cannot be opened.
     """
-    loss = find_loss(recipe.method)
+    loss = find_loss(recipe.method, recipe.method_options)
     config = make_config(recipe.policy, device, checkpoint)
     datasets = [open_dataset(root) for root in recipe.data.root]
     for other in datasets[1:]:
@@ -133,22 +135,13 @@ def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | N
             raise UserError(f"cannot read the policy in {source}: {str(e).splitlines()[0]}") from None
         known = ", ".join(sorted(PreTrainedConfig.get_known_choices()))
         raise UserError(f"there is no policy type '{recipe.type}'", f"the types are {known}") from None
-    names = config_fields(config)
-    for key in recipe.options:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)[0]
-            raise UserError(f"policy '{config.type}' has no option '{key}'", f"the nearest option is '{near}'")
+    check_options(f"policy '{config.type}'", recipe.options, [f.name for f in fields(config) if f.init])
     # `replace` runs the configuration's own checks again.
     config = replace(config, **recipe.options, device=device.type, push_to_hub=False)
     config.pretrained_path = Path(source) if source else None
     if len(config.observation_delta_indices or [0]) > 1:
         raise UserError(f"policy '{config.type}' wants a history of observations", "set policy.options.n_obs_steps=1")
     return config
-
-
-def config_fields(config: PreTrainedConfig) -> list[str]:
-    """Names that ``policy.options`` may set."""
-    return [f.name for f in fields(config) if f.init]
 
 
 def horizon(config: PreTrainedConfig) -> int:
@@ -230,12 +223,27 @@ def make_loader(recipe: Recipe, datasets: list[Dataset], config: PreTrainedConfi
     return loaders[0] if len(loaders) == 1 else Mixture(loaders, recipe.batch_size, mixing)
 
 
-def find_loss(method: str) -> Loss:
-    """The function ``loss`` of ``vla_stack.methods.<method>``."""
+def find_loss(method: str, options: dict[str, Any]) -> Loss:
+    """The function ``loss`` of ``vla_stack.methods.<method>``, with its options set.
+
+    Raises:
+        UserError: There is no such method, or it has no such option.
+    """
     known = sorted(m.name for m in pkgutil.iter_modules(vla_stack.methods.__path__))
     if method not in known:
         raise UserError(f"there is no method '{method}'", f"the methods are {', '.join(known)}")
-    return importlib.import_module(f"vla_stack.methods.{method}").loss
+    loss = importlib.import_module(f"vla_stack.methods.{method}").loss
+    check_options(f"method '{method}'", options, list(inspect.signature(loss).parameters)[3:])
+    return functools.partial(loss, **options)
+
+
+def check_options(owner: str, options: dict[str, Any], known: list[str]) -> None:
+    """Raise a :class:`UserError` that names the nearest known option for the first unknown one."""
+    for key in options:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            remedy = f"the nearest option is '{near[0]}'" if near else "it has none"
+            raise UserError(f"{owner} has no option '{key}'", remedy)
 
 
 def to_device(batch: dict[str, Any], device: torch.device, float_images: bool) -> Batch:

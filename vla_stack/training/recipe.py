@@ -104,6 +104,7 @@ class Recipe:
     Attributes:
         name: Name of the run; the default output directory carries it.
         method: Module of ``vla_stack.methods`` whose ``loss`` is minimised.
+        method_options: Keyword arguments of that ``loss``, e.g. ``{draws: 1}``.
         policy: Which policy.
         data: Which demonstrations.
         optimizer: How to minimise.
@@ -127,6 +128,7 @@ class Recipe:
 
     name: str = "run"
     method: str = "imitation"
+    method_options: dict[str, Any] = field(default_factory=dict)
     policy: PolicyRecipe = field(default_factory=PolicyRecipe)
     data: DataRecipe = field(default_factory=DataRecipe)
     optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
