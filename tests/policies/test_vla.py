@@ -103,7 +103,7 @@ def test_repeated_context_shares_gradients(policy, batch, noise):
     once = policy.velocity(context, noise, torch.full((4,), 0.5))
     torch.testing.assert_close(twice[::2], once)
     torch.testing.assert_close(twice[1::2], once)
-    state = policy.state.weight
+    state = policy.prefix.state.weight
     torch.testing.assert_close(
         torch.autograd.grad(twice.sum(), state, retain_graph=True)[0], 2 * torch.autograd.grad(once.sum(), state)[0]
     )
@@ -113,9 +113,9 @@ def test_padding_words_are_not_read(policy, processors):
     config = make_config(max_words=24)
     pre, _ = make_vla_pre_post_processors(config, make_stats())
     longer = make_policy(max_words=24)
-    longer.load_state_dict({**policy.state_dict(), "text.positions": longer.text.positions.clone()})
+    longer.load_state_dict({**policy.state_dict(), "prefix.text.positions": longer.prefix.text.positions.clone()})
     with torch.no_grad():
-        longer.text.positions[:16] = policy.text.positions
+        longer.prefix.text.positions[:16] = policy.prefix.text.positions
     raw = {k: v for k, v in make_batch(2).items() if k != ACTION}
     noise = torch.randn(2, 8, ACTIONS)
     a, b = (p.predict_action_chunk(f(dict(raw)), noise) for p, f in ((policy, processors[0]), (longer, pre)))

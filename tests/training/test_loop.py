@@ -133,12 +133,12 @@ def test_gradients_of_accumulated_passes_are_averaged(recipe: Recipe, tmp_path: 
     for accumulate in (1, 2):
         r = replace(recipe, accumulate=accumulate, optimizer=replace(recipe.optimizer, clip_norm=0.0))
         parts = tiny_parts(r)
-        parts.loss = lambda policy, batch, generator: (policy.state(batch["observation.state"]).mean(), {})
+        parts.loss = lambda policy, batch, generator: (policy.prefix.state(batch["observation.state"]).mean(), {})
         parts.loader = SameBatch(4)
         trainer = Trainer(r, parts, Local("cpu"), tmp_path)
         trainer.optimizer.zero_grad = lambda: None  # type: ignore[method-assign]
         trainer.update(iter(parts.loader), Window(), Rate(4))
-        gradients.append(parts.policy.state.weight.grad.clone())
+        gradients.append(parts.policy.prefix.state.weight.grad.clone())
     assert torch.allclose(gradients[0], gradients[1], rtol=1e-5) and gradients[0].abs().sum() > 0
 
 

@@ -6,9 +6,10 @@ Sampling, real-time chunking, preference losses and reinforcement learning are f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 # One time a sample, or one an action token.
@@ -41,6 +42,32 @@ class FlowPolicy(Protocol):
 
     def velocity(self, context: Context, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
         """Velocity of the flow at x; ``t`` is ``[b]``, or ``[b, h]`` with 0 on tokens that hold clean actions."""
+        ...
+
+    def action_states(
+        self,
+        context: Context,
+        x: Float[Tensor, "b n a"],
+        t: Time,
+        blocks: Sequence[int] | None = None,
+        valid: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """Final states of the action tokens: ``velocity(context, x, t) == action_head(action_states(context, x, t))``.
+
+        Heads of several kinds and mixtures of horizons are built on them.
+
+        Args:
+            context: The prefix.
+            x: Points on the flow; one chunk, or several chunks end to end.
+            t: Flow time, ``[b]`` or ``[b, n]``.
+            blocks: Lengths of the chunks that ``x`` holds end to end, of one encoded observation: each starts at step 0
+                and its tokens read the prefix and their own chunk alone. None: ``x`` is one chunk.
+            valid: Action tokens that may be read, as keys; what comes out at the others is meaningless. None: all.
+        """
+        ...
+
+    def action_head(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n a"]:
+        """Velocities of final action-token states."""
         ...
 
     def features(self, context: Context) -> Float[Tensor, "b d"]:

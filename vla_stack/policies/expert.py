@@ -8,10 +8,11 @@ every norm has a scale, a shift and a gate that are linear in the time embedding
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vla_stack.policies.contract import Time
@@ -70,7 +71,7 @@ class ExpertBlock(nn.Module):
 
 
 class ActionExpert(nn.Module):
-    """Velocity of an action chunk given the prefix.
+    """States and velocities of an action chunk given the prefix.
 
     Args:
         horizon: Longest chunk; shorter ones are accepted.
@@ -90,11 +91,31 @@ class ActionExpert(nn.Module):
         self.norm = AdaptiveNorm(width)
         self.head = nn.Linear(width, action_dim)
 
-    def forward(self, context: PrefixContext, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
+    def forward(
+        self,
+        context: PrefixContext,
+        x: Float[Tensor, "b n a"],
+        t: Time,
+        blocks: Sequence[int] | None = None,
+        valid: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """Final states of the action tokens, which :attr:`head` maps to velocities; see ``FlowPolicy.action_states``."""
+        lengths = (x.shape[1],) if blocks is None else tuple(blocks)
         condition = self.time(per_token(t))
-        mask = F.pad(context.mask, (0, x.shape[1]), value=True)
-        y = self.embed(x) + self.positions[: x.shape[1]]
+        mask = F.pad(context.mask, (0, x.shape[1]), value=True)[:, None]  # [b, 1, m + n]
+        if valid is not None:
+            mask[:, :, -x.shape[1] :] = valid[:, None]
+        if len(lengths) > 1:
+            own = F.pad(same_block(lengths, x.device), (context.mask.shape[1], 0), value=True)
+            mask = mask & own
+        y = self.embed(x) + torch.cat([self.positions[:h] for h in lengths])
         for block, (k, v) in zip(self.blocks, context.keys_values, strict=True):
             y = block(y, condition, k, v, mask)
         y, _ = self.norm(y, condition)
-        return self.head(y)
+        return y
+
+
+def same_block(blocks: Sequence[int], device: torch.device) -> Bool[Tensor, "n n"]:
+    """True where two tokens belong to the same one of several chunks laid end to end."""
+    index = torch.repeat_interleave(torch.tensor(blocks)).to(device)
+    return index[:, None] == index[None, :]

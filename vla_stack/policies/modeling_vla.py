@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from lerobot.policies import PreTrainedPolicy
-from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
-from torch import Tensor, nn
+from torch import Tensor
 
 import vla_stack.policies.processor_vla  # noqa: F401  registers the steps that a saved policy's processors name
 from vla_stack.errors import UserError
@@ -20,10 +19,9 @@ from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.contract import Time
 from vla_stack.policies.dataset_facts import adopt_dataset
 from vla_stack.policies.expert import ActionExpert
-from vla_stack.policies.text import TextEncoder
-from vla_stack.policies.transformer import PrefixContext, PrefixTransformer
-from vla_stack.policies.vision import ImageEncoder, to_float
-from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, SchemaError
+from vla_stack.policies.prefix import ScratchPrefix
+from vla_stack.policies.transformer import PrefixContext
+from vla_stack.schema import ACTION, OBS_STATE
 
 ACTION_IS_PAD = "action_is_pad"
 
@@ -47,22 +45,8 @@ class VlaPolicy(PreTrainedPolicy):
             adopt_dataset(config, dataset_meta)
         self.config = config
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
+        self.prefix = ScratchPrefix(config)
         heads = (config.heads, config.head_dim)
-        self.text = TextEncoder(config.vocabulary, config.max_words, config.width, *heads)
-        self.vision = nn.ModuleDict(
-            {
-                module_name(key): ImageEncoder(
-                    config.input_features[key].shape[-2:],
-                    config.vision_channels,
-                    config.vision_maps,
-                    config.tokens_per_camera,
-                    config.width,
-                )
-                for key in config.camera_keys
-            }
-        )
-        self.state = nn.Linear(config.robot_state_feature.shape[0], config.width)
-        self.prefix = PrefixTransformer(config.depth, config.width, *heads)
         self.expert = ActionExpert(self.horizon, self.action_dim, config.depth, config.expert_width, *heads)
         self._queue: deque[Tensor] = deque()
         self._origin = torch.empty(0)
@@ -70,27 +54,30 @@ class VlaPolicy(PreTrainedPolicy):
     # --- FlowPolicy -----------------------------------------------------------------------------------------------
 
     def encode(self, batch: dict[str, Any]) -> PrefixContext:
-        """Prefix of a preprocessed batch: tokens of each camera, of the instruction, of the state.
+        """Prefix of a preprocessed batch.
 
         Raises:
             SchemaError: A camera is missing or has another size than the policy was trained with.
         """
-        words, word_mask = batch[OBS_LANGUAGE_TOKENS], batch[OBS_LANGUAGE_ATTENTION_MASK]
-        text, instruction = self.text(words, word_mask)
-        images = [
-            self.vision[module_name(key)](to_float(self._image(batch, key)), instruction)
-            for key in self.config.camera_keys
-        ]
-        # A state far outside the training data says no more than "outside": the bound keeps one odd joint from
-        # drowning the rest.
-        state = self.state(batch[OBS_STATE].clamp(-5.0, 5.0))[:, None]
-        tokens = torch.cat((*images, state, text), dim=1)
-        seen = word_mask.new_ones(len(tokens), tokens.shape[1] - text.shape[1])
-        return self.prefix(tokens, torch.cat((seen, word_mask), dim=1))
+        return self.prefix(batch)
 
     def velocity(self, context: PrefixContext, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
         """See :meth:`FlowPolicy.velocity`; a chunk shorter than the horizon is accepted."""
-        return self.expert(context, x, t)
+        return self.action_head(self.action_states(context, x, t))
+
+    def action_states(
+        self,
+        context: PrefixContext,
+        x: Float[Tensor, "b n a"],
+        t: Time,
+        blocks: Sequence[int] | None = None,
+        valid: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """See :meth:`FlowPolicy.action_states`."""
+        return self.expert(context, x, t, blocks, valid)
+
+    def action_head(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n a"]:
+        return self.expert.head(states)
 
     def features(self, context: PrefixContext) -> Float[Tensor, "b d"]:
         return context.summary
@@ -160,27 +147,3 @@ class VlaPolicy(PreTrainedPolicy):
         if path.is_dir() and not (path / "model.safetensors").is_file():
             raise UserError(f"{path} has no model.safetensors", "give the pretrained_model folder of a checkpoint")
         return super().from_pretrained(pretrained_name_or_path, **{**kwargs, "strict": True})
-
-    def _image(self, batch: dict[str, Any], key: str) -> Tensor:
-        image = batch.get(key)
-        if image is None:
-            have = sorted(camera_names(batch))
-            raise SchemaError(f"camera '{key.removeprefix(OBS_IMAGES + '.')}' is missing; the batch has {have}")
-        height, width = self.config.input_features[key].shape[-2:]
-        size = tuple(image.shape[1:3] if image.dtype == torch.uint8 else image.shape[2:])
-        if size != (height, width):
-            raise SchemaError(
-                f"camera '{key.removeprefix(OBS_IMAGES + '.')}' is {size[0]}x{size[1]}, "
-                f"the policy was trained with {height}x{width}"
-            )
-        return image
-
-
-def module_name(key: str) -> str:
-    """Feature key of a camera as a module name, which may hold no dot."""
-    return key.removeprefix(OBS_IMAGES + ".").replace(".", "_")
-
-
-def camera_names(keys: Sequence[str] | dict[str, Any]) -> list[str]:
-    """Names of the cameras among feature keys."""
-    return [key.removeprefix(OBS_IMAGES + ".") for key in keys if key.startswith(OBS_IMAGES + ".")]

@@ -35,7 +35,9 @@ class PrefixContext:
         )
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Bool[Tensor, "b 1 1 m"]) -> Float[Tensor, "b heads n head_dim"]:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Bool[Tensor, "b 1 n_or_1 m"]
+) -> Float[Tensor, "b heads n head_dim"]:
     """Scaled dot-product attention; ``mask`` is true on the keys that may be read."""
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
         # For a few dozen tokens the fused kernel's bfloat16 backward takes six times as long as plain products.
@@ -59,9 +61,9 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         return q, k, v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Bool[Tensor, "b m"]) -> Float[Tensor, "b n d"]:
-        """Every query reads every key that ``mask`` allows."""
-        return self.out(attention(q, k, v, mask[:, None, None, :]).transpose(1, 2).flatten(2))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Bool[Tensor, "b n_or_1 m"]) -> Float[Tensor, "b n d"]:
+        """Every query reads the keys that ``mask`` allows it."""
+        return self.out(attention(q, k, v, mask[:, None]).transpose(1, 2).flatten(2))
 
 
 def mlp(width: int) -> nn.Sequential:
@@ -84,7 +86,7 @@ class Block(nn.Module):
     def forward_cached(self, x: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"]) -> tuple[Tensor, KeyValue]:
         """The block's output, and the keys and values that it computed on the way."""
         q, k, v = self.attention.project(self.norm1(x))
-        x = x + self.attention.attend(q, k, v, mask)
+        x = x + self.attention.attend(q, k, v, mask[:, None])
         return x + self.mlp(self.norm2(x)), (k, v)
 
 
