@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.privileged import DIMS as PRIVILEGED
 from vla_stack.schema import Camera, Dim, RobotSpec
 
 ControlMode = Literal["ee_abs", "joint_abs", "ee_delta"]
@@ -38,8 +39,13 @@ TOOL_RANGE = np.array([(d.low, d.high) for d in (*TOOL, GRIPPER)]).T
 DELTA_RATE = np.array([0.6, 0.6, 0.6, 2.0, 5.0])
 
 
-def robot_spec(mode: ControlMode, cameras: tuple[str, ...], image_size: int, rate_hz: float) -> RobotSpec:
-    """What the arm measures and accepts in a control mode; ``state`` begins with what ``action`` commands."""
+def robot_spec(
+    mode: ControlMode, cameras: tuple[str, ...], image_size: int, rate_hz: float, privileged: bool = False
+) -> RobotSpec:
+    """What the arm measures and accepts in a control mode; ``state`` begins with what ``action`` commands.
+
+    With ``privileged`` it ends with :data:`sim.privileged.DIMS`, which no arm measures.
+    """
     model = _kinematic_model()
     limits = [(float(low), float(high)) for low, high in model.jnt_range[:NUM_JOINTS]]
     named = zip(JOINTS, limits, strict=True)
@@ -50,6 +56,7 @@ def robot_spec(mode: ControlMode, cameras: tuple[str, ...], image_size: int, rat
         action, state = (*joints, GRIPPER), (*joints, GRIPPER, *TOOL)
     elif mode == "ee_delta":
         action = tuple(Dim(d.name, "1", -1.0, 1.0) for d in action)
+    state += PRIVILEGED if privileged else ()
     views = tuple(Camera(c, image_size, image_size) for c in cameras)
     return RobotSpec("native/arm7", state, action, views, rate_hz, "delta" if mode == "ee_delta" else "absolute")
 
@@ -118,8 +125,11 @@ class InverseKinematics:
         r = d.site_xmat[self._tcp].reshape(3, 3)
         c, s = np.cos(tool[3]), np.sin(tool[3])
         goal = np.array([[c, s, 0.0], [s, -c, 0.0], [0.0, 0.0, -1.0]])
-        # Half the sum of the cross products of matching axes is the rotation vector, to first order.
-        rotation = 0.5 * np.cross(r, goal, axisa=0, axisb=0).sum(axis=0)
+        # Half the sum of the cross products of matching axes is the rotation vector, to first order. (Written out:
+        # numpy's cross product takes longer than the rest of an iteration.)
+        outer = r @ goal.T
+        twist = outer - outer.T
+        rotation = 0.5 * np.array([twist[1, 2], twist[2, 0], twist[0, 1]])
         error = np.concatenate([tool[:3] - d.site_xpos[self._tcp], rotation])
         return error, self._jac[:, :NUM_JOINTS]
 

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from sim import arm
+from sim import arm, privileged
 from sim.randomisation import LEVELS, Randomiser
 from sim.rendering import Renderer, Visuals, cheapen
 from sim.task import TaskConfig, ToolGoal, Variant
@@ -41,6 +41,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         control_hz: Control steps per second, 5 to 20.
         render_mode: ``rgb_array`` makes :meth:`render` return a picture of the front camera.
         render_size: Height and width of that picture.
+        privileged: Append :data:`sim.privileged.DIMS`, the poses of what the instruction is about, to ``agent_pos``.
+            For experiments on algorithms that do without cameras; no robot measures them.
 
     Raises:
         UserError: An argument is not one of the above.
@@ -63,6 +65,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         control_hz: float = 10.0,
         render_mode: str | None = None,
         render_size: tuple[int, int] = (480, 640),
+        privileged: bool = False,
     ) -> None:
         _check("control_mode", control_mode, ("ee_abs", "joint_abs", "ee_delta"))
         _check("visuals", visuals, ("fast", "pretty"))
@@ -76,7 +79,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self.control_mode, self.render_mode = control_mode, render_mode
         self._staged = reward == "staged"
         self._level = LEVELS[randomisation]
-        self._spec_robot = arm.robot_spec(control_mode, tuple(cameras), image_size, control_hz)
+        self._spec_robot = arm.robot_spec(control_mode, tuple(cameras), image_size, control_hz, privileged)
+        self._privileged = privileged
         self.metadata = {**self.metadata, "render_fps": round(control_hz)}
 
         self.model = self._compile(control_hz)
@@ -131,6 +135,11 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     @abstractmethod
     def keypoints(self) -> dict[str, NDArray[np.float32]]:
         """Named points [3] in metres, world frame, for constraint costs between stages."""
+
+    @property
+    @abstractmethod
+    def subjects(self) -> tuple[str, str]:
+        """Bodies that the instruction is about: what is moved, and where to (itself where nothing else is named)."""
 
     @abstractmethod
     def expert_goal(self) -> ToolGoal:
@@ -363,7 +372,9 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def _observe(self) -> dict[str, Any]:
         tool, joints = self.tool, self.data.qpos[: arm.NUM_JOINTS]
-        order = (joints, tool[4:], tool[:4]) if self.control_mode == "joint_abs" else (tool, joints)
+        order = [joints, tool[4:], tool[:4]] if self.control_mode == "joint_abs" else [tool, joints]
+        if self._privileged:
+            order.append(privileged.measure(self))
         observation: dict[str, Any] = {"agent_pos": np.concatenate(order).astype(np.float32)}
         if self._spec_robot.cameras:
             observation["pixels"] = {c.name: self._eyes.render(self.data, c.name) for c in self._spec_robot.cameras}

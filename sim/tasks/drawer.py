@@ -55,6 +55,10 @@ class Drawer(ArmEnv):
         """How far the drawer is out, metres."""
         return float(self.data.joint("drawer").qpos[0])
 
+    @property
+    def subjects(self) -> tuple[str, str]:
+        return self.target, "drawer"
+
     def build(self, spec: mujoco.MjSpec) -> None:
         objects.add_cubes(spec)
         cabinet = spec.worldbody.add_body(name="cabinet", mocap=True)

@@ -48,6 +48,10 @@ class Insert(ArmEnv):
     def instruct(cls, variant: Variant) -> str:
         return f"insert the {variant['object']} into the socket"
 
+    @property
+    def subjects(self) -> tuple[str, str]:
+        return "peg", "socket"
+
     def build(self, spec: mujoco.MjSpec) -> None:
         peg = spec.worldbody.add_body(name="peg")
         peg.add_freejoint(name="peg")

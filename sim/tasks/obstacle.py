@@ -38,6 +38,10 @@ class Obstacle(Pick):
     name = "obstacle"
     config = default_config()
 
+    @property
+    def subjects(self) -> tuple[str, str]:
+        return self.target, "wall"
+
     def build(self, spec: mujoco.MjSpec) -> None:
         super().build(spec)
         wall = spec.worldbody.add_body(name="wall", mocap=True)

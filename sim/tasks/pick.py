@@ -38,6 +38,10 @@ class Pick(ArmEnv):
     def target(self) -> str:
         return objects.cube_name(self.variant["colour"])
 
+    @property
+    def subjects(self) -> tuple[str, str]:
+        return self.target, self.target
+
     def build(self, spec: mujoco.MjSpec) -> None:
         objects.add_cubes(spec)
 

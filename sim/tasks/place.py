@@ -42,6 +42,10 @@ class Place(ArmEnv):
     def target(self) -> str:
         return objects.cube_name(self.variant["colour"])
 
+    @property
+    def subjects(self) -> tuple[str, str]:
+        return self.target, "plate"
+
     def build(self, spec: mujoco.MjSpec) -> None:
         objects.add_cubes(spec)
         plate = spec.worldbody.add_body(name="plate", mocap=True)

@@ -48,6 +48,10 @@ class Push(ArmEnv):
     def zone(self) -> NDArray[np.float64]:
         return self.position(zone_name(self.variant["colour"]))[:2]
 
+    @property
+    def subjects(self) -> tuple[str, str]:
+        return "cube", zone_name(self.variant["colour"])
+
     def build(self, spec: mujoco.MjSpec) -> None:
         objects.add_cube(spec, "cube", (0.45, 0.30, 0.60))
         for colour, rgb in objects.COLOURS.items():

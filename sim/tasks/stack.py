@@ -46,6 +46,10 @@ class Stack(ArmEnv):
     def base(self) -> str:
         return objects.cube_name(self.variant["base"])
 
+    @property
+    def subjects(self) -> tuple[str, str]:
+        return self.target, self.base
+
     def build(self, spec: mujoco.MjSpec) -> None:
         objects.add_cubes(spec)
 

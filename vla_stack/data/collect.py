@@ -53,6 +53,7 @@ class CollectConfig:
         image_size: Height and width of the pictures, pixels.
         randomisation: Level of domain randomisation.
         keep_failures: Record unsuccessful episodes too.
+        privileged: No cameras, but the poses of what the instruction is about in the state: see ``sim.privileged``.
     """
 
     task: str
@@ -61,6 +62,13 @@ class CollectConfig:
     image_size: int = 64
     randomisation: int = 0
     keep_failures: bool = False
+    privileged: bool = False
+
+    @property
+    def env_options(self) -> dict[str, Any]:
+        """Keyword arguments of the environment."""
+        options: dict[str, Any] = {"image_size": self.image_size, "randomisation": self.randomisation}
+        return options | ({"cameras": (), "privileged": True} if self.privileged else {})
 
     def env_seed(self, attempt: int) -> int:
         """Environment seed of an attempt; hashed, so that neighbouring seeds and tasks share no episodes."""
@@ -92,7 +100,7 @@ class _Worker:
 
         import sim
 
-        cls.env = gym.make(sim.TASKS[config.task].id, image_size=config.image_size, randomisation=config.randomisation)
+        cls.env = gym.make(sim.TASKS[config.task].id, **config.env_options)
 
     @classmethod
     def roll(cls, config: CollectConfig, seed: int) -> Rollout:
@@ -104,7 +112,7 @@ class _Worker:
         period_ns = round(1e9 / env.unwrapped.spec_robot.rate_hz)
         observations, steps = [], []
         for k in itertools.count():
-            observations.append(Observation(raw["agent_pos"], raw["pixels"], info["task"], k, k * period_ns))
+            observations.append(Observation(raw["agent_pos"], raw.get("pixels", {}), info["task"], k, k * period_ns))
             action = expert.act()
             sent = expert.perturb(action)
             raw, reward, terminated, truncated, info = env.step(sent)
@@ -170,7 +178,7 @@ def _describe(config: CollectConfig) -> tuple[RobotSpec, tuple[str, ...]]:
 
     import sim
 
-    env = gym.make(sim.TASKS[config.task].id, image_size=config.image_size)
+    env = gym.make(sim.TASKS[config.task].id, **config.env_options)
     spec: RobotSpec = env.unwrapped.spec_robot  # type: ignore[attr-defined]
     count = len(env.unwrapped.joint_command)  # type: ignore[attr-defined]
     env.close()
@@ -237,13 +245,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image-mode", choices=("video", "image"), default="video", help="H.264 or PNG (video)")
     parser.add_argument("--randomisation", type=int, default=0, help="level of domain randomisation (0)")
     parser.add_argument("--keep-failures", action="store_true", help="record unsuccessful episodes too")
+    parser.add_argument(
+        "--privileged", action="store_true", help="object poses in the state, no cameras: for experiments on algorithms"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     if args.episodes < 1 or args.workers < 1:
         raise UserError("--episodes and --workers must be at least 1")
     for task in args.task:
-        config = CollectConfig(task, args.seed, args.noise, args.image_size, args.randomisation, args.keep_failures)
+        config = CollectConfig(
+            task, args.seed, args.noise, args.image_size, args.randomisation, args.keep_failures, args.privileged
+        )
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode)
         except KeyboardInterrupt:

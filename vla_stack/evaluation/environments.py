@@ -39,9 +39,11 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
         raise UserError(f"{env_id} does not take these options: {e}") from e
     try:
         space = env.observation_space
-        if not isinstance(space, gym.spaces.Dict) or not {"pixels", "agent_pos"} <= set(space):
+        wanted = {"agent_pos"} | ({"pixels"} if policy.robot.cameras else set())
+        if not isinstance(space, gym.spaces.Dict) or not wanted <= set(space):
             raise UserError(
-                f"{env_id} gives no 'pixels' and 'agent_pos'", "wrap it to observe as LeRobot's environments do"
+                f"{env_id} gives no {' and '.join(map(repr, sorted(wanted, reverse=True)))}",
+                "wrap it to observe as LeRobot's environments do",
             )
         check_fit(robot_of(env, policy), policy.robot, env_id)
     except UserError:
@@ -107,8 +109,7 @@ def observe(raw: dict[str, Any], policy: RobotSpec, task: str, step: int) -> Obs
 
     Virtual time: the capture of step k happened at exactly k control periods.
     """
-    pixels = raw["pixels"]
-    images = {c.name: np.asarray(pixels[c.name], np.uint8) for c in policy.cameras}
+    images = {c.name: np.asarray(raw["pixels"][c.name], np.uint8) for c in policy.cameras}
     state: NDArray[np.float32] = np.asarray(raw["agent_pos"], np.float32)
     return Observation(state, images, task, step, round(step * policy.dt * 1e9))
 
@@ -116,16 +117,17 @@ def observe(raw: dict[str, Any], policy: RobotSpec, task: str, step: int) -> Obs
 def _sim_options(robot: RobotSpec) -> dict[str, Any]:
     """Keyword arguments with which a task of ``sim`` becomes the embodiment that a policy was trained for."""
     sizes = {(c.height, c.width) for c in robot.cameras}
-    if len(sizes) != 1 or len(set(next(iter(sizes)))) != 1:
-        shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras) or "none"
+    if len(sizes) > 1 or any(height != width for height, width in sizes):
+        shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras)
         raise UserError(f"the tasks of sim render square images of one size, the policy wants {shapes}")
     joints = robot.action[0].name.startswith("joint_") or (nameless(robot) and len(robot.action) == 8)
     absolute = "joint_abs" if joints else "ee_abs"
     return {
         "cameras": tuple(c.name for c in robot.cameras),
-        "image_size": robot.cameras[0].height,
+        **({"image_size": robot.cameras[0].height} if robot.cameras else {}),
         "control_mode": absolute if robot.action_kind == "absolute" else "ee_delta",
         "control_hz": robot.rate_hz,
+        "privileged": "object_dx" in {d.name for d in robot.state},  # of sim.privileged.DIMS
     }
 
 

@@ -86,10 +86,8 @@ class VlaConfig(PreTrainedConfig):
         """Check that the features describe a robot that this policy can drive.
 
         Raises:
-            UserError: There is no camera, state or action, or the state is too short to anchor relative actions.
+            UserError: There is no state or action, or the state is too short to anchor relative actions.
         """
-        if not self.image_features:
-            raise UserError("the policy 'vla' needs at least one camera", "add an observation.images.<camera> feature")
         if self.robot_state_feature is None or self.action_feature is None:
             raise UserError("the policy 'vla' needs the features observation.state and action")
         states, actions = self.robot_state_feature.shape[0], self.action_feature.shape[0]
