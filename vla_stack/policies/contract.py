@@ -31,10 +31,15 @@ class FlowPolicy(Protocol):
     Attributes:
         horizon: Actions per chunk, h.
         action_dim: Entries of one action, a.
+        state_width: Width of an action token's final state, d of ``action_states``.
+        causal_actions: Whether an action token reads only the ones before it; then chunks of any length agree on their
+            common steps, and a mixture of horizons has nothing to mix.
     """
 
     horizon: int
     action_dim: int
+    state_width: int
+    causal_actions: bool
 
     def encode(self, batch: dict[str, Any]) -> Context:
         """Encode a preprocessed batch of b observations once, with gradients."""

@@ -32,8 +32,8 @@ class TimeEmbedding(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
 
     def forward(self, t: Float[Tensor, "b h"]) -> Float[Tensor, "b h d"]:
-        # float32 outside autocast: the fastest period is finer than bfloat16 resolves.
-        phase = t.float()[..., None] * self.frequencies
+        # At least float32, outside autocast: the fastest period is finer than bfloat16 resolves.
+        phase = t.to(torch.promote_types(t.dtype, torch.float32))[..., None] * self.frequencies
         return self.mlp(torch.cat((phase.sin(), phase.cos()), dim=-1))
 
 

@@ -23,9 +23,6 @@ from vla_stack.policies.prefix import ScratchPrefix
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import ACTION, OBS_STATE
 
-ACTION_IS_PAD = "action_is_pad"
-
-
 class VlaPolicy(PreTrainedPolicy):
     """Flow-matching VLA; implements :class:`~vla_stack.policies.contract.FlowPolicy`.
 
@@ -37,6 +34,7 @@ class VlaPolicy(PreTrainedPolicy):
 
     config_class = VlaConfig
     name = "vla"
+    causal_actions = False
 
     def __init__(self, config: VlaConfig, dataset_meta: Any = None, **_: Any) -> None:
         super().__init__(config)
@@ -45,6 +43,7 @@ class VlaPolicy(PreTrainedPolicy):
             adopt_dataset(config, dataset_meta)
         self.config = config
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
+        self.state_width = config.expert_width
         self.prefix = ScratchPrefix(config)
         heads = (config.heads, config.head_dim)
         self.expert = ActionExpert(self.horizon, self.action_dim, config.depth, config.expert_width, *heads)
@@ -92,11 +91,11 @@ class VlaPolicy(PreTrainedPolicy):
         Returns:
             The loss, a scalar or ``[b]``, and values to log.
         """
-        actions, is_pad = batch[ACTION], batch[ACTION_IS_PAD]
+        actions = batch[ACTION]
         generator = torch.default_generator
         noise = flow.sample_noise(tuple(actions.shape), generator, actions.device)
         t = flow.sample_time(len(actions), generator, actions.device)
-        loss = flow.masked_mean(flow.squared_error(self, self.encode(batch), actions, noise, t), is_pad)
+        loss = flow.masked_mean(flow.squared_error(self, self.encode(batch), actions, noise, t), flow.valid_entries(batch))
         return (loss if reduction == "none" else loss.mean()), {"flow_loss": loss.mean().item()}
 
     @torch.no_grad()
