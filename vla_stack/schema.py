@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 OBS_STATE = "observation.state"
 OBS_IMAGES = "observation.images"
 ACTION = "action"
+ACTION_IS_PAD = "action_is_pad"  # bool [b, h]: steps past the episode's end
+ACTION_DIM_IS_PAD = "action_dim_is_pad"  # bool [b, a]: dimensions that a sample's embodiment does not have
 TASK = "task"
 REWARD = "next.reward"
 DONE = "next.done"

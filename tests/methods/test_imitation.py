@@ -65,6 +65,18 @@ def test_padding_has_exactly_no_gradient(batch):
     assert (policy.answer.grad[~is_pad] != 0).all()
 
 
+def test_dimensions_that_an_embodiment_lacks_count_for_nothing(batch):
+    batch["action_is_pad"][:] = False
+    batch["action_dim_is_pad"] = torch.tensor([[False, True], [False, False], [False, True]])
+    policy = Recorder(1)
+    loss, _ = imitation.loss(policy, batch, torch.Generator().manual_seed(1), draws=1)
+    loss.backward()
+    lacking = batch["action_dim_is_pad"][:, None].expand(B, H, A)
+    assert (policy.answer.grad[lacking] == 0).all() and (policy.answer.grad[~lacking] != 0).all()
+    error = (policy.answer - (noise_of(policy, batch[ACTION]) - batch[ACTION])) ** 2
+    assert loss.item() == pytest.approx(error[~lacking].mean().item(), rel=1e-3)
+
+
 def test_a_batch_of_padding_costs_nothing(batch):
     batch["action_is_pad"][:] = True
     policy = Recorder(2)

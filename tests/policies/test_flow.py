@@ -89,7 +89,7 @@ def test_noise_under_the_prefix_changes_nothing(pair):
 def test_masked_mean_counts_real_steps_only():
     error = torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]])
     is_pad = torch.tensor([[False, True], [True, True]])
-    assert flow.masked_mean(error, is_pad).tolist() == [1.0, 0.0]
+    assert flow.masked_mean(error, (~is_pad)[..., None].expand_as(error)).tolist() == [1.0, 0.0]
 
 
 def test_expected_target_is_the_marginal_velocity():

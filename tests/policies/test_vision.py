@@ -19,6 +19,13 @@ def test_shift_moves_pixels_and_repeats_the_border():
     assert len(offsets) > 10
 
 
+def test_recorded_images_shift_like_the_same_images_as_float():
+    images = torch.randint(0, 256, (5, 6, 7, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    shifted = random_shift(images, 2, torch.Generator().manual_seed(0))
+    as_float = random_shift(images.permute(0, 3, 1, 2).float(), 2, torch.Generator().manual_seed(0))
+    assert torch.equal(shifted.permute(0, 3, 1, 2).float(), as_float)
+
+
 def test_no_shift_is_the_identity():
     images = torch.rand(2, 3, 5, 7)
     assert torch.equal(random_shift(images, 0, torch.Generator()), images)

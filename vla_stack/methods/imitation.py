@@ -23,8 +23,8 @@ def loss(
 
     Args:
         policy: The policy.
-        batch: Preprocessed batch of b samples: observations with images float [b, 3, h, w],
-            ``action`` [b, h, a] and ``action_is_pad`` [b, h].
+        batch: Preprocessed batch of b samples: observations with images uint8 [b, h, w, 3] or float [b, 3, h, w],
+            ``action`` [b, h, a] and the padding of :func:`flow.valid_entries`.
         generator: Source of noise, times and shifts.
         draws: (noise, time) pairs an observation; the expert is cheap beside the vision encoder that they share.
         shift: Largest random shift of images, pixels.
@@ -32,15 +32,19 @@ def loss(
     Returns:
         The loss and ``{"flow_loss": loss}``, detached.
     """
-    batch = {k: random_shift(v, shift, generator) if k.startswith(OBS_IMAGES) else v for k, v in batch.items()}
+    batch = {k: random_shift(v, shift, generator) if _is_image(k) else v for k, v in batch.items()}
     actions = batch[ACTION].repeat_interleave(draws, 0)
-    is_pad = batch["action_is_pad"].repeat_interleave(draws, 0)
+    valid = flow.valid_entries(batch).repeat_interleave(draws, 0)
     noise = flow.sample_noise(tuple(actions.shape), generator, actions.device)
     t = flow.sample_time(len(actions), generator, actions.device)
 
     context = policy.encode(batch).repeat(draws)
     velocity = policy.velocity(context, flow.interpolate(actions, noise, t), t)
     error = (velocity.float() - flow.target(actions, noise)).square()  # [b, h, a]
-    valid = (~is_pad)[..., None].expand_as(error)
     value = torch.where(valid, error, 0.0).sum() / valid.sum().clamp(min=1)
     return value, {"flow_loss": value.detach()}
+
+
+def _is_image(key: str) -> bool:
+    """Whether a batch's entry holds pictures; ``<camera>_is_pad`` beside them says which samples have none."""
+    return key.startswith(f"{OBS_IMAGES}.") and not key.endswith("_is_pad")

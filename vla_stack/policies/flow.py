@@ -9,13 +9,14 @@ a token at t = 0 is a clean action that the others may condition on (training-ti
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vla_stack.policies.contract import Context, FlowPolicy, Time
+from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, ACTION_IS_PAD
 
 # Beta(1.5, 1) dwells on the noisy end, where the action is still undecided; the offset keeps t off 0, where the
 # target says nothing about the noise (pi0, appendix B).
@@ -73,11 +74,20 @@ def squared_error(
     return (velocity.float() - target(actions, noise)).square()
 
 
-def masked_mean(error: Float[Tensor, "b h a"], is_pad: Bool[Tensor, "b h"]) -> Float[Tensor, " b"]:
-    """Mean error of each sample over its real steps; a sample that is all padding contributes zero."""
-    valid = (~is_pad)[..., None]
-    steps = valid.sum(dim=(1, 2)).clamp(min=1)
-    return torch.where(valid, error, 0.0).sum(dim=(1, 2)) / (steps * error.shape[-1])
+def valid_entries(batch: dict[str, Any]) -> Bool[Tensor, "b h a"]:
+    """Entries of a batch's action chunks that count in a loss.
+
+    Padding are the steps past an episode's end (``action_is_pad`` [b, h]) and, in a mixture of embodiments, the
+    dimensions that a sample's embodiment does not have (``action_dim_is_pad`` [b, a]; absent for a single one).
+    """
+    valid = (~batch[ACTION_IS_PAD])[..., None].expand_as(batch[ACTION])
+    dims = batch.get(ACTION_DIM_IS_PAD)
+    return valid if dims is None else valid & ~dims[:, None]
+
+
+def masked_mean(error: Float[Tensor, "b h a"], valid: Bool[Tensor, "b h a"]) -> Float[Tensor, " b"]:
+    """Mean error of each sample over its valid entries; a sample that is all padding contributes zero."""
+    return torch.where(valid, error, 0.0).sum(dim=(1, 2)) / valid.sum(dim=(1, 2)).clamp(min=1)
 
 
 def euler(

@@ -23,6 +23,7 @@ from vla_stack.policies.prefix import ScratchPrefix
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import ACTION, OBS_STATE
 
+
 class VlaPolicy(PreTrainedPolicy):
     """Flow-matching VLA; implements :class:`~vla_stack.policies.contract.FlowPolicy`.
 
@@ -95,7 +96,9 @@ class VlaPolicy(PreTrainedPolicy):
         generator = torch.default_generator
         noise = flow.sample_noise(tuple(actions.shape), generator, actions.device)
         t = flow.sample_time(len(actions), generator, actions.device)
-        loss = flow.masked_mean(flow.squared_error(self, self.encode(batch), actions, noise, t), flow.valid_entries(batch))
+        loss = flow.masked_mean(
+            flow.squared_error(self, self.encode(batch), actions, noise, t), flow.valid_entries(batch)
+        )
         return (loss if reduction == "none" else loss.mean()), {"flow_loss": loss.mean().item()}
 
     @torch.no_grad()
