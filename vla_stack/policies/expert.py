@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +18,31 @@ from torch import Tensor, nn
 
 from vla_stack.policies.contract import Time
 from vla_stack.policies.flow import per_token
-from vla_stack.policies.transformer import Attention, PrefixContext, mlp
+from vla_stack.policies.transformer import Attention, PrefixContext, Rotary, mlp, rotate
 
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
+
+
+Rotation = tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What the expert's layers share with the prefix's.
+
+    Attributes:
+        layers: Layers that have keys and values.
+        heads: Query heads.
+        head_dim: Width of one head.
+        kv_heads: Heads of keys and values.
+        frequencies: Of rotary positions, float [head_dim / 2]; None: the prefix's keys carry no positions.
+    """
+
+    layers: int
+    heads: int
+    head_dim: int
+    kv_heads: int
+    frequencies: Tensor | None = None
 
 
 class TimeEmbedding(nn.Module):
@@ -55,15 +78,19 @@ class AdaptiveNorm(nn.Module):
 class ExpertBlock(nn.Module):
     """One layer of the expert."""
 
-    def __init__(self, width: int, heads: int, head_dim: int) -> None:
+    def __init__(self, width: int, geometry: Geometry) -> None:
         super().__init__()
         self.norm1, self.norm2 = AdaptiveNorm(width), AdaptiveNorm(width)
-        self.attention = Attention(width, heads, head_dim)
+        self.attention = Attention(width, geometry.heads, geometry.head_dim, geometry.kv_heads)
         self.mlp = mlp(width)
 
-    def forward(self, x: Tensor, condition: Tensor, prefix_k: Tensor, prefix_v: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, condition: Tensor, prefix_k: Tensor, prefix_v: Tensor, mask: Tensor, rotary: Rotation = None
+    ) -> Tensor:
         y, gate = self.norm1(x, condition)
         q, k, v = self.attention.project(y)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
         k, v = torch.cat((prefix_k, k), dim=2), torch.cat((prefix_v, v), dim=2)
         x = x + gate * self.attention.attend(q, k, v, mask)
         y, gate = self.norm2(x, condition)
@@ -71,23 +98,25 @@ class ExpertBlock(nn.Module):
 
 
 class ActionExpert(nn.Module):
-    """States and velocities of an action chunk given the prefix.
+    """States of an action chunk given the prefix; ``head`` maps them to what the policy's head predicts.
+
+    Action i has a learnt position of its own, or, where the prefix has rotary positions, the i-th after its last token.
 
     Args:
         horizon: Longest chunk; shorter ones are accepted.
         action_dim: Entries of one action.
-        depth: Layers, as many as the prefix has keys and values.
         width: Width of an action token.
-        heads: Attention heads, as in the prefix.
-        head_dim: Width of one head, as in the prefix.
+        geometry: Layers and heads, as in the prefix.
     """
 
-    def __init__(self, horizon: int, action_dim: int, depth: int, width: int, heads: int, head_dim: int) -> None:
+    def __init__(self, horizon: int, action_dim: int, width: int, geometry: Geometry) -> None:
         super().__init__()
+        rotary = geometry.frequencies
         self.embed = nn.Linear(action_dim, width)
-        self.positions = nn.Parameter(torch.randn(horizon, width) * 0.02)
+        self.positions = nn.Parameter(torch.randn(horizon, width) * 0.02) if rotary is None else None
+        self.rotary = Rotary(rotary) if rotary is not None else None
         self.time = TimeEmbedding(width)
-        self.blocks = nn.ModuleList(ExpertBlock(width, heads, head_dim) for _ in range(depth))
+        self.blocks = nn.ModuleList(ExpertBlock(width, geometry) for _ in range(geometry.layers))
         self.norm = AdaptiveNorm(width)
         self.head = nn.Linear(width, action_dim)
 
@@ -108,9 +137,14 @@ class ActionExpert(nn.Module):
         if len(lengths) > 1:
             own = F.pad(same_block(lengths, x.device), (context.mask.shape[1], 0), value=True)
             mask = mask & own
-        y = self.embed(x) + torch.cat([self.positions[:h] for h in lengths])
+        y, rotary = self.embed(x), None
+        if self.positions is not None:
+            y = y + torch.cat([self.positions[:h] for h in lengths])
+        elif self.rotary is not None:
+            steps = torch.cat([torch.arange(h, device=x.device) for h in lengths])
+            rotary = self.rotary(context.mask.sum(1, keepdim=True) + steps)
         for block, (k, v) in zip(self.blocks, context.keys_values, strict=True):
-            y = block(y, condition, k, v, mask)
+            y = block(y, condition, k, v, mask, rotary)
         y, _ = self.norm(y, condition)
         return y
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +14,11 @@ from torch import Tensor
 import vla_stack.policies.processor_vla  # noqa: F401  registers the steps that a saved policy's processors name
 from vla_stack.errors import UserError
 from vla_stack.policies import flow
+from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.contract import Time
 from vla_stack.policies.dataset_facts import adopt_dataset
-from vla_stack.policies.expert import ActionExpert
+from vla_stack.policies.expert import ActionExpert, Geometry
 from vla_stack.policies.prefix import ScratchPrefix
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import ACTION, OBS_STATE
@@ -46,10 +46,9 @@ class VlaPolicy(PreTrainedPolicy):
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
         self.state_width = config.expert_width
         self.prefix = ScratchPrefix(config)
-        heads = (config.heads, config.head_dim)
-        self.expert = ActionExpert(self.horizon, self.action_dim, config.depth, config.expert_width, *heads)
-        self._queue: deque[Tensor] = deque()
-        self._origin = torch.empty(0)
+        geometry = Geometry(config.depth, config.heads, config.head_dim, config.heads)
+        self.expert = ActionExpert(self.horizon, self.action_dim, config.expert_width, geometry)
+        self._queue = ActionQueue()
 
     # --- FlowPolicy -----------------------------------------------------------------------------------------------
 
@@ -116,17 +115,10 @@ class VlaPolicy(PreTrainedPolicy):
 
     @torch.no_grad()
     def select_action(self, batch: dict[str, Any], noise: Tensor | None = None, **_: Any) -> Float[Tensor, "b a"]:
-        """The next action of a queue that is refilled every ``n_action_steps`` calls.
-
-        The post-processor adds the state of *this* call to an action that was predicted relative to the state of an
-        earlier one. The preprocessor reports the command 0 in normalised coordinates (see ``ActionOriginStep``), so
-        the difference of two such origins is exactly what has to be taken off again.
-        """
-        origin = batch[ACTION][:, 0]
-        if not self._queue:
-            self._origin = origin
-            self._queue.extend(self.predict_action_chunk(batch, noise)[:, : self.config.n_action_steps].unbind(1))
-        return self._queue.popleft() + (origin - self._origin)
+        """The next action of a queue that is refilled every ``n_action_steps`` calls."""
+        return self._queue.next(
+            batch[ACTION][:, 0], lambda: self.predict_action_chunk(batch, noise)[:, : self.config.n_action_steps]
+        )
 
     def reset(self) -> None:
         """Forget the queued actions."""

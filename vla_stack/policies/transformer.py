@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-KeyValue = tuple[Tensor, Tensor]  # each [b, heads, n, head_dim]
+KeyValue = tuple[Tensor, Tensor]  # each [b, kv_heads, n, head_dim]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class PrefixContext:
     """Keys and values that the expert reads, layer by layer.
 
     Attributes:
-        keys_values: One pair a layer, each float [b, heads, n, head_dim].
+        keys_values: One pair a layer, each float [b, kv_heads, n, head_dim]; keys are rotated where positions are.
         mask: bool [b, n], false on padding.
         summary: float [b, d], mean of the last layer's tokens.
     """
@@ -38,7 +38,16 @@ class PrefixContext:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Bool[Tensor, "b 1 n_or_1 m"]
 ) -> Float[Tensor, "b heads n head_dim"]:
-    """Scaled dot-product attention; ``mask`` is true on the keys that may be read."""
+    """Scaled dot-product attention; ``mask`` is true on the keys that may be read.
+
+    ``k`` and ``v`` may have fewer heads than ``q``, each shared by a group of them (Ainslie et al. 2023).
+    """
+    if (group := q.shape[1] // k.shape[1]) > 1:
+        # The queries of a group become rows of one head, so that the cached keys and values are never copied.
+        n = q.shape[2]
+        rows = q.unflatten(1, (-1, group)).flatten(2, 3)
+        mask = mask if mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)
+        return attention(rows, k, v, mask).unflatten(2, (group, n)).flatten(1, 2)
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
         # For a few dozen tokens the fused kernel's bfloat16 backward takes six times as long as plain products.
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
@@ -46,19 +55,52 @@ def attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-class Attention(nn.Module):
-    """Multi-head attention, split so that keys and values can come from elsewhere or be kept."""
+class Rotary(nn.Module):
+    """Rotary position embeddings (Su et al. 2021, RoFormer), halves paired as in the Llama and Gemma families.
 
-    def __init__(self, width: int, heads: int, head_dim: int) -> None:
+    Args:
+        frequencies: float [head_dim / 2], radians per position.
+    """
+
+    def __init__(self, frequencies: Tensor) -> None:
         super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * heads * head_dim, bias=False)
+        self.register_buffer("frequencies", frequencies.float(), persistent=False)
+
+    def forward(self, positions: Int[Tensor, "b n"]) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position, each float32 [b, 1, n, head_dim]."""
+        angle = positions[:, None, :, None].float() * self.frequencies.float()
+        angle = torch.cat((angle, angle), dim=-1)
+        return angle.cos(), angle.sin()
+
+
+def rotate(x: Float[Tensor, "b heads n head_dim"], rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """``x`` turned by the angles of :class:`Rotary`, in the type of ``x``."""
+    cos, sin = rotary
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head attention, split so that keys and values can come from elsewhere or be kept.
+
+    Args:
+        width: Width of a token.
+        heads: Query heads.
+        head_dim: Width of one head.
+        kv_heads: Heads of keys and values, a divisor of ``heads``; None: as many.
+    """
+
+    def __init__(self, width: int, heads: int, head_dim: int, kv_heads: int | None = None) -> None:
+        super().__init__()
+        kv_heads = kv_heads or heads
+        self.split = (heads, kv_heads, kv_heads)
+        self.qkv = nn.Linear(width, sum(self.split) * head_dim, bias=False)
         self.out = nn.Linear(heads * head_dim, width, bias=False)
 
     def project(self, x: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of ``x``, each [b, heads, n, head_dim]."""
+        """Queries [b, heads, n, head_dim], keys and values [b, kv_heads, n, head_dim] of ``x``."""
         b, n, _ = x.shape
-        q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).view(b, n, sum(self.split), -1).transpose(1, 2).split(self.split, dim=1)
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Bool[Tensor, "b n_or_1 m"]) -> Float[Tensor, "b n d"]:
