@@ -37,6 +37,10 @@ class VlaConfig(PreTrainedConfig):
         relative_exclude_joints: Action dimensions that stay absolute (LeRobot matches substrings of names).
         action_feature_names: Names of the action dimensions; filled in from the dataset.
         robot: ``RobotSpec.to_json()`` of the embodiment; filled in from the dataset.
+        embodiments: ``Embodiment.to_json()`` of each robot of a policy that drives several; filled in from the recipe's
+            sources. The features are then camera slots and the padded sizes of state and action; ``robot`` is unset.
+        max_state_dim: Least padded size of the state of such a policy, room for robots that it is to learn later.
+        max_action_dim: Likewise of the action.
     """
 
     chunk_size: int = 16
@@ -59,6 +63,9 @@ class VlaConfig(PreTrainedConfig):
     relative_exclude_joints: list[str] = field(default_factory=lambda: ["gripper"])
     action_feature_names: list[str] | None = None
     robot: dict[str, Any] | None = None
+    embodiments: list[dict[str, Any]] = field(default_factory=list)
+    max_state_dim: int = 0
+    max_action_dim: int = 0
 
     optimizer_lr: float = 1e-3
     optimizer_weight_decay: float = 1e-4
@@ -91,7 +98,7 @@ class VlaConfig(PreTrainedConfig):
         if self.robot_state_feature is None or self.action_feature is None:
             raise UserError("the policy 'vla' needs the features observation.state and action")
         states, actions = self.robot_state_feature.shape[0], self.action_feature.shape[0]
-        if self.use_relative_actions and states < actions:
+        if self.use_relative_actions and states < actions and not self.embodiments:
             raise UserError(
                 f"observation.state has {states} entries, action {actions}: relative actions need each one measured",
                 "set use_relative_actions=false",
