@@ -1,0 +1,82 @@
+"""Weights of a policy directory: found, read and loaded so that whatever is wrong with them is said in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vla_stack.errors import UserError
+
+WEIGHTS = "model.safetensors"
+
+
+def find_weights(source: str | Path, revision: str | None = None) -> Path:
+    """The weights of a policy directory, or of a hub repository (downloaded once, then from the cache).
+
+    Raises:
+        UserError: The directory or repository has none, or the hub cannot be reached.
+    """
+    if Path(source).is_dir():
+        if not (Path(source) / WEIGHTS).is_file():
+            raise UserError(f"{source} holds no weights ({WEIGHTS} is missing)", "give a pretrained_model folder")
+        return Path(source) / WEIGHTS
+    try:
+        return Path(hf_hub_download(str(source), WEIGHTS, revision=revision))
+    except (HfHubHTTPError, LocalEntryNotFoundError, ValueError) as e:
+        remedy = "check the name and the connection, or give a local directory"
+        raise UserError(f"cannot get {WEIGHTS} of '{source}': {first_line(e)}", remedy) from None
+
+
+def check_weights(file: Path) -> None:
+    """Read the header of a safetensors file.
+
+    Raises:
+        UserError: It is no safetensors file, or cut short.
+    """
+    try:
+        with safetensors.safe_open(file, framework="pt"):
+            pass
+    except (safetensors.SafetensorError, OSError) as e:
+        raise UserError(f"{file} is damaged: {first_line(e)}", "copy it again, or use another checkpoint") from None
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """All tensors of a file, on the CPU.
+
+    Raises:
+        UserError: It is no safetensors file, or cut short.
+    """
+    check_weights(file)
+    return load_file(file)
+
+
+def load_weights(policy: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
+    """Load weights, every one of them and nothing else; of tensors that are shared one name is enough.
+
+    Raises:
+        UserError: Names or shapes differ from the policy's.
+    """
+    try:
+        missing, unknown = policy.load_state_dict(weights, strict=False)
+    except RuntimeError as e:  # a shape
+        raise UserError(*_mismatch(file, str(e).splitlines()[-1].strip())) from None
+    state = policy.state_dict(keep_vars=True)
+    loaded = {state[name].data_ptr() for name in weights if name in state}
+    missing = [name for name in missing if state[name].data_ptr() not in loaded]
+    if missing or unknown:
+        kind, names = ("lacks", missing) if missing else ("has an unknown", list(unknown))
+        raise UserError(*_mismatch(file, f"it {kind} {names[0]}" + (f" and {len(names) - 1} more" * (len(names) > 1))))
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's text, or its kind where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _mismatch(file: Path, what: str) -> tuple[str, str]:
+    return f"{file} does not fit its config.json: {what}", "config and weights must come from the same training"
