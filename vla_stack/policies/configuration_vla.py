@@ -1,4 +1,8 @@
-"""Configuration of the native VLA, LeRobot policy type ``vla``. The defaults are the preset ``tiny``."""
+"""Configuration of the native VLA, LeRobot policy type ``vla``.
+
+The defaults are the preset ``tiny``, trained from scratch. With ``backbone`` it is the preset ``base``, whose prefix is a
+pretrained vision-language model (``configs/base.yaml``).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,19 @@ from lerobot.optim import AdamWConfig, CosineDecayWithWarmupSchedulerConfig
 
 from vla_stack.errors import UserError
 
+CHOICES = {
+    "backbone_dtype": ("float32", "bfloat16"),
+    "train_backbone": ("expert_only", "lora", "full"),
+    "state_input": ("token", "prompt"),
+    "head": ("flow", "regression", "gaussian", "bins"),
+    "gripper": ("continuous", "binary"),
+}
+
 
 @PreTrainedConfig.register_subclass("vla")
 @dataclass
 class VlaConfig(PreTrainedConfig):
-    """A vision-language-action policy with a flow-matching action expert.
+    """A vision-language-action policy with an action expert of its own.
 
     Attributes:
         chunk_size: Actions per chunk, H.
@@ -33,6 +45,25 @@ class VlaConfig(PreTrainedConfig):
         tokens_per_camera: Prefix tokens a camera.
         vocabulary: Buckets of the word hash.
         max_words: Longest instruction.
+        backbone: Local directory or hub id of a vision-language model (SmolVLM2 or PaliGemma class) whose layers are the
+            prefix; the sizes of prefix layers, of its encoders and of ``max_words`` are then not read. Empty: ``tiny``.
+        backbone_config: The backbone's architecture. Filled in when its weights are first loaded; where it is set, as in
+            a saved policy, the weights are those of the policy directory and ``backbone`` is not looked up.
+        backbone_layers: Text layers to use, from the first on; 0 uses all.
+        backbone_dtype: Type of frozen weights, and with ``bfloat16`` also of the arithmetic in prefix and expert.
+        train_backbone: ``expert_only`` freezes the backbone, ``lora`` trains low-rank adapters in it, ``full`` trains it.
+        freeze_vision: Keep the vision encoder as it is, whatever ``train_backbone`` says.
+        keep_language_head: Keep what only ``language_loss`` needs: the last layer's output and the vocabulary head.
+        lora_rank: Rank r of the adapters (Hu et al. 2021).
+        lora_alpha: Scale of the adapters, times r.
+        lora_targets: Names of the linear layers that get an adapter.
+        gradient_checkpointing: Recompute the backbone's activations in the backward pass instead of keeping them.
+        state_input: ``token`` projects the state to one prefix token; ``prompt`` writes it into the instruction as one of
+            256 bins a dimension (pi0.5), which bounds it to the range of its 1 % and 99 % quantiles.
+        max_tokens: Longest prompt in tokens of the backbone.
+        head: ``flow`` denoises a chunk; the others predict it in one step from learnt queries: ``regression`` (L1),
+            ``gaussian`` (independent normal per entry) or ``bins`` (a distribution over 256 bins per entry).
+        gripper: ``binary`` sends and learns the gripper's extremes alone, ``continuous`` what lies between as well.
         use_relative_actions: Learn actions relative to the state at the chunk's start.
         relative_exclude_joints: Action dimensions that stay absolute (LeRobot matches substrings of names).
         action_feature_names: Names of the action dimensions; filled in from the dataset.
@@ -58,6 +89,23 @@ class VlaConfig(PreTrainedConfig):
     tokens_per_camera: int = 2
     vocabulary: int = 1024
     max_words: int = 16
+
+    backbone: str = ""
+    backbone_config: dict[str, Any] | None = None
+    backbone_layers: int = 0
+    backbone_dtype: str = "bfloat16"
+    train_backbone: str = "lora"
+    freeze_vision: bool = True
+    keep_language_head: bool = False
+    lora_rank: int = 16
+    lora_alpha: float = 32.0
+    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    gradient_checkpointing: bool = False
+    state_input: str = "token"
+    max_tokens: int = 48
+
+    head: str = "flow"
+    gripper: str = "continuous"
 
     use_relative_actions: bool = True
     relative_exclude_joints: list[str] = field(default_factory=lambda: ["gripper"])
@@ -88,6 +136,16 @@ class VlaConfig(PreTrainedConfig):
             raise UserError(
                 f"n_action_steps is {self.n_action_steps}, it must lie in 1 ... chunk_size={self.chunk_size}"
             )
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise UserError(f"{name} is '{getattr(self, name)}'", f"choose one of {', '.join(choices)}")
+        if self.keep_language_head and self.backbone_layers:
+            raise UserError("keep_language_head needs every layer of the backbone", "set backbone_layers=0")
+        if self.state_input == "prompt":
+            if not self.backbone:
+                raise UserError("state_input=prompt needs a backbone", "set backbone, or state_input=token")
+            # Bins cover [-1, 1]; in the policy's own copy, a mapping may be shared between configurations.
+            self.normalization_mapping = {**self.normalization_mapping, "STATE": NormalizationMode.QUANTILES}
 
     def validate_features(self) -> None:
         """Check that the features describe a robot that this policy can drive.
