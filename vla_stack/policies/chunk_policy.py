@@ -89,7 +89,7 @@ class ChunkPolicy:
 
     def _noise(self, seed: int) -> Float[Tensor, "h a"]:
         config = self.policy.config
-        width = getattr(config, "max_action_dim", len(self.spec.robot.action))
+        width = getattr(config, "max_action_dim", 0) or len(self.spec.robot.action)
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(self.spec.horizon, width, generator=generator) * getattr(config, "noise_scale", 1.0)
 
