@@ -1,4 +1,4 @@
-"""``vla collect``: scripted experts, in parallel processes, into a crash-safe dataset.
+"""``vla collect``: scripted experts, of our tasks and of benchmarks, in parallel processes, into a crash-safe dataset.
 
 Which episodes a dataset holds is a function of the task, the seed and the count alone: each attempt has its own
 environment seed, attempts are rolled out by whichever worker is free, and recorded in the order of their numbers. A
@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +31,21 @@ from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
 from vla_stack.schema import Observation, RobotSpec
 
+if TYPE_CHECKING:
+    import gymnasium as gym
+
 HELP = "Record a scripted expert's episodes into a LeRobotDataset; run again to continue or to add episodes."
 EXAMPLES = (
     "vla collect --task pick --episodes 200 --root datasets/pick",
     "vla collect --task pick place --episodes 100 --root datasets/two --noise 0.5 --workers 4",
+    "vla collect --env metaworld/push-v3 metaworld/drawer-open-v3 --control-hz 20 --cameras topview gripperPOV "
+    "--episodes 100 --root datasets/metaworld",
+    "vla collect --env aloha/transfer_cube --control-hz 10 --episodes 100 --root datasets/aloha",
 )
 
 SEED = "seed"  # int64 column: the environment seed of the episode, which replays it
 COMMAND_SENT = "command.sent"  # float32 [A] column: the perturbed command that was executed; `action` is the label
+NO_JOINTS = np.zeros(0, np.float32)  # a benchmark's environment reports no joint targets
 HOPELESS = 50  # attempts without a single success before giving up
 
 
@@ -47,13 +54,14 @@ class CollectConfig:
     """What to collect.
 
     Attributes:
-        task: Name in ``sim.TASKS``.
+        task: Name in ``sim.TASKS``, or the id of a benchmark's task, e.g. ``metaworld/push-v3``.
         seed: Seed of everything random.
         noise: Noise on the executed actions, see ``sim.Expert``; the recorded action is the clean one.
         image_size: Height and width of the pictures, pixels.
         randomisation: Level of domain randomisation.
         keep_failures: Record unsuccessful episodes too.
         privileged: No cameras, but the poses of what the instruction is about in the state: see ``sim.privileged``.
+        options: Further keyword arguments of the environment, e.g. ``{"cameras": ("top",)}``.
     """
 
     task: str
@@ -63,17 +71,27 @@ class CollectConfig:
     randomisation: int = 0
     keep_failures: bool = False
     privileged: bool = False
-
-    @property
-    def env_options(self) -> dict[str, Any]:
-        """Keyword arguments of the environment."""
-        options: dict[str, Any] = {"image_size": self.image_size, "randomisation": self.randomisation}
-        return options | ({"cameras": (), "privileged": True} if self.privileged else {})
+    options: dict[str, Any] = field(default_factory=dict)
 
     def env_seed(self, attempt: int) -> int:
         """Environment seed of an attempt; hashed, so that neighbouring seeds and tasks share no episodes."""
         entropy = (self.seed, zlib.crc32(self.task.encode()), attempt)
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+    def make_env(self) -> gym.Env:
+        """The environment; raises :class:`UserError` where there is none or an option is not valid."""
+        import gymnasium as gym
+
+        import sim
+        from sim import external
+
+        options = {"image_size": self.image_size, **self.options}
+        if external.is_external(self.task):
+            return external.make(self.task, **options)
+        if self.task not in sim.TASKS:
+            raise UserError(f"there is no task '{self.task}'", f"the tasks are {', '.join(sim.TASKS)}")
+        options |= {"cameras": (), "privileged": True} if self.privileged else {}
+        return gym.make(sim.TASKS[self.task].id, randomisation=self.randomisation, **options)
 
 
 @dataclass(frozen=True)
@@ -96,19 +114,17 @@ class _Worker:
 
     @classmethod
     def start(cls, config: CollectConfig) -> None:
-        import gymnasium as gym
-
-        import sim
-
-        cls.env = gym.make(sim.TASKS[config.task].id, **config.env_options)
+        cls.env = config.make_env()
 
     @classmethod
     def roll(cls, config: CollectConfig, seed: int) -> Rollout:
         import sim
+        from sim import external
 
         env = cls.env
         raw, info = env.reset(seed=seed)
-        expert = sim.make_expert(env, noise=config.noise, seed=seed)
+        make_expert = external.make_expert if external.is_external(config.task) else sim.make_expert
+        expert = make_expert(env, noise=config.noise, seed=seed)
         period_ns = round(1e9 / env.unwrapped.spec_robot.rate_hz)
         observations, steps = [], []
         for k in itertools.count():
@@ -116,7 +132,8 @@ class _Worker:
             action = expert.act()
             sent = expert.perturb(action)
             raw, reward, terminated, truncated, info = env.step(sent)
-            steps.append((action, sent, env.unwrapped.joint_command.copy(), np.float32(reward)))
+            joints = getattr(env.unwrapped, "joint_command", NO_JOINTS)
+            steps.append((action, sent, joints, np.float32(reward)))
             if terminated or truncated:
                 break
         columns = [np.stack(column) for column in zip(*steps, strict=True)]
@@ -141,15 +158,11 @@ def collect(
     Raises:
         UserError: The task is unknown, the dataset was collected otherwise, or the expert keeps failing.
     """
-    import sim
-
-    if config.task not in sim.TASKS:
-        raise UserError(f"there is no task '{config.task}'", f"the tasks are {', '.join(sim.TASKS)}")
     root = Path(root)
-    have, attempt = _progress(config, root, sim.TASKS[config.task].instructions)
+    spec, joints, instructions = _describe(config)
+    have, attempt = _progress(config, root, instructions)
     if have >= episodes:
         return 0, 0
-    spec, joints = _describe(config)
     names = tuple(d.name for d in spec.action)
     extra = {SEED: Column("int64"), COMMAND_SENT: Column("float32", (len(names),), names)}
     tried = succeeded = 0
@@ -172,17 +185,14 @@ def collect(
     return tried, succeeded
 
 
-def _describe(config: CollectConfig) -> tuple[RobotSpec, tuple[str, ...]]:
-    """The robot of a task and the names of its joints."""
-    import gymnasium as gym
-
-    import sim
-
-    env = gym.make(sim.TASKS[config.task].id, **config.env_options)
-    spec: RobotSpec = env.unwrapped.spec_robot  # type: ignore[attr-defined]
-    count = len(env.unwrapped.joint_command)  # type: ignore[attr-defined]
+def _describe(config: CollectConfig) -> tuple[RobotSpec, tuple[str, ...], tuple[str, ...]]:
+    """The robot of a task, the names of its joints where it reports their targets, and the task's instructions."""
+    env = config.make_env()
+    task: Any = env.unwrapped
+    names = tuple(f"joint_{i + 1}.pos" for i in range(len(getattr(task, "joint_command", NO_JOINTS))))
+    described = task.spec_robot, names, tuple(getattr(task, "task_variants", (task.task,)))
     env.close()
-    return spec, tuple(f"joint_{i + 1}.pos" for i in range(count))
+    return described
 
 
 def _progress(config: CollectConfig, root: Path, instructions: tuple[str, ...]) -> tuple[int, int]:
@@ -227,7 +237,7 @@ def _record(recorder: EpisodeRecorder, rollout: Rollout) -> None:
         recorder.add_frame(
             obs,
             rollout.actions[k],
-            rollout.joints[k],
+            rollout.joints[k] if rollout.joints.size else None,
             float(rollout.rewards[k]),
             **{SEED: rollout.seed, COMMAND_SENT: rollout.sent[k]},
         )
@@ -235,7 +245,9 @@ def _record(recorder: EpisodeRecorder, rollout: Rollout) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--task", nargs="+", required=True, help="one or more tasks, recorded one after another")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--task", nargs="+", help="one or more of our tasks, recorded one after another")
+    what.add_argument("--env", nargs="+", help="tasks of benchmarks: metaworld/<task>, aloha/transfer_cube")
     parser.add_argument("--episodes", type=int, default=200, help="episodes the dataset shall hold of each task (200)")
     parser.add_argument("--root", type=Path, required=True, help="dataset folder; continued if it exists")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="simulation processes (one per core)")
@@ -243,7 +255,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="noise on executed actions, labels stay clean (0)")
     parser.add_argument("--image-size", type=int, default=64, help="pixels (64)")
     parser.add_argument("--image-mode", choices=("video", "image"), default="video", help="H.264 or PNG (video)")
-    parser.add_argument("--randomisation", type=int, default=0, help="level of domain randomisation (0)")
+    parser.add_argument("--cameras", nargs="+", help="which to record (the environment's default)")
+    parser.add_argument("--control-hz", type=float, help="control steps a second (the environment's default)")
+    parser.add_argument("--control-mode", choices=("ee_delta", "ee_abs"), help="actions of MetaWorld (ee_delta)")
+    parser.add_argument("--visuals", choices=("fast", "official"), help="pictures of benchmarks (fast)")
+    parser.add_argument("--randomisation", type=int, default=0, help="level of our tasks' domain randomisation (0)")
     parser.add_argument("--keep-failures", action="store_true", help="record unsuccessful episodes too")
     parser.add_argument(
         "--privileged", action="store_true", help="object poses in the state, no cameras: for experiments on algorithms"
@@ -253,9 +269,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.episodes < 1 or args.workers < 1:
         raise UserError("--episodes and --workers must be at least 1")
-    for task in args.task:
+    given = {"cameras": args.cameras and tuple(args.cameras), "control_hz": args.control_hz}
+    given |= {"control_mode": args.control_mode, "visuals": args.visuals}
+    options = {key: value for key, value in given.items() if value is not None}
+    for task in args.task or args.env:
         config = CollectConfig(
-            task, args.seed, args.noise, args.image_size, args.randomisation, args.keep_failures, args.privileged
+            *(task, args.seed, args.noise, args.image_size, args.randomisation),
+            *(args.keep_failures, args.privileged, options),
         )
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode)

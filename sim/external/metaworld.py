@@ -1,0 +1,191 @@
+"""MetaWorld's 50 tasks (Yu et al. 2019, arXiv:1910.10897; package ``metaworld`` 3) with its scripted policies.
+
+Goals and objects are drawn anew from the task's own space at every reset, by the reset's seed. The package's state
+vector holds the poses of all objects and of the goal: it is for the expert, the observation shows the hand alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from metaworld.env_dict import ENV_CLS_MAP
+from metaworld.policies import ENV_POLICY_MAP
+from numpy.typing import NDArray
+
+from sim.external.benchmark import (
+    BenchmarkEnv,
+    BenchmarkExpert,
+    ImageSize,
+    Pictures,
+    Visuals,
+    cameras_of,
+    repeats,
+)
+from vla_stack.errors import UserError
+from vla_stack.schema import Dim, RobotSpec
+
+NATIVE_HZ = 80  # 5 physics steps of 2.5 ms
+STEPS = 500  # the benchmark's limit, native steps
+DELTA = 0.01  # m, how far one native step moves the hand's target at most, along each axis
+ROLLED = ("corner", "corner2", "corner3")  # cameras that stand on their heads
+CORNER2 = (0.75, 0.075, 0.7)  # m; LeRobot moves this camera closer before it records
+
+ControlMode = Literal["ee_delta", "ee_abs"]
+
+
+class MetaworldEnv(BenchmarkEnv):
+    """A MetaWorld task.
+
+    State (4): position of the hand (m) and opening of the gripper (ratio). Actions (4): with ``ee_delta`` the
+    package's own, in [-1, 1]: a move of the hand's target, at most :data:`DELTA` along each axis a native step, and
+    the gripper (-1 opens, 1 closes); with ``ee_abs`` the hand's target (m) and the gripper's opening (ratio), which
+    are turned into the package's actions. Below 80 Hz an action lasts for several native steps.
+
+    Args:
+        task: For example ``push-v3``.
+        control_mode: See above.
+        cameras: Any of the scene's; ``corner2`` is LeRobot's view, ``gripperPOV`` looks out of the hand.
+        image_size: Height and width of the pictures, pixels, or one number for both.
+        control_hz: Control steps a second; must divide 80.
+        visuals: ``fast`` or ``official``.
+        render_mode: See :class:`BenchmarkEnv`.
+        render_size: Height and width of what :meth:`render` returns.
+
+    Raises:
+        UserError: There is no such task or camera, or an argument is not one of the above.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        control_mode: ControlMode = "ee_delta",
+        cameras: tuple[str, ...] = ("corner2",),
+        image_size: ImageSize = 64,
+        control_hz: float = NATIVE_HZ,
+        visuals: Visuals = "fast",
+        render_mode: str | None = None,
+        render_size: tuple[int, int] = (480, 480),
+    ) -> None:
+        if control_mode not in ("ee_delta", "ee_abs"):
+            raise UserError(f"control_mode='{control_mode}' does not exist", "use ee_delta or ee_abs")
+        self.name, self.control_mode = task, control_mode
+        self._repeat = repeats(NATIVE_HZ, control_hz, "MetaWorld")
+        self._env = _native(task)
+        spec = robot_spec(control_mode, tuple(cameras), image_size, control_hz)
+        super().__init__(spec, instructions()[task], STEPS // self._repeat, render_mode)
+        model = self._env.model
+        model.cam_pos[model.camera("corner2").id] = CORNER2
+        self._pictures = Pictures(model, spec.cameras, visuals, "corner2", render_size)
+        self.privileged: NDArray[np.float64] = np.zeros(39)  # the package's state vector, objects and goal included
+
+    def begin(self, seed: int) -> None:
+        self._env.seed(seed)
+        self.privileged, _ = self._env.reset()
+        for site in self._env._target_site_config:  # the package shows the goal's marker in its place after a step only
+            self._env._set_pos_site(*site)
+
+    def advance(self, action: NDArray[np.float64]) -> tuple[float, bool]:
+        reward = 0.0
+        for left in range(self._repeat, 0, -1):
+            self.privileged, reward, _, _, info = self._env.step(self._native_action(action, left))
+            if success := bool(info["success"]):
+                break
+        return reward, success
+
+    def measure(self) -> NDArray[np.float64]:
+        return self.privileged[:4]
+
+    def look(self, camera: str) -> NDArray[np.uint8]:
+        return _upright(self._pictures.of(self._env.data, camera), camera)
+
+    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
+        return None if self.render_mode is None else _upright(self._pictures.film(self._env.data), "corner2")
+
+    def close(self) -> None:
+        self._pictures.close()
+
+    def make_expert(self, noise: float, seed: int) -> MetaworldExpert:
+        return MetaworldExpert(self, noise, seed)
+
+    def command_of(self, native: NDArray[np.float64]) -> NDArray[np.float32]:
+        """The action that repeats a native one over the control step."""
+        if self.control_mode == "ee_delta":
+            return native.astype(np.float32)
+        target = self._env.data.mocap_pos[0] + self._repeat * DELTA * native[:3]
+        return np.append(target, (1.0 - native[3]) / 2.0).astype(np.float32)
+
+    def _native_action(self, action: NDArray[np.float64], left: int) -> NDArray[np.float32]:
+        """The package's action for a native step, of which ``left`` remain in this control step."""
+        if self.control_mode == "ee_delta":
+            return action.astype(np.float32)
+        delta = (action[:3] - self._env.data.mocap_pos[0]) / (left * DELTA)
+        return np.append(np.clip(delta, -1.0, 1.0), 1.0 - 2.0 * action[3]).astype(np.float32)
+
+
+class MetaworldExpert(BenchmarkExpert):
+    """The package's scripted policy of the task. It has no memory, so it labels any state."""
+
+    def __init__(self, env: MetaworldEnv, noise: float, seed: int) -> None:
+        delta = 1.0 if env.control_mode == "ee_delta" else DELTA * NATIVE_HZ * env.spec_robot.dt
+        super().__init__(np.array([delta, delta, delta, 0.0]), noise, seed)
+        self._env, self._policy = env, ENV_POLICY_MAP[env.name]()
+
+    def act(self) -> NDArray[np.float32]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the package warns of every action that it is about to clip
+            native = self._policy.get_action(self._env.privileged)
+        return self._env.command_of(np.clip(native, -1.0, 1.0))
+
+
+def make(task: str, **options: Any) -> MetaworldEnv:
+    return MetaworldEnv(task, **options)
+
+
+def robot_spec(mode: ControlMode, cameras: tuple[str, ...], image_size: ImageSize, rate_hz: float) -> RobotSpec:
+    """What the Sawyer arm measures and accepts in a control mode."""
+    hand = tuple(Dim(f"hand_{axis}.pos", "m") for axis in "xyz")
+    state = (*hand, Dim("gripper.pos", "ratio", 0.0, 1.0, kind="gripper"))
+    action = state
+    if mode == "ee_delta":
+        action = tuple(Dim(d.name, "1", -1.0, 1.0, kind=d.kind) for d in state)
+    kind: Literal["delta", "absolute"] = "delta" if mode == "ee_delta" else "absolute"
+    return RobotSpec("metaworld/sawyer", state, action, cameras_of(cameras, image_size), rate_hz, kind)
+
+
+@cache
+def instructions() -> dict[str, str]:
+    """Instruction of each task, in the words with which LeRobot's datasets of MetaWorld are labelled.
+
+    Raises:
+        UserError: LeRobot is not installed.
+    """
+    found = importlib.util.find_spec("lerobot")  # found, not imported: that would take seconds
+    if found is None or found.origin is None:
+        raise UserError("the words of MetaWorld's instructions come from LeRobot", "pip install 'vla-stack[train]'")
+    path = Path(found.origin).parent / "envs" / "metaworld_config.json"
+    return json.loads(path.read_text())["TASK_DESCRIPTIONS"]
+
+
+def _native(task: str) -> Any:
+    """The package's environment, with the goal shown to the expert and drawn by the seed at each reset."""
+    if task not in ENV_CLS_MAP:
+        close = difflib.get_close_matches(task, ENV_CLS_MAP, n=1, cutoff=0.0)[0]
+        raise UserError(
+            f"MetaWorld has no task '{task}'", f"did you mean {close}? known: {', '.join(sorted(ENV_CLS_MAP))}"
+        )
+    env = ENV_CLS_MAP[task]()
+    env._set_task_called, env._freeze_rand_vec, env.seeded_rand_vec = True, False, True
+    env._partially_observable = False
+    del env.sawyer_observation_space  # cached; made again with the goal
+    return env
+
+
+def _upright(picture: NDArray[np.uint8], camera: str) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(picture[::-1, ::-1]) if camera in ROLLED else picture
