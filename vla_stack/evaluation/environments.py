@@ -16,11 +16,11 @@ from vla_stack.schema import Observation, PolicySpec, RobotSpec
 def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> gym.Env:
     """Build an environment that shows a policy what it was trained on.
 
-    A task of ``sim`` takes the policy's cameras, image size, control mode and rate. Any other environment is taken as
-    it is and compared.
+    A task of ``sim`` or of a benchmark takes the policy's cameras, image size, control mode and rate. Any other
+    environment is taken as it is and compared.
 
     Args:
-        env_id: Gymnasium id, optionally ``module:id``.
+        env_id: Gymnasium id, optionally ``module:id``, or a benchmark's task (see :mod:`sim.external`).
         policy: What the policy consumes.
         options: Further keyword arguments of the environment, e.g. ``randomisation``.
 
@@ -29,8 +29,7 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
     """
     options = options_for(env_id, policy, options)
     try:
-        module = "sim:" if env_id.startswith("sim/") else ""  # gymnasium imports it, which registers the tasks
-        env = gym.make(module + env_id, disable_env_checker=True, **options)
+        env = construct(env_id, **options)
     except gym.error.UnregisteredEnv as e:
         raise UserError(f"there is no environment '{env_id}'", _suggest(env_id)) from e
     except ModuleNotFoundError as e:
@@ -52,9 +51,31 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
     return env
 
 
+def construct(env_id: str, **options: Any) -> gym.Env:
+    """``gym.make`` for ids of all kinds: our tasks, a benchmark's, and whatever is registered."""
+    if is_benchmark(env_id):
+        from sim import external
+
+        return external.make(env_id, **options)
+    module = "sim:" if env_id.startswith("sim/") else ""  # gymnasium imports it, which registers the tasks
+    return gym.make(module + env_id, disable_env_checker=True, **options)
+
+
+def is_benchmark(env_id: str) -> bool:
+    """Whether an id is one of :mod:`sim.external`, e.g. ``metaworld/push-v3``."""
+    from sim import external  # on demand: it loads the simulator
+
+    return external.is_external(env_id)
+
+
 def options_for(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> dict[str, Any]:
     """Keyword arguments of an environment: those that follow from the policy, then the given ones."""
-    return (_sim_options(policy.robot) if env_id.startswith("sim/") else {}) | (options or {})
+    follow: dict[str, Any] = {}
+    if env_id.startswith("sim/"):
+        follow = _sim_options(policy.robot)
+    elif is_benchmark(env_id):
+        follow = _benchmark_options(env_id, policy.robot)
+    return follow | (options or {})
 
 
 def robot_of(env: gym.Env, policy: PolicySpec) -> RobotSpec:
@@ -131,9 +152,28 @@ def _sim_options(robot: RobotSpec) -> dict[str, Any]:
     }
 
 
+def _benchmark_options(env_id: str, robot: RobotSpec) -> dict[str, Any]:
+    """Keyword arguments with which a benchmark's task becomes what a policy was trained on.
+
+    A policy that left no description of its robot gets the benchmark's own rate and actions.
+    """
+    sizes = {(c.height, c.width) for c in robot.cameras}
+    if len(sizes) > 1:
+        raise UserError(f"{env_id} renders pictures of one size, the policy wants {sorted(sizes)}")
+    options: dict[str, Any] = {"cameras": tuple(c.name for c in robot.cameras), "visuals": "fast"}
+    if sizes:
+        options["image_size"] = sizes.pop()
+    if not nameless(robot):
+        options["control_hz"] = robot.rate_hz
+        if env_id.startswith("metaworld/"):
+            options["control_mode"] = "ee_delta" if robot.action_kind == "delta" else "ee_abs"
+    return options
+
+
 def _suggest(env_id: str) -> str:
     import sim  # noqa: F401  registers its tasks
 
     known = sorted(k for k in gym.registry if k.startswith("sim/"))
     close = difflib.get_close_matches(env_id, known, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(known)}"
+    others = "metaworld/<task>, aloha/transfer_cube, aloha/insertion, libero/<suite>/<index>"
+    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(known)}; {others}"

@@ -9,10 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from vla_stack.errors import UserError
+from vla_stack.evaluation.environments import is_benchmark
 from vla_stack.evaluation.episode import Instruct
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
 from vla_stack.evaluation.rollouts import ChunkPolicy, describe, evaluate
@@ -25,13 +27,15 @@ EXAMPLES = (
     "vla eval --policy runs/pick --env sim/pick-v0 sim/place-v0 --episodes 200",
     "vla eval --latency 0,100ms,300ms --mode naive             # the same scenes at three delays",
     "vla eval --swap-instruction                               # is the instruction really followed?",
+    "vla eval --policy runs/metaworld --env metaworld/push-v3  # a benchmark: metaworld/<task>, aloha/transfer_cube,",
+    "                                                          # aloha/insertion, libero/<suite>/<index of the task>",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     a = parser.add_argument
     a("--policy", default="shipped", help="policy or run directory, or a shipped policy's name (default: %(default)s)")
-    a("--env", nargs="+", action="extend", help="gymnasium ids (default: sim/pick-v0)")
+    a("--env", nargs="+", action="extend", help="gymnasium ids or tasks of benchmarks (default: sim/pick-v0)")
     a("--episodes", type=_positive, default=100, help="episodes for each setting (default: %(default)s)")
     a("--seed", type=int, default=1000, help="seed of the first episode (default: %(default)s)")
     a("--mode", choices=("naive", "sync"), default="naive", help="execution of chunks (default: %(default)s)")
@@ -39,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--latency", default="0ms", help="delays of the policy, e.g. 0,100ms,2ticks; milliseconds round up to ticks")
     a("--swap-instruction", action="store_true", help="also instruct another variant than the one that counts")
     a("--randomisation", type=int, choices=(0, 1, 2), default=0, help="level of the sim tasks (default: %(default)s)")
+    a("--visuals", choices=("fast", "official"), help="benchmarks: without shadows and antialiasing, or with (fast)")
     a("--num-envs", type=_positive, default=8, help="episodes that run at the same time (default: %(default)s)")
     a("--workers", type=int, help="processes for the environments; 0 for none (default: one a core)")
     a("--device", default="cpu", help="where the policy runs (default: %(default)s)")
@@ -62,7 +67,11 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace) -> list[EvalResu
     executor = ExecutorConfig(mode=args.mode, execute=args.execute)
     results = []
     for env_id in args.env or ["sim/pick-v0"]:
-        options = {"randomisation": args.randomisation} if env_id.startswith("sim/") and args.randomisation else {}
+        options: dict[str, Any] = {}
+        if env_id.startswith("sim/") and args.randomisation:
+            options["randomisation"] = args.randomisation
+        if args.visuals and is_benchmark(env_id):
+            options["visuals"] = args.visuals
         for latency in latencies:
             for instruct in instructs:
                 title = describe(executor, latency / policy.spec.robot.rate_hz, instruct)

@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
+from vla_stack.evaluation.environments import construct, is_benchmark
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
 
 SIM_CAMERA = {"cameras": (), "visuals": "pretty", "render_size": (270, 360)}
+BENCHMARK_CAMERA = SIM_CAMERA | {"visuals": "official"}
 
 
 def film(result: EvalResult, folder: Path, per_outcome: int) -> EvalResult:
@@ -69,8 +71,10 @@ def _film_env(result: EvalResult) -> gym.Env | None:
     options = dict(result.settings.get("env_options", {}))
     if result.name.startswith("sim/"):
         options |= SIM_CAMERA
+    elif is_benchmark(result.name):
+        options |= BENCHMARK_CAMERA
     try:
-        env = gym.make(result.name, render_mode="rgb_array", disable_env_checker=True, **options)
+        env = construct(result.name, render_mode="rgb_array", **options)
     except (TypeError, gym.error.Error, UserError):
         return None
     if "rgb_array" not in env.metadata.get("render_modes", ()):
