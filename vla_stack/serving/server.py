@@ -1,9 +1,9 @@
 """Policy server: robots say HELLO, send observations, receive action chunks.
 
-Three threads, one job each: the caller of :meth:`PolicyServer.run` is the network thread, which owns the socket and
-never runs inference, so PING and HELLO are answered whatever the policy does; the worker (``worker.py``) runs the
-policy; the metrics page (``metrics.py``) is optional. Every admitted request is answered exactly once, by CHUNK or by
-ERR: EXPIRED to a request that a newer one of its session or a RESET overtook.
+The inference thread (``worker.py``) runs the policy and, while it has nothing to compute, the network; the caller of
+:meth:`PolicyServer.run` runs the network while it computes, so PING and HELLO are answered whatever the policy does
+(``baton.py``). The metrics page (``metrics.py``) is optional. Every admitted request is answered exactly once, by CHUNK
+or by ERR: EXPIRED to a request that a newer one of its session or a RESET overtook.
 
 Limits: ZeroMQ caps the size of a frame, not the number of frames of an unfinished message, so a peer that is allowed
 to connect can make libzmq hold memory. Who may connect is therefore decided below this module: loopback or ipc only.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import sys
 import threading
 import time
@@ -25,11 +26,12 @@ import zmq
 from vla_stack.errors import UserError
 from vla_stack.schema import PolicySpec
 from vla_stack.serving import messages, wire
+from vla_stack.serving.baton import Baton
 from vla_stack.serving.metrics import Metrics, MetricsPage
 from vla_stack.serving.sessions import Session, Sessions
 from vla_stack.serving.transport import new_socket, receive, require_local, send
 from vla_stack.serving.wire import Code, Kind, Message, WireError
-from vla_stack.serving.worker import ChunkPolicy, Job, Loaded, Mailbox, Result, Worker
+from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class PolicyServer:
             NOT_READY.
         endpoint: ``tcp://127.0.0.1:PORT`` (``*`` for any free port) or ``ipc://PATH``.
         config: Limits.
-        on_ready: Called on the network thread once, when requests are first answered.
+        on_ready: Called once, when requests are first answered.
 
     Attributes:
         endpoint: Address that is bound.
@@ -95,8 +97,15 @@ class PolicyServer:
         self._wake_out = self._context.socket(zmq.PAIR)
         self._wake_in.bind("inproc://wake")
         self._wake_out.connect("inproc://wake")
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._wake_in, zmq.POLLIN)
         self._mailbox = Mailbox()
-        self._worker = Worker(load, self._mailbox, notify=lambda: self._wake_out.send(b""))
+        self._results: queue.SimpleQueue[Result | PolicySpec | BaseException] = queue.SimpleQueue()
+        self._baton = Baton()
+        self._leads = False  # whether the inference thread has the baton; it alone reads and writes this
+        self._retired = False  # the inference thread is to leave the network to run()
+        self._worker = Worker(load, self._next, self._deliver, self._fail)
         self._sessions = Sessions(config.max_sessions, int(config.idle_s * 1e9))
         self._policy: PolicySpec | None = None
         self._unanswered = 0  # admitted requests that have had no reply yet
@@ -117,24 +126,26 @@ class PolicyServer:
         self._stop.set()
 
     def run(self) -> None:
-        """Serve until :meth:`stop`; the calling thread becomes the network thread.
+        """Serve until :meth:`stop`; the calling thread answers while the policy computes.
 
         Raises:
             Exception: Whatever loading or warming up the policy raised.
         """
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._wake_in, zmq.POLLIN)
         try:
             if self._config.metrics_port is not None:
                 self._page = MetricsPage(self.metrics, self._is_alive, self._config.metrics_port)
             self._worker.start()
-            while True:
-                poller.poll(100)
-                now = self._turned_ns = time.monotonic_ns()
-                self._turn(now)
-                if self._stop.is_set() and self._is_drained(now):
-                    return
+            while not self._stop.is_set():
+                if self._baton.stand_by():
+                    try:
+                        while self._baton.computing and not self._stop.is_set():
+                            self._turn()
+                    finally:
+                        self._baton.release()
+            self._retired = True
+            self._baton.take()
+            while not self._is_drained(time.monotonic_ns()):
+                self._turn()
         finally:
             self._close()
 
@@ -147,7 +158,10 @@ class PolicyServer:
         read = not len(self._sessions) or now_ns - self._replied_ns > READ_NS
         return not self._unanswered and read
 
-    def _turn(self, now_ns: int) -> None:
+    def _turn(self) -> None:
+        """Wait for messages and answer them; the baton's holder calls this."""
+        self._poller.poll(100)
+        now_ns = self._turned_ns = time.monotonic_ns()
         self._collect()
         for _ in range(BURST):
             frames = receive(self._router)
@@ -176,27 +190,59 @@ class PolicyServer:
     def _is_alive(self) -> bool:
         return time.monotonic_ns() - self._turned_ns < 5_000_000_000
 
+    # -- inference thread ----------------------------------------------------------------------------------------
+
+    def _next(self) -> Job | None:
+        """The next job; until there is one, this thread attends to the network."""
+        while self._leads:
+            if self._retired:
+                self._leads = False
+                self._baton.release()
+            elif job := self._mailbox.poll():
+                self._leads = False
+                self._baton.compute()
+                return job
+            else:
+                self._turn()
+        return self._mailbox.take()
+
+    def _deliver(self, item: Result | PolicySpec) -> None:
+        """What the policy has computed: sent from here, unless the other thread has the network."""
+        self._leads = self._baton.computed()
+        if self._leads:
+            self._accept(item)
+            return
+        self._results.put(item)
+        self._wake_out.send(b"")
+        while not (self._leads or self._retired):
+            self._leads = self._baton.take(timeout=0.1)
+
+    def _fail(self, failure: BaseException) -> None:
+        """End of the inference thread; :meth:`run` raises what ended it."""
+        self._results.put(failure)
+        if self._leads:
+            self._baton.compute()
+        self._wake_out.send(b"")
+
     # -- replies -------------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Send what the worker has finished."""
+        """Accept what the inference thread has left here."""
         while self._wake_in.poll(0):
             self._wake_in.recv()
-            item = self._worker.results.get()
-            if isinstance(item, Loaded):
-                self._become_ready(item)
-            else:
-                self._finish(item)
+            self._accept(self._results.get())
 
-    def _become_ready(self, loaded: Loaded) -> None:
-        if loaded.policy is None:
-            assert loaded.failure is not None
-            raise loaded.failure
-        self._policy = loaded.policy
-        self.metrics.labels = {"model_version": loaded.policy.model_version, "robot": loaded.policy.robot.name}
-        self.metrics.ready = True
-        if self._on_ready:
-            self._on_ready(loaded.policy)
+    def _accept(self, item: Result | PolicySpec | BaseException) -> None:
+        if isinstance(item, Result):
+            self._finish(item)
+        elif isinstance(item, BaseException):
+            raise item
+        else:
+            self._policy = item
+            self.metrics.labels = {"model_version": item.model_version, "robot": item.robot.name}
+            self.metrics.ready = True
+            if self._on_ready:
+                self._on_ready(item)
 
     def _finish(self, result: Result) -> None:
         self._unanswered -= 1

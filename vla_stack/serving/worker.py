@@ -1,7 +1,7 @@
-"""Inference, away from the network thread: a mailbox of requests, one thread that runs the policy, and its results.
+"""Inference: a mailbox of requests, and one thread that runs the policy on them.
 
-A thread, not a process: torch releases the interpreter lock inside its operators, so the network thread keeps
-answering while it computes. Measured on two shared cores with eager CPU inference of 60 to 90 ms a request, PING was
+A thread, not a process: torch releases the interpreter lock inside its operators, so another thread keeps answering
+the network while it computes. Measured on two shared cores with eager CPU inference of 60 to 90 ms a request, PING was
 answered in 0.8 ms (median) and 8 ms (p99), as with an idle policy; with a policy that never leaves Python for 200 ms,
 in 6 ms and 29 ms. A process would add another socket hop and copy to each request.
 """
@@ -9,7 +9,6 @@ in 6 ms and 29 ms. A process would add another socket hop and copy to each reque
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -62,14 +61,6 @@ class Result:
     seconds: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The policy is loaded and warm, or could not be (``failure``)."""
-
-    policy: PolicySpec | None
-    failure: BaseException | None = None
-
-
 class Mailbox:
     """One slot a session, the latest request wins; sessions take turns.
 
@@ -101,6 +92,11 @@ class Mailbox:
                 return None
             return self._slots.pop(next(iter(self._slots)))
 
+    def poll(self) -> Job | None:
+        """The next job, None if there is none."""
+        with self._changed:
+            return self._slots.pop(next(iter(self._slots))) if self._slots else None
+
     def drop(self, sid: str) -> Job | None:
         """Remove and return what a session has queued."""
         with self._changed:
@@ -114,35 +110,34 @@ class Mailbox:
 
 
 class Worker(threading.Thread):
-    """Loads and warms a policy, then answers jobs until the mailbox closes.
+    """Loads and warms a policy, then answers jobs. All functions are called on this thread.
 
     Args:
-        load: Returns the policy; called on this thread.
-        mailbox: Where jobs come from.
-        notify: Called on this thread after something was put into ``results``.
+        load: Returns the policy.
+        next_job: Waits for the next job; None ends the thread.
+        deliver: Takes the policy's description once it is warm, then the result of each job.
+        fail: Takes what ended the thread, if anything did.
     """
 
-    def __init__(self, load: Callable[[], ChunkPolicy], mailbox: Mailbox, notify: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        load: Callable[[], ChunkPolicy],
+        next_job: Callable[[], Job | None],
+        deliver: Callable[[Result | PolicySpec], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
         super().__init__(name="vla-inference", daemon=True)
-        self.results: queue.SimpleQueue[Result | Loaded] = queue.SimpleQueue()
-        self._load = load
-        self._mailbox = mailbox
-        self._notify = notify
+        self._load, self._next_job, self._deliver, self._fail = load, next_job, deliver, fail
 
     def run(self) -> None:
         try:
             policy = self._load()
             _warm_up(policy)
+            self._deliver(policy.spec)
+            while (job := self._next_job()) is not None:
+                self._deliver(_answer(policy, job))
         except BaseException as e:  # whatever it is, run() of the server raises it on the thread of its caller
-            self._emit(Loaded(None, e))
-            return
-        self._emit(Loaded(policy.spec))
-        while (job := self._mailbox.take()) is not None:
-            self._emit(_answer(policy, job))
-
-    def _emit(self, item: Result | Loaded) -> None:
-        self.results.put(item)
-        self._notify()
+            self._fail(e)
 
 
 def _warm_up(policy: ChunkPolicy) -> None:
