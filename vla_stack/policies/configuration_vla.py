@@ -168,6 +168,11 @@ class VlaConfig(PreTrainedConfig):
         return [key for key, ft in (self.input_features or {}).items() if ft.type is FeatureType.VISUAL]
 
     @property
+    def action_limit(self) -> float:
+        """Bound of a normalised action's usual range, which the head ``bins`` divides."""
+        return 4.0 if self.normalization_mapping["ACTION"] is NormalizationMode.MEAN_STD else 1.0
+
+    @property
     def observation_delta_indices(self) -> None:
         return None
 

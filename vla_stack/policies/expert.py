@@ -112,13 +112,13 @@ class ActionExpert(nn.Module):
     def __init__(self, horizon: int, action_dim: int, width: int, geometry: Geometry) -> None:
         super().__init__()
         rotary = geometry.frequencies
-        self.embed = nn.Linear(action_dim, width)
+        self.embed: nn.Module = nn.Linear(action_dim, width)
         self.positions = nn.Parameter(torch.randn(horizon, width) * 0.02) if rotary is None else None
         self.rotary = Rotary(rotary) if rotary is not None else None
         self.time = TimeEmbedding(width)
         self.blocks = nn.ModuleList(ExpertBlock(width, geometry) for _ in range(geometry.layers))
         self.norm = AdaptiveNorm(width)
-        self.head = nn.Linear(width, action_dim)
+        self.head: nn.Module = nn.Linear(width, action_dim)
 
     def forward(
         self,
@@ -143,10 +143,22 @@ class ActionExpert(nn.Module):
         elif self.rotary is not None:
             steps = torch.cat([torch.arange(h, device=x.device) for h in lengths])
             rotary = self.rotary(context.mask.sum(1, keepdim=True) + steps)
+            y = y.to(torch.promote_types(y.dtype, torch.float32))  # what layers add up, also under autocast
         for block, (k, v) in zip(self.blocks, context.keys_values, strict=True):
             y = block(y, condition, k, v, mask, rotary)
         y, _ = self.norm(y, condition)
         return y
+
+
+class Query(nn.Module):
+    """In place of the action embedding: one learnt vector at every step, whatever the actions (pi_reg)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.randn(width) * 0.02)
+
+    def forward(self, x: Float[Tensor, "b n a"]) -> Float[Tensor, "b n d"]:
+        return self.vector.expand(*x.shape[:2], -1)
 
 
 def same_block(blocks: Sequence[int], device: torch.device) -> Bool[Tensor, "n n"]:

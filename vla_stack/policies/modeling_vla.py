@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
 from lerobot.policies import PreTrainedPolicy
 from torch import Tensor
 
@@ -18,14 +20,15 @@ from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.contract import Time
 from vla_stack.policies.dataset_facts import adopt_dataset
-from vla_stack.policies.expert import ActionExpert, Geometry
+from vla_stack.policies.expert import ActionExpert, Query
+from vla_stack.policies.heads import BinsHead, GaussianHead, OneStepHead, make_head
 from vla_stack.policies.prefix import ScratchPrefix
 from vla_stack.policies.transformer import PrefixContext
-from vla_stack.schema import ACTION, OBS_STATE
+from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE
 
 
 class VlaPolicy(PreTrainedPolicy):
-    """Flow-matching VLA; implements :class:`~vla_stack.policies.contract.FlowPolicy`.
+    """The native VLA; implements :class:`~vla_stack.policies.contract.FlowPolicy`.
 
     Args:
         config: Configuration with features filled in.
@@ -45,9 +48,11 @@ class VlaPolicy(PreTrainedPolicy):
         self.config = config
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
         self.state_width = config.expert_width
-        self.prefix = ScratchPrefix(config)
-        geometry = Geometry(config.depth, config.heads, config.head_dim, config.heads)
-        self.expert = ActionExpert(self.horizon, self.action_dim, config.expert_width, geometry)
+        self.prefix = make_prefix(config)
+        self.expert = ActionExpert(self.horizon, self.action_dim, config.expert_width, self.prefix.geometry)
+        if config.head != "flow":
+            self.expert.embed = Query(config.expert_width)
+            self.expert.head = make_head(config.head, config.expert_width, self.action_dim, config.action_limit)
         self._queue = ActionQueue()
 
     # --- FlowPolicy -----------------------------------------------------------------------------------------------
@@ -58,10 +63,19 @@ class VlaPolicy(PreTrainedPolicy):
         Raises:
             SchemaError: A camera is missing or has another size than the policy was trained with.
         """
-        return self.prefix(batch)
+        with self._arithmetic(batch[OBS_STATE].device):
+            context = self.prefix(batch)
+        lacking = batch.get(ACTION_DIM_IS_PAD)
+        return context if lacking is None else replace(context, has_dim=~lacking)
 
     def velocity(self, context: PrefixContext, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
-        """See :meth:`FlowPolicy.velocity`; a chunk shorter than the horizon is accepted."""
+        """See :meth:`FlowPolicy.velocity`; a chunk shorter than the horizon is accepted.
+
+        Raises:
+            UserError: The policy's head predicts actions in one step.
+        """
+        if self.head is not None:
+            raise UserError(f"a policy with the head '{self.config.head}' has no velocity", "train one with head=flow")
         return self.action_head(self.action_states(context, x, t))
 
     def action_states(
@@ -72,45 +86,108 @@ class VlaPolicy(PreTrainedPolicy):
         blocks: Sequence[int] | None = None,
         valid: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """See :meth:`FlowPolicy.action_states`."""
-        return self.expert(context, x, t, blocks, valid)
+        """See :meth:`FlowPolicy.action_states`; a one-step head looks at no more of ``x`` and ``t`` than their shapes."""
+        if context.has_dim is not None:
+            # No loss holds the velocity of padding to anything, so what a sampler makes of it must not be read.
+            x = torch.where(context.has_dim[:, None], x, 0.0)
+        with self._arithmetic(x.device):
+            return self.expert(context, x, t, blocks, valid)
 
     def action_head(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n a"]:
-        return self.expert.head(states)
+        """Velocities, or the most likely actions where the head predicts them in one step."""
+        return self.expert.head(states) if self.head is None else self.head.point(states)
 
     def features(self, context: PrefixContext) -> Float[Tensor, "b d"]:
         return context.summary
+
+    # --- One-step heads and the backbone's language -----------------------------------------------------------------
+
+    @property
+    def head(self) -> OneStepHead | None:
+        """The head, where it predicts a chunk in one step; None: the chunk is the end of a flow."""
+        return None if self.config.head == "flow" else self.expert.head
+
+    def query_states(self, context: PrefixContext) -> Float[Tensor, "b h d"]:
+        """Final states of the queries that a one-step head reads."""
+        queries = context.summary.new_zeros(len(context.mask), self.horizon, self.action_dim)
+        return self.action_states(context, queries, queries[:, 0, 0])
+
+    def log_prob(self, batch: dict[str, Any], actions: Float[Tensor, "b h a"]) -> Float[Tensor, "b h"]:
+        """Log-probability of every step's normalised action; their sum is that of the chunk.
+
+        Raises:
+            UserError: The head is no distribution.
+        """
+        if not isinstance(self.head, GaussianHead | BinsHead):
+            raise UserError(f"the head '{self.config.head}' has no log-probability", "train with head=gaussian or bins")
+        entries = self.head.log_prob(self.query_states(self.encode(batch)), actions)
+        lacking = batch.get(ACTION_DIM_IS_PAD)
+        return (entries if lacking is None else torch.where(lacking[:, None], 0.0, entries)).sum(-1)
+
+    def language_loss(
+        self, images: Shaped[Tensor, "b _ _ _"], input_ids: Int[Tensor, "b n"], labels: Int[Tensor, "b n"]
+    ) -> Tensor:
+        """Next-token cross entropy of the backbone on image-text pairs, in its own prompt and attention; for co-training
+        that keeps what it knows (pi0.5).
+
+        Args:
+            images: One a row, uint8 [b, h, w, 3] or float [b, 3, h, w] in [0, 1].
+            input_ids: Tokens with the image's placeholders, padded on the right; ``backbone_text.image_text_pairs``.
+            labels: The same tokens where they are to be predicted, -100 elsewhere.
+
+        Raises:
+            UserError: The policy has no backbone, or was built without ``keep_language_head``.
+        """
+        if not self.config.backbone:
+            raise UserError("a policy without a backbone has no language loss", "set policy.options.backbone")
+        with self._arithmetic(images.device):
+            return self.prefix.language_loss(images, input_ids, labels)
+
+    def _arithmetic(self, device: torch.device) -> AbstractContextManager[Any]:
+        """bfloat16 where the backbone's frozen weights are; otherwise what the caller has set stays."""
+        if self.config.backbone and self.config.backbone_dtype == "bfloat16":
+            return torch.autocast(device.type, torch.bfloat16)
+        return nullcontext()
 
     # --- LeRobot --------------------------------------------------------------------------------------------------
 
     def forward(
         self, batch: dict[str, Any], reduction: Literal["mean", "none"] = "mean"
     ) -> tuple[Tensor, dict[str, float]]:
-        """Flow-matching loss on torch's global generator, for LeRobot's training loop; ours is methods/imitation.py.
+        """The head's loss on torch's global generator, for LeRobot's training loop; ours is methods/imitation.py.
 
         Returns:
             The loss, a scalar or ``[b]``, and values to log.
         """
-        actions = batch[ACTION]
-        generator = torch.default_generator
-        noise = flow.sample_noise(tuple(actions.shape), generator, actions.device)
-        t = flow.sample_time(len(actions), generator, actions.device)
-        loss = flow.masked_mean(
-            flow.squared_error(self, self.encode(batch), actions, noise, t), flow.valid_entries(batch)
-        )
-        return (loss if reduction == "none" else loss.mean()), {"flow_loss": loss.mean().item()}
+        actions, generator, context = batch[ACTION], torch.default_generator, self.encode(batch)
+        if self.head is not None:
+            error = self.head.error(self.query_states(context), actions)
+        else:
+            noise = flow.sample_noise(tuple(actions.shape), generator, actions.device)
+            t = flow.sample_time(len(actions), generator, actions.device)
+            error = flow.squared_error(self, context, actions, noise, t)
+        loss = flow.masked_mean(error, flow.valid_entries(batch))
+        return (loss if reduction == "none" else loss.mean()), {f"{self.config.head}_loss": loss.mean().item()}
 
     @torch.no_grad()
     def predict_action_chunk(
         self, batch: dict[str, Any], noise: Tensor | None = None, prefix: flow.ActionPrefix | None = None, **_: Any
     ) -> Float[Tensor, "b h a"]:
-        """Sample one normalised chunk an observation from ``noise`` [b, h, a], or noise of the configured scale."""
+        """Sample one normalised chunk an observation from ``noise`` [b, h, a], or noise of the configured scale.
+
+        Raises:
+            UserError: There is an action prefix, and the head cannot condition on it.
+        """
         self.eval()
         context = self.encode(batch)
         if noise is None:
             state = batch[OBS_STATE]
             noise = torch.randn(len(state), self.horizon, self.action_dim, dtype=state.dtype, device=state.device)
             noise *= self.config.noise_scale
+        if self.head is not None:
+            if prefix is not None:
+                raise UserError(f"the head '{self.config.head}' cannot continue given actions", "use head=flow")
+            return self.head.sample(self.query_states(context), noise).to(noise.dtype)
         return flow.euler(lambda x, t: self.velocity(context, x, t), noise, self.config.num_inference_steps, prefix)
 
     @torch.no_grad()
@@ -141,3 +218,12 @@ class VlaPolicy(PreTrainedPolicy):
         if path.is_dir() and not (path / "model.safetensors").is_file():
             raise UserError(f"{path} has no model.safetensors", "give the pretrained_model folder of a checkpoint")
         return super().from_pretrained(pretrained_name_or_path, **{**kwargs, "strict": True})
+
+
+def make_prefix(config: VlaConfig) -> Any:
+    """The prefix of a configuration: pretrained where it names a backbone, else trained from scratch."""
+    if not config.backbone:
+        return ScratchPrefix(config)
+    from vla_stack.policies.backbone import PretrainedPrefix  # transformers is imported only where it is used
+
+    return PretrainedPrefix(config)

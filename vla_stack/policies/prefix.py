@@ -9,6 +9,8 @@ from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TO
 from torch import Tensor, nn
 
 from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.embodiment import OBS_EMBODIMENT
+from vla_stack.policies.expert import Geometry
 from vla_stack.policies.text import TextEncoder
 from vla_stack.policies.transformer import PrefixContext, PrefixTransformer
 from vla_stack.policies.vision import ImageEncoder, to_float
@@ -41,7 +43,9 @@ class ScratchPrefix(nn.Module):
             }
         )
         self.state = nn.Linear(config.robot_state_feature.shape[0], config.width)
+        self.embodiment = nn.Embedding(len(config.embodiments), config.width) if config.embodiments else None
         self.transformer = PrefixTransformer(config.depth, config.width, *heads)
+        self.geometry = Geometry(config.depth, *heads, kv_heads=config.heads)
 
     def forward(self, batch: dict[str, Any]) -> PrefixContext:
         """Prefix of a preprocessed batch.
@@ -51,16 +55,26 @@ class ScratchPrefix(nn.Module):
         """
         words, word_mask = batch[OBS_LANGUAGE_TOKENS], batch[OBS_LANGUAGE_ATTENTION_MASK]
         text, instruction = self.text(words, word_mask)
-        images = [
-            self.vision[module_name(key)](to_float(self._image(batch, key)), instruction)
-            for key in self.config.camera_keys
-        ]
+        images, seen = self._images(batch, instruction)
         # A state far outside the training data says no more than "outside": the bound keeps one odd joint from
         # drowning the rest.
         state = self.state(batch[OBS_STATE].clamp(-5.0, 5.0))[:, None]
-        tokens = torch.cat((*images, state, text), dim=1)
-        seen = word_mask.new_ones(len(tokens), tokens.shape[1] - text.shape[1])
-        return self.transformer(tokens, torch.cat((seen, word_mask), dim=1))
+        own = [state] if self.embodiment is None else [state, self.embodiment(batch[OBS_EMBODIMENT])[:, None]]
+        tokens = torch.cat((*images, *own, text), dim=1)
+        always = word_mask.new_ones(len(tokens), len(own))
+        return self.transformer(tokens, torch.cat((*seen, always, word_mask), dim=1))
+
+    def _images(self, batch: dict[str, Any], instruction: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Tokens of each camera and whether they are seen; a camera that no sample of the batch has gives none."""
+        tokens, seen = [], []
+        for key in self.config.camera_keys:
+            lacking = batch.get(f"{key}_is_pad")  # [b], of embodiments without this camera
+            if lacking is not None and key not in batch:
+                continue
+            tokens.append(self.vision[module_name(key)](to_float(self._image(batch, key)), instruction))
+            mask = torch.ones(tokens[-1].shape[:2], dtype=torch.bool, device=tokens[-1].device)
+            seen.append(mask if lacking is None else mask & ~lacking[:, None])
+        return tokens, seen
 
     def _image(self, batch: dict[str, Any], key: str) -> Tensor:
         image, camera = batch.get(key), key.removeprefix(OBS_IMAGES + ".")

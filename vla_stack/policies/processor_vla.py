@@ -20,8 +20,12 @@ from lerobot.processor import (
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
 
 from vla_stack.errors import UserError
+from vla_stack.policies.backbone_text import BackboneTokenizerStep
 from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.processor_embodiment import embodiment_steps
+from vla_stack.policies.processor_gripper import gripper_steps
 from vla_stack.policies.text import PAD, hash_words
+from vla_stack.schema import OBS_STATE
 
 Features = dict[PipelineFeatureType, dict[str, PolicyFeature]]
 
@@ -76,8 +80,8 @@ class ActionOriginStep(ProcessorStep):
     def __call__(self, transition: EnvTransition) -> EnvTransition:
         if transition.get(TransitionKey.ACTION) is not None:
             return transition
-        tokens = transition[TransitionKey.OBSERVATION][OBS_LANGUAGE_TOKENS]
-        return {**transition, TransitionKey.ACTION: torch.zeros(len(tokens), 1, self.action_dim)}
+        state = transition[TransitionKey.OBSERVATION][OBS_STATE]
+        return {**transition, TransitionKey.ACTION: torch.zeros(len(state), 1, self.action_dim)}
 
     def get_config(self) -> dict[str, Any]:
         return {"action_dim": self.action_dim}
@@ -96,28 +100,39 @@ def make_vla_pre_post_processors(
     Args:
         config: The policy's configuration.
         dataset_stats: Statistics by feature; those of ``action`` must be of actions relative to the chunk's start
-            where ``config.use_relative_actions`` is set.
+            where ``config.use_relative_actions`` is set. For a policy that drives several robots, one such dict for
+            each, by the embodiment's name.
     """
-    steps = make_default_policy_processor_steps(config, dataset_stats)
-    relative = RelativeActionsProcessorStep(
-        enabled=config.use_relative_actions,
-        exclude_joints=config.relative_exclude_joints,
-        action_names=config.action_feature_names,
-    )
+    steps = make_default_policy_processor_steps(config, None if config.embodiments else dataset_stats)
+    inputs: list[ProcessorStep]
+    outputs: list[ProcessorStep]
+    if config.embodiments:
+        to_network, to_command = embodiment_steps(config, dataset_stats)
+        inputs, outputs = [to_network], [to_command]
+    else:
+        relative = RelativeActionsProcessorStep(
+            enabled=config.use_relative_actions,
+            exclude_joints=config.relative_exclude_joints,
+            action_names=config.action_feature_names,
+        )
+        absolute = AbsoluteActionsProcessorStep(enabled=config.use_relative_actions, relative_step=relative)
+        inputs, outputs = [relative, steps.normalize], [steps.unnormalize, absolute]
+    words: list[ProcessorStep] = []
+    if config.backbone:  # behind the others: a state in the prompt is the normalised one
+        inputs.append(BackboneTokenizerStep(config.backbone, config.max_tokens, config.state_input == "prompt"))
+    else:
+        words = [HashTokenizerStep(config.vocabulary, config.max_words)]
+    gripper = gripper_steps(config, dataset_stats)
     assert config.action_feature is not None
     return make_policy_processor_pipelines(
         input_steps=[
             steps.rename_observations,
             steps.add_batch_dim,
-            HashTokenizerStep(config.vocabulary, config.max_words),
+            *words,
+            *gripper,
             ActionOriginStep(config.action_feature.shape[0]),
             steps.to_device,
-            relative,
-            steps.normalize,
+            *inputs,
         ],
-        output_steps=[
-            steps.unnormalize,
-            AbsoluteActionsProcessorStep(enabled=config.use_relative_actions, relative_step=relative),
-            steps.to_cpu,
-        ],
+        output_steps=[*outputs, *gripper, steps.to_cpu],
     )
