@@ -12,7 +12,8 @@ from small_vla import ACTIONS, ROBOT, SIZE, STATES, make_observations, make_stat
 
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.schema import ACTION, OBS_STATE, SchemaError, image_key
+from vla_stack.policies.shipped import resolve_policy
+from vla_stack.schema import ACTION, OBS_STATE, Observation, SchemaError, image_key
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +122,15 @@ def test_directories_that_are_no_policy_are_named(saved, tmp_path):
     (tmp_path / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
     with pytest.raises(UserError, match="'nonsense'.*is not registered"):
         load_policy(tmp_path)
+
+
+def test_the_shipped_policy_says_what_it_said_when_it_was_trained():
+    """Directories of one robot load and infer as ever, whatever is added to the code for others."""
+    policy = load_policy(resolve_policy("shipped"))
+    rng, robot = np.random.default_rng(0), policy.spec.robot
+    state = rng.uniform(-0.5, 0.5, len(robot.state)).astype(np.float32)
+    images = {c.name: rng.integers(0, 256, (c.height, c.width, 3), np.uint8) for c in robot.cameras}
+    chunk = policy.infer([Observation(state, images, "pick up the red cube")], seeds=[3])[0]
+    np.testing.assert_allclose(chunk[0], [0.1449275, -0.2290987, -0.4018826, -0.4772503, 0.9985083], atol=1e-4)
+    np.testing.assert_allclose(chunk[-1], [0.2486408, -0.2575361, -0.3542656, -0.4711359, 0.0180497], atol=1e-4)
+    assert policy.spec.normalisation == "afacbb51f3fdd358"

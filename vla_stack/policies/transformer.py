@@ -20,11 +20,13 @@ class PrefixContext:
         keys_values: One pair a layer, each float [b, kv_heads, n, head_dim]; keys are rotated where positions are.
         mask: bool [b, n], false on padding.
         summary: float [b, d], mean of the last layer's tokens.
+        has_dim: bool [b, a], true on the action dimensions that each sample's embodiment has; None where all have all.
     """
 
     keys_values: tuple[KeyValue, ...]
     mask: Tensor
     summary: Tensor
+    has_dim: Tensor | None = None
 
     def repeat(self, n: int) -> PrefixContext:
         """Each observation ``n`` times in a row."""
@@ -32,6 +34,7 @@ class PrefixContext:
             tuple((k.repeat_interleave(n, 0), v.repeat_interleave(n, 0)) for k, v in self.keys_values),
             self.mask.repeat_interleave(n, 0),
             self.summary.repeat_interleave(n, 0),
+            None if self.has_dim is None else self.has_dim.repeat_interleave(n, 0),
         )
 
 
