@@ -13,7 +13,7 @@ B, H, A = 3, 4, 2
 class Recorder:
     """A policy that answers with a learnable tensor and remembers what it was asked."""
 
-    horizon, action_dim = H, A
+    horizon, action_dim, noise_dim = H, A, A
 
     def __init__(self, draws: int) -> None:
         self.answer = torch.randn(B * draws, H, A, generator=torch.Generator().manual_seed(5)).requires_grad_()

@@ -35,11 +35,11 @@ def loss(
     batch = {k: random_shift(v, shift, generator) if _is_image(k) else v for k, v in batch.items()}
     actions = batch[ACTION].repeat_interleave(draws, 0)
     valid = flow.valid_entries(batch).repeat_interleave(draws, 0)
-    noise = flow.sample_noise(tuple(actions.shape), generator, actions.device)
+    noise = flow.sample_noise((*actions.shape[:2], policy.noise_dim), generator, actions.device)
     t = flow.sample_time(len(actions), generator, actions.device)
 
     context = policy.encode(batch).repeat(draws)
-    velocity = policy.velocity(context, flow.interpolate(actions, noise, t), t)
+    velocity = policy.velocity(context, flow.interpolate(actions, noise, t), t)[..., : actions.shape[-1]]
     error = (velocity.float() - flow.target(actions, noise)).square()  # [b, h, a]
     value = torch.where(valid, error, 0.0).sum() / valid.sum().clamp(min=1)
     return value, {"flow_loss": value.detach()}

@@ -31,6 +31,8 @@ class FlowPolicy(Protocol):
     Attributes:
         horizon: Actions per chunk, h.
         action_dim: Entries of one action, a.
+        noise_dim: Entries of the noise that its flow starts from, at least ``action_dim``. LeRobot's VLAs pad actions
+            with zeros to a fixed size and carry noise in the padding too; points without it are accepted.
         state_width: Width of an action token's final state, d of ``action_states``.
         causal_actions: Whether an action token reads only the ones before it; then chunks of any length agree on their
             common steps, and a mixture of horizons has nothing to mix.
@@ -38,6 +40,7 @@ class FlowPolicy(Protocol):
 
     horizon: int
     action_dim: int
+    noise_dim: int
     state_width: int
     causal_actions: bool
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -52,14 +53,17 @@ def per_token(t: Time) -> Float[Tensor, "b h_or_1"]:
 
 
 def interpolate(actions: Float[Tensor, "b h a"], noise: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
-    """The point x_t on the straight path between data (t = 0) and noise (t = 1)."""
+    """The point x_t on the straight path between data (t = 0) and noise (t = 1).
+
+    Noise may be wider than actions, for policies that pad them: beyond its own entries an action is 0.
+    """
     t = per_token(t)[..., None]
-    return t * noise + (1.0 - t) * actions
+    return t * noise + (1.0 - t) * F.pad(actions, (0, noise.shape[-1] - actions.shape[-1]))
 
 
 def target(actions: Float[Tensor, "b h a"], noise: Float[Tensor, "b h a"]) -> Float[Tensor, "b h a"]:
-    """The velocity dx_t/dt that the network regresses."""
-    return noise - actions
+    """The velocity dx_t/dt that the network regresses; of padding there is none."""
+    return noise[..., : actions.shape[-1]] - actions
 
 
 def squared_error(
@@ -70,7 +74,7 @@ def squared_error(
     t: Time,
 ) -> Float[Tensor, "b h a"]:
     """Unreduced flow-matching error of a policy at given noise and time, in float32."""
-    velocity = policy.velocity(context, interpolate(actions, noise, t), t)
+    velocity = policy.velocity(context, interpolate(actions, noise, t), t)[..., : actions.shape[-1]]
     return (velocity.float() - target(actions, noise)).square()
 
 
@@ -88,6 +92,11 @@ def valid_entries(batch: dict[str, Any]) -> Bool[Tensor, "b h a"]:
 def masked_mean(error: Float[Tensor, "b h a"], valid: Bool[Tensor, "b h a"]) -> Float[Tensor, " b"]:
     """Mean error of each sample over its valid entries; a sample that is all padding contributes zero."""
     return torch.where(valid, error, 0.0).sum(dim=(1, 2)) / valid.sum(dim=(1, 2)).clamp(min=1)
+
+
+def mean_error(error: Float[Tensor, "b h a"], valid: Bool[Tensor, "b h a"]) -> Float[Tensor, ""]:
+    """Mean error over all valid entries of a batch; 0 where there are none. Others have no gradient."""
+    return torch.where(valid, error, 0.0).sum() / valid.sum().clamp(min=1)
 
 
 def euler(

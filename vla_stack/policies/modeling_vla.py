@@ -47,7 +47,7 @@ class VlaPolicy(PreTrainedPolicy):
             adopt_dataset(config, dataset_meta)
         self.config = config
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
-        self.state_width = config.expert_width
+        self.noise_dim, self.state_width = self.action_dim, config.expert_width
         self.prefix = make_prefix(config)
         self.expert = ActionExpert(self.horizon, self.action_dim, config.expert_width, self.prefix.geometry)
         if config.head != "flow":

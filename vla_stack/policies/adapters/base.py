@@ -39,7 +39,7 @@ class FlowAdapter(nn.Module):
     def __init__(self, config: Any, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
-        self.noise_dim = config.max_action_dim
+        self.noise_dim, self.state_width = config.max_action_dim, self.model.action_out_proj.in_features
         for module in self.unread():
             module.requires_grad_(False)
 
