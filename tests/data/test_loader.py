@@ -12,6 +12,7 @@ from toy_robot import HEIGHT, WIDTH, make
 from vla_stack.data import ChunkLoader, open_dataset
 from vla_stack.data.frame_cache import cache_folder
 from vla_stack.errors import UserError
+from vla_stack.images import fit_image
 
 H = 4
 
@@ -120,6 +121,20 @@ def test_order_is_the_seeds(root: Path) -> None:
     a, b, c = (loader(root, cameras=[], seed=s) for s in (3, 3, 4))
     orders = [[next(x)["index"].tolist() for _ in range(6)] for x in (a, b, c)]
     assert orders[0] == orders[1] != orders[2]
+
+
+def test_pictures_of_another_size_are_cached_beside_the_recorded_ones(root: Path) -> None:
+    rows = np.arange(15)
+    recorded = loader(root).gather(rows)
+    scaled = loader(root, image_sizes={"front": (8, 8)}).gather(rows)
+    front, wrist = "observation.images.front", "observation.images.wrist"
+    assert scaled[front].shape == (15, 8, 8, 3)
+    assert (scaled[front][0] == fit_image(recorded[front][0], 8, 8)).all()
+    assert (scaled[front][:, [0, -1]] == 0).all() and (scaled[front][:, 2:6].max((1, 2, 3)) > 0).all()  # 24x16 in 8x8
+    np.testing.assert_array_equal(scaled[wrist], recorded[wrist])
+    np.testing.assert_array_equal(loader(root).gather(rows)[front], recorded[front])
+    names = {p.name for p in cache_folder(root).glob("*.u8")}
+    assert names == {"front.u8", "wrist.u8", "front.8x8.u8"}
 
 
 def test_exact_resume(root: Path) -> None:

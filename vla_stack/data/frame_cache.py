@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from vla_stack.data.dataset import Dataset, read_parquet
 from vla_stack.data.layout import read_json, write_json
 from vla_stack.data.video import decode
 from vla_stack.errors import UserError
+from vla_stack.images import fit_image
 
 _THREADS = min(8, os.cpu_count() or 1)
 
@@ -38,7 +39,11 @@ def cache_folder(root: Path) -> Path:
 
 
 def open_frames(
-    dataset: Dataset, cameras: Sequence[str], folder: Path | None = None, progress: bool = True
+    dataset: Dataset,
+    cameras: Sequence[str],
+    folder: Path | None = None,
+    progress: bool = True,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
 ) -> dict[str, NDArray[np.uint8]]:
     """Memory-map the decoded frames of some cameras, building what is missing or stale first.
 
@@ -47,6 +52,8 @@ def open_frames(
         cameras: Camera names.
         folder: Where the cache lies; ``<root>.frames`` if not given.
         progress: Show a progress bar while building.
+        sizes: Height and width to which a camera's pictures are brought (:func:`vla_stack.images.fit_image`), once,
+            when they are decoded; as recorded where a camera is not named.
 
     Returns:
         Camera -> uint8 [N, H, W, 3], read-only.
@@ -58,7 +65,8 @@ def open_frames(
     if unknown:
         raise UserError(f"{dataset.root} has no camera '{unknown[0]}'", f"it has {', '.join(dataset.cameras)}")
     folder = folder or cache_folder(dataset.root)
-    return {camera: _CameraCache(dataset, camera, folder).open(progress) for camera in cameras}
+    sizes = sizes or {}
+    return {camera: _CameraCache(dataset, camera, folder, sizes.get(camera)).open(progress) for camera in cameras}
 
 
 @dataclass(frozen=True)
@@ -66,16 +74,28 @@ class _CameraCache:
     dataset: Dataset
     camera: str
     folder: Path
+    size: tuple[int, int] | None = None
 
     @property
     def key(self) -> str:
         return self.dataset.cameras[self.camera]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Height, width, 3; some datasets name the channels first."""
+    def recorded(self) -> tuple[int, ...]:
+        """Height, width, 3 of the source; some datasets name the channels first."""
         a, b, c = self.dataset.features[self.key]["shape"]
         return (a, b, c) if c == 3 else (b, c, a)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Height, width, 3 of what is kept."""
+        return self.recorded if self.size is None else (*self.size, 3)
+
+    @property
+    def name(self) -> str:
+        """Name of the files; pictures of another size lie beside the recorded ones."""
+        height, width, _ = self.shape
+        return self.camera if self.shape == self.recorded else f"{self.camera}.{height}x{width}"
 
     def source(self, episode: int) -> Path:
         if self.dataset.features[self.key]["dtype"] == "video":
@@ -83,14 +103,14 @@ class _CameraCache:
         return self.dataset.data_file(episode)
 
     def open(self, progress: bool) -> NDArray[np.uint8]:
-        frames_file, index_file = self.folder / f"{self.camera}.u8", self.folder / f"{self.camera}.json"
+        frames_file, index_file = self.folder / f"{self.name}.u8", self.folder / f"{self.name}.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise UserError(f"{self.folder} cannot be created ({e.strerror})", "pass cache_dir=...") from None
         size = int(np.prod(self.shape))
         want = self._fingerprints()
-        with (self.folder / f"{self.camera}.lock").open("w") as lock:
+        with (self.folder / f"{self.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building the same
             have = _stored(index_file, self.shape) if frames_file.exists() else []
             same = len(os.path.commonprefix([have, want]))
@@ -99,7 +119,7 @@ class _CameraCache:
                 same, done = 0, 0
             if same < len(want):
                 # Only whole new episodes are appended in place: a reader may have the older frames mapped.
-                target = frames_file if same == len(have) and same else self.folder / f".{self.camera}.u8.tmp"
+                target = frames_file if same == len(have) and same else self.folder / f".{self.name}.u8.tmp"
                 if target != frames_file:
                     same = 0
                 self._build(target, same, progress)
@@ -196,8 +216,9 @@ class _CameraCache:
         done(count)
 
     def _write(self, fd: int, row: int, frame: NDArray[np.uint8], path: Path) -> None:
-        if frame.shape != self.shape:
-            raise UserError(f"{path} is {list(frame.shape)}, meta/info.json says {list(self.shape)}", "they differ")
+        if frame.shape != self.recorded:
+            raise UserError(f"{path} is {list(frame.shape)}, meta/info.json says {list(self.recorded)}", "they differ")
+        frame = fit_image(frame, *self.shape[:2])
         try:
             os.pwrite(fd, np.ascontiguousarray(frame).data, row * frame.nbytes)
         except OSError as e:

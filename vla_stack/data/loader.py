@@ -6,7 +6,7 @@ A batch is a vectorised gather from contiguous columns and memory-mapped frames.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class ChunkLoader:
         seed: Determines the order of frames.
         episodes: Episodes to draw from; all by default.
         cameras: Camera names; all by default, none if empty.
+        image_sizes: Height and width of a camera's pictures; as recorded where it is not named.
         weights: float [N] over all frames of the dataset, non-negative; frames of weight 0 are never drawn.
         chunked: Columns that are read over the whole chunk, [B, horizon, ...], instead of at the frame.
         cache_dir: Folder of decoded frames; ``<root>.frames`` by default.
@@ -56,6 +57,7 @@ class ChunkLoader:
         seed: int = 0,
         episodes: Sequence[int] | None = None,
         cameras: Sequence[str] | None = None,
+        image_sizes: Mapping[str, tuple[int, int]] | None = None,
         weights: NDArray[np.floating] | None = None,
         chunked: Sequence[str] = (ACTION,),
         cache_dir: str | Path | None = None,
@@ -72,15 +74,15 @@ class ChunkLoader:
         self._offsets = np.arange(horizon)
         names = list(dataset.cameras) if cameras is None else list(cameras)
         folder = Path(cache_dir) if cache_dir is not None else None
-        self._frames = open_frames(dataset, names, folder, progress)
+        self._frames = open_frames(dataset, names, folder, progress, image_sizes)
         self._weights = _frame_weights(dataset, episodes, weights)
-        self._epoch_size = int(np.count_nonzero(self._weights))
+        self.epoch_size = int(np.count_nonzero(self._weights))
         self._position = 0
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
         """Batches in one epoch, rounded up."""
-        return -(-self._epoch_size // self.batch_size)
+        return -(-self.epoch_size // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -93,7 +95,7 @@ class ChunkLoader:
     @property
     def epoch(self) -> float:
         """How often the data has been seen so far."""
-        return self._position / self._epoch_size
+        return self._position / self.epoch_size
 
     def gather(self, frames: NDArray[np.int64]) -> Batch:
         """The batch of given frames, int [B] (rows of the dataset)."""
@@ -111,7 +113,7 @@ class ChunkLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON state from which :meth:`load_state_dict` continues with the same batches."""
-        return {"seed": self.seed, "position": self._position, "epoch_size": self._epoch_size}
+        return {"seed": self.seed, "position": self._position, "epoch_size": self.epoch_size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a loader with this state stood.
@@ -119,7 +121,7 @@ class ChunkLoader:
         Raises:
             UserError: The state is of another seed or another set of frames.
         """
-        for key, mine in (("seed", self.seed), ("epoch_size", self._epoch_size)):
+        for key, mine in (("seed", self.seed), ("epoch_size", self.epoch_size)):
             if state[key] != mine:
                 raise UserError(
                     f"the loader's state has {key} {state[key]}, this loader has {mine}: the batches would differ",
@@ -131,7 +133,7 @@ class ChunkLoader:
         """The next B entries of the endless stream of epochs, int64 [B]."""
         parts, position, need = [], self._position, self.batch_size
         while need:
-            epoch, start = divmod(position, self._epoch_size)
+            epoch, start = divmod(position, self.epoch_size)
             part = self._epoch_order(epoch)[start : start + need]
             parts.append(part)
             position, need = position + len(part), need - len(part)
@@ -141,7 +143,7 @@ class ChunkLoader:
         """Frames of one epoch in the order in which they are drawn, int64 [epoch size]."""
         if self._order[0] != epoch:
             rng = np.random.default_rng((self.seed, epoch))
-            size = self._epoch_size
+            size = self.epoch_size
             edges = np.cumsum(self._weights) * (size / self._weights.sum())
             drawn = np.searchsorted(edges, np.arange(size) + rng.random(), side="right")
             last = np.flatnonzero(self._weights)[-1]  # rounding may leave the last edge just short of the last draw
