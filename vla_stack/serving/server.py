@@ -216,6 +216,8 @@ class PolicyServer:
         self._wake_out.send(b"")
         while not (self._leads or self._retired):
             self._leads = self._baton.take(timeout=0.1)
+        if self._leads:  # the other thread may have left before it saw the result
+            self._collect()
 
     def _fail(self, failure: BaseException) -> None:
         """End of the inference thread; :meth:`run` raises what ended it."""

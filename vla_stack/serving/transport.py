@@ -14,6 +14,7 @@ import zmq
 from vla_stack.errors import UserError
 from vla_stack.serving.wire import MAX_FRAME_BYTES, MAX_TENSORS
 
+COPY_BYTES = 256 << 10  # a smaller frame is copied faster than ZeroMQ reports back that its memory is free again
 QUEUED_MESSAGES = 8  # per peer and direction: a burst of reset, request and ping; older data is of no use to a robot
 
 
@@ -70,7 +71,9 @@ def send(socket: zmq.Socket, frames: Sequence[bytes | memoryview]) -> bool:
     """
     for _ in range(2):
         try:
-            socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            for frame in frames[:-1]:
+                socket.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=len(frame) < COPY_BYTES)
+            socket.send(frames[-1], zmq.NOBLOCK, copy=len(frames[-1]) < COPY_BYTES)
             return True
         except zmq.Again:
             # ZeroMQ takes note of what the other side has read at most once a millisecond while one only sends, so a
