@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from vla_stack.errors import UserError
 from vla_stack.policies.backbone_family import FAMILIES, drop_language_head, geometry, load_backbone, set_trainable
 from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.policies.transformer import KeyValue, PrefixContext, rotate
 from vla_stack.policies.vision import to_float
 from vla_stack.schema import OBS_IMAGES, OBS_STATE, SchemaError
@@ -58,6 +59,7 @@ class PretrainedPrefix(nn.Module):
         self.size = self.backbone.config.vision_config.image_size
         states = config.robot_state_feature.shape[0]
         self.state = nn.Linear(states, self.width) if config.state_input == "token" else None
+        self.embodiment = nn.Embedding(len(config.embodiments), self.width) if config.embodiments else None
 
     @property
     def text(self) -> Any:
@@ -82,6 +84,8 @@ class PretrainedPrefix(nn.Module):
         state = text[:, :0]
         if self.state is not None:  # bounded as in ScratchPrefix
             state = self.state(batch[OBS_STATE].clamp(-5.0, 5.0))[:, None].to(text.dtype)
+        if self.embodiment is not None:
+            state = torch.cat((state, self.embodiment(batch[OBS_EMBODIMENT])[:, None].to(text.dtype)), dim=1)
         mask = torch.cat((seen, seen.new_ones(len(text), state.shape[1]), word_mask), dim=1)
         return torch.cat((images, state, text), dim=1), mask
 
