@@ -99,7 +99,9 @@ def load_backbone(config: VlaConfig) -> PreTrainedModel:
         architecture = AutoConfig.for_model(**config.backbone_config)
         check_architecture(architecture, config.backbone)
         with no_init_weights():
-            return AutoModelForImageTextToText.from_config(architecture, attn_implementation="sdpa")
+            model = AutoModelForImageTextToText.from_config(architecture, attn_implementation="sdpa")
+        model.tie_weights()  # which is otherwise a part of the initialisation
+        return model
     try:
         architecture = AutoConfig.from_pretrained(config.backbone)
         check_architecture(architecture, config.backbone)
