@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,17 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from lerobot.configs import FeatureType, PreTrainedConfig
-from lerobot.policies import PreTrainedPolicy, make_pre_post_processors
-from lerobot.policies.factory import get_policy_class
+from lerobot.policies import PreTrainedPolicy
 from numpy.typing import NDArray
 from torch import Tensor
 
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
 from vla_stack.errors import UserError
+from vla_stack.policies.directory import read_config, read_policy, read_processors
+from vla_stack.policies.weights import find_weights
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, Camera, Dim, Observation, PolicySpec, RobotSpec, image_key
 
-WEIGHTS = "model.safetensors"
+ROBOT = "robot.json"  # beside the policy, where its configuration has no field for the robot
 GENERIC_RATE_HZ = 10.0
 
 
@@ -89,7 +91,7 @@ class ChunkPolicy:
 
     def _noise(self, seed: int) -> Float[Tensor, "h a"]:
         config = self.policy.config
-        width = getattr(config, "max_action_dim", 0) or len(self.spec.robot.action)
+        width = getattr(self.policy, "noise_dim", 0) or len(self.spec.robot.action)
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(self.spec.horizon, width, generator=generator) * getattr(config, "noise_scale", 1.0)
 
@@ -102,37 +104,34 @@ def load_policy(path: str | Path, device: str = "cpu") -> ChunkPolicy:
         device: Torch device.
 
     Raises:
-        UserError: Not a policy directory, no weights, or a policy that is not one chunk from one observation.
+        UserError: Not a policy directory, one of its files is missing, damaged or does not fit the others, or the
+            policy is not one chunk from one observation.
     """
     path = Path(path)
-    for name, what in (("config.json", "policy"), (WEIGHTS, "weights")):
-        if not (path / name).is_file():
-            raise UserError(
-                f"{path} holds no {what} ({name} is missing)", "give a checkpoint's pretrained_model folder"
-            )
-    try:
-        config = PreTrainedConfig.from_pretrained(path, cli_overrides=[f"--device={device}"])
-    except ValueError as e:
-        raise UserError(f"{path}/config.json: {str(e).splitlines()[0]}") from None
+    config = read_config(path, device)
     if config.n_obs_steps != 1:
-        raise UserError(f"policy '{config.type}' reads {config.n_obs_steps} past observations, only one is served")
-    policy = get_policy_class(config.type).from_pretrained(path, config=config, strict=True)
-    overrides = {"device_processor": {"device": device}}
-    pre, post = make_pre_post_processors(config, str(path), preprocessor_overrides=overrides)
+        raise UserError(
+            f"policy '{config.type}' reads {config.n_obs_steps} observations, only the present one is served",
+            "train it with policy.options.n_obs_steps=1",
+        )
+    policy = read_policy(path, config)
+    pre, post = read_processors(path, config, device)
     spec = PolicySpec(
-        robot=robot_spec(config),
+        robot=robot_spec(config, path),
         horizon=len(config.action_delta_indices or [0]),
         normalisation=_digest(*sorted(path.glob("policy_p*processor*.safetensors"))),
-        model_version=_digest(path / WEIGHTS),
+        model_version=_digest(find_weights(path)),
         extras={"type": config.type, "n_action_steps": getattr(config, "n_action_steps", 1)},
     )
     return ChunkPolicy(policy, pre, post, spec)
 
 
-def robot_spec(config: PreTrainedConfig) -> RobotSpec:
+def robot_spec(config: PreTrainedConfig, path: Path) -> RobotSpec:
     """The embodiment that a policy says it was trained for, or a nameless one with the same shapes."""
     if robot := getattr(config, "robot", None):
         return RobotSpec.from_json(robot)
+    if (path / ROBOT).is_file():
+        return RobotSpec.from_json(json.loads((path / ROBOT).read_text()))
     inputs, outputs = config.input_features or {}, config.output_features or {}
     names = getattr(config, "action_feature_names", None)
     size = outputs[ACTION].shape[0]
@@ -157,5 +156,7 @@ def _row(batch: dict[str, Any], i: int, n: int) -> dict[str, Any]:
 def _digest(*files: Path) -> str:
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.read_bytes())
+        with file.open("rb") as f:
+            while block := f.read(1 << 22):
+                digest.update(block)
     return digest.hexdigest()[:16]

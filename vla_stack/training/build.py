@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import json
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -16,21 +17,23 @@ import numpy as np
 import torch
 from lerobot.configs import PolicyFeature, PreTrainedConfig
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
-from lerobot.policies.factory import get_policy_class, make_policy, make_policy_config, make_pre_post_processors
+from lerobot.policies.factory import make_policy_config, make_pre_post_processors
 from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.feature_utils import dataset_to_policy_features
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import vla_stack.methods
-from vla_stack.data import ChunkLoader, Dataset, load_stats, open_dataset
+from vla_stack.data import ChunkLoader, Dataset, load_stats, open_dataset, read_robot_spec
 from vla_stack.data.stats import RELATIVE_ACTION
 from vla_stack.errors import UserError
+from vla_stack.policies.chunk_policy import ROBOT
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
 from vla_stack.policies.dataset_facts import relative_mask
-from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
+from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.mixture import Mixture
+from vla_stack.training.policies import new_policy, restore
 from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe
 
 Batch = dict[str, Any]
@@ -55,6 +58,7 @@ class Parts:
     postprocess: Any
     loader: Loader
     loss: Loss
+    robot: RobotSpec | None = None
 
     @property
     def float_images(self) -> bool:
@@ -66,6 +70,8 @@ class Parts:
         self.policy.save_pretrained(directory)
         for processor in (self.preprocess, self.postprocess):
             processor.save_pretrained(directory)  # type: ignore[union-attr]
+        if self.robot is not None and not hasattr(self.policy.config, "robot"):
+            (directory / ROBOT).write_text(json.dumps(self.robot.to_json(), indent=1))
 
 
 class Objective(nn.Module):
@@ -105,17 +111,11 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
         metas = [LeRobotDatasetMetadata(f"local/{d.root.name}", root=d.root) for d in datasets]
         if recipe.data.cameras is not None and not config.input_features:
             config.input_features = input_features(metas[0], recipe.data.cameras)
-        policy = make_policy(config, ds_meta=metas[0])
+        policy = new_policy(config, metas[0])
         pre, post = make_pre_post_processors(config, dataset_stats=dataset_stats(datasets, metas, config))
-    return Parts(policy, pre, post, make_loader(recipe, datasets, config, rank), loss)
-
-
-def restore(checkpoint: Path, config: PreTrainedConfig) -> tuple[PreTrainedPolicy, Any, Any]:
-    """Policy and processors of a checkpoint."""
-    # Strict: LeRobot's own loading leaves missing weights at random and logs a line.
-    directory = checkpoint / PRETRAINED
-    policy = get_policy_class(config.type).from_pretrained(directory, config=config, strict=True)
-    return policy, *make_pre_post_processors(config, str(directory))
+    described = (datasets[0].root / "meta" / "robot.json").is_file()
+    robot = read_robot_spec(datasets[0].root) if described else None
+    return Parts(policy, pre, post, make_loader(recipe, datasets, config, rank), loss, robot)
 
 
 def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | None = None) -> PreTrainedConfig:
@@ -169,7 +169,7 @@ def dataset_stats(datasets: list[Dataset], metas: list[LeRobotDatasetMetadata], 
     them. The others (images) are those that the dataset carries.
     """
     features = {**(config.input_features or {}), **(config.output_features or {})}
-    relative = relative_mask(config, features[ACTION].shape[0]) if isinstance(config, VlaConfig) else None
+    relative = relative_mask(config, features[ACTION].shape[0]) if hasattr(config, "use_relative_actions") else None
     parts = []
     for dataset, meta in zip(datasets, metas, strict=True):
         stats = {**(meta.stats or {}), **load_stats(dataset, horizon(config), relative=relative)}
