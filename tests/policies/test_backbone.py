@@ -1,4 +1,4 @@
-"""The preset `base`: parity with transformers, masks, adapters, checkpoints without the backbone's directory, errors."""
+"""The preset `base`: parity with transformers, masks, adapters, directories that need no other, errors."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ def without_wrist(batch):
     return {k: v for k, v in batch.items() if k != WRIST}
 
 
-# --- Parity with transformers --------------------------------------------------------------------------------------
+# --- Parity with transformers ------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -110,7 +110,7 @@ def test_fewer_layers_are_the_first_ones(policy, directory, batch):
         torch.testing.assert_close(v, v_all)
 
 
-# --- Contract of a flow policy ---------------------------------------------------------------------------------------
+# --- Contract of a flow policy -----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -142,7 +142,7 @@ def test_repeated_context_shares_gradients(policy, batch, noise):
     assert policy.features(context).shape == (3, 32)
 
 
-# --- Cameras, state, text ----------------------------------------------------------------------------------------------
+# --- Cameras, state, text ----------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -215,7 +215,7 @@ def test_long_prompt_is_named(policy):
         preprocess(policy, raw)
 
 
-# --- Training ----------------------------------------------------------------------------------------------------------
+# --- Training ----------------------------------------------------------------------------------------------------
 
 
 def gradients(policy, batch):
@@ -279,7 +279,7 @@ def gradients_enabled(policy, batch):
         return gradients(policy, batch)
 
 
-# --- Saved policies ------------------------------------------------------------------------------------------------------
+# --- Saved policies ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,14 +319,16 @@ def test_a_configuration_made_twice_loads_the_backbone_twice(directories):
     assert torch.equal(again.state_dict()[weight], policy.state_dict()[weight])
 
 
-# --- Language ------------------------------------------------------------------------------------------------------------
+# --- Language ----------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def test_language_loss_is_that_of_transformers(directory):
     policy = make_base(directory, keep_language_head=True, train_backbone="expert_only")
     backbone = policy.config.backbone_config
-    ids, labels = image_text_pairs(read_tokenizer(str(directory)), backbone, ["what is it?", "where?"], ["a cube", "up"])
+    ids, labels = image_text_pairs(
+        read_tokenizer(str(directory)), backbone, ["what is it?", "where?"], ["a cube", "up"]
+    )
     images = torch.randint(0, 256, (2, SIDE, SIDE, 3), dtype=torch.uint8)
     per_image = policy.prefix.family.tokens_per_image
     assert ((ids == 3).sum(1) == per_image).all()
@@ -362,7 +364,7 @@ def test_language_loss_without_a_head_says_so(policy):
         policy.language_loss(torch.zeros(1, SIDE, SIDE, 3, dtype=torch.uint8), *torch.zeros(2, 1, 4).long())
 
 
-# --- Errors --------------------------------------------------------------------------------------------------------------
+# --- Errors ------------------------------------------------------------------------------------------------------
 
 
 def test_backbone_that_cannot_be_found(monkeypatch):

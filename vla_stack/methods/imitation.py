@@ -5,19 +5,28 @@ Lipman et al., "Flow Matching for Generative Modeling" (2023); as a robot policy
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from vla_stack.methods import imitation_heads
 from vla_stack.policies import flow
 from vla_stack.policies.contract import FlowPolicy
-from vla_stack.policies.vision import random_shift
-from vla_stack.schema import ACTION, OBS_IMAGES
+from vla_stack.policies.modeling_vla import VlaPolicy
+from vla_stack.policies.vision import shifted
+from vla_stack.schema import ACTION
 
 
 def loss(
-    policy: FlowPolicy, batch: dict[str, Any], generator: torch.Generator, draws: int = 2, shift: int = 2
+    policy: FlowPolicy,
+    batch: dict[str, Any],
+    generator: torch.Generator,
+    draws: int = 2,
+    shift: int = 2,
+    emphasis: Sequence[int] = (),
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean squared error of the velocity at random times on the path from each demonstrated chunk to noise.
 
@@ -28,11 +37,16 @@ def loss(
         generator: Source of noise, times and shifts.
         draws: (noise, time) pairs an observation; the expert is cheap beside the vision encoder that they share.
         shift: Largest random shift of images, pixels.
+        emphasis: Horizons whose mixture (methods/mixture_of_horizons.py) weighs early steps more; the same weights are
+            used here, without the mixture, to tell one effect from the other.
 
     Returns:
-        The loss and ``{"flow_loss": loss}``, detached.
+        The loss and ``{"flow_loss": loss}``, detached; where the policy's head is another, that of
+        :mod:`vla_stack.methods.imitation_heads`.
     """
-    batch = {k: random_shift(v, shift, generator) if _is_image(k) else v for k, v in batch.items()}
+    if isinstance(policy, VlaPolicy) and policy.head is not None:
+        return imitation_heads.loss(policy, batch, generator, shift)
+    batch = shifted(batch, shift, generator)
     actions = batch[ACTION].repeat_interleave(draws, 0)
     valid = flow.valid_entries(batch).repeat_interleave(draws, 0)
     noise = flow.sample_noise((*actions.shape[:2], policy.noise_dim), generator, actions.device)
@@ -41,10 +55,18 @@ def loss(
     context = policy.encode(batch).repeat(draws)
     velocity = policy.velocity(context, flow.interpolate(actions, noise, t), t)[..., : actions.shape[-1]]
     error = (velocity.float() - flow.target(actions, noise)).square()  # [b, h, a]
-    value = torch.where(valid, error, 0.0).sum() / valid.sum().clamp(min=1)
+    if emphasis:
+        error = error * step_emphasis(emphasis).to(error)[:, None]
+    value = flow.mean_error(error, valid)
     return value, {"flow_loss": value.detach()}
 
 
-def _is_image(key: str) -> bool:
-    """Whether a batch's entry holds pictures; ``<camera>_is_pad`` beside them says which samples have none."""
-    return key.startswith(f"{OBS_IMAGES}.") and not key.endswith("_is_pad")
+def step_emphasis(horizons: Sequence[int]) -> Float[Tensor, " h"]:
+    """What the loss of a mixture of horizons weighs each step with, scaled to a mean of 1.
+
+    Step k counts 1/h in the loss of every branch h > k, and 1/H in that of the mixture:
+    c_k = sum over h > k of 1/h, plus 1/H.
+    """
+    longest = max(horizons)
+    c = torch.tensor([sum(1 / h for h in horizons if h > k) + 1 / longest for k in range(longest)])
+    return c / c.mean()

@@ -77,7 +77,7 @@ class PretrainedPrefix(nn.Module):
         return self.run(tokens, mask)
 
     def tokens(self, batch: dict[str, Any]) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
-        """Embedded prefix tokens and which of them are there: cameras in the order of the configuration, state, prompt."""
+        """Embedded prefix tokens and which of them are there: cameras in the configuration's order, state, prompt."""
         words, word_mask = batch[OBS_LANGUAGE_TOKENS], batch[OBS_LANGUAGE_ATTENTION_MASK].bool()
         text = self.text.embed_tokens(words)
         images, seen = self.images(batch, text.dtype)
@@ -90,7 +90,7 @@ class PretrainedPrefix(nn.Module):
         return torch.cat((images, state, text), dim=1), mask
 
     def images(self, batch: dict[str, Any], dtype: torch.dtype) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
-        """Tokens of every camera slot and their mask; all images that are there pass through the encoder as one batch."""
+        """Tokens of every camera slot and their mask; all images that are there pass the encoder as one batch."""
         present = [key for key in self.config.camera_keys if key in batch]
         words, per_image = batch[OBS_LANGUAGE_TOKENS], self.family.tokens_per_image
         if self.config.camera_keys and not present:
@@ -103,9 +103,11 @@ class PretrainedPrefix(nn.Module):
         absent = torch.zeros(len(words), per_image, self.width, dtype=dtype, device=words.device)
         tokens, masks = [absent[:, :0]], [torch.zeros(len(words), 0, dtype=torch.bool, device=words.device)]
         for key in self.config.camera_keys:
-            is_pad = batch.get(f"{key}_is_pad", torch.full(words.shape[:1], key not in encoded, device=words.device))
+            seen = torch.full(words.shape[:1], key in encoded, device=words.device)
+            if (lacking := batch.get(f"{key}_is_pad")) is not None:
+                seen = seen & ~lacking
             tokens.append(encoded.get(key, absent))
-            masks.append(~is_pad[:, None].expand(-1, per_image))
+            masks.append(seen[:, None].expand(-1, per_image))
         return torch.cat(tokens, dim=1), torch.cat(masks, dim=1)
 
     def encode_images(self, pixels: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b n d"]:

@@ -107,7 +107,9 @@ def load_backbone(config: VlaConfig) -> PreTrainedModel:
         check_architecture(architecture, config.backbone)
         text = architecture.text_config
         if not 0 <= config.backbone_layers <= text.num_hidden_layers:
-            raise UserError(f"backbone_layers is {config.backbone_layers}, '{config.backbone}' has {text.num_hidden_layers}")
+            raise UserError(
+                f"backbone_layers is {config.backbone_layers}, '{config.backbone}' has {text.num_hidden_layers}"
+            )
         text.num_hidden_layers = config.backbone_layers or text.num_hidden_layers
         dtype = torch.float32 if config.train_backbone == "full" else getattr(torch, config.backbone_dtype)
         model, report = AutoModelForImageTextToText.from_pretrained(

@@ -1,7 +1,7 @@
 """Configuration of the native VLA, LeRobot policy type ``vla``.
 
-The defaults are the preset ``tiny``, trained from scratch. With ``backbone`` it is the preset ``base``, whose prefix is a
-pretrained vision-language model (``configs/base.yaml``).
+The defaults are the preset ``tiny``, trained from scratch. With ``backbone`` it is the preset ``base``, whose prefix is
+a pretrained vision-language model (``configs/base.yaml``).
 """
 
 from __future__ import annotations
@@ -45,21 +45,22 @@ class VlaConfig(PreTrainedConfig):
         tokens_per_camera: Prefix tokens a camera.
         vocabulary: Buckets of the word hash.
         max_words: Longest instruction.
-        backbone: Local directory or hub id of a vision-language model (SmolVLM2 or PaliGemma class) whose layers are the
-            prefix; the sizes of prefix layers, of its encoders and of ``max_words`` are then not read. Empty: ``tiny``.
-        backbone_config: The backbone's architecture. Filled in when its weights are first loaded; where it is set, as in
-            a saved policy, the weights are those of the policy directory and ``backbone`` is not looked up.
+        backbone: Local directory or hub id of a vision-language model (SmolVLM2 or PaliGemma class) whose layers are
+            the prefix; the sizes of prefix layers and encoders above are then not read. Empty: ``tiny``.
+        backbone_config: The backbone's architecture. Filled in when its weights are first loaded; where it is set, as
+            in a saved policy, the weights are those of the policy directory and ``backbone`` is not looked up.
         backbone_layers: Text layers to use, from the first on; 0 uses all.
         backbone_dtype: Type of frozen weights, and with ``bfloat16`` also of the arithmetic in prefix and expert.
-        train_backbone: ``expert_only`` freezes the backbone, ``lora`` trains low-rank adapters in it, ``full`` trains it.
+        train_backbone: ``expert_only`` freezes the backbone, ``lora`` trains low-rank adapters in it, ``full`` all of
+            it.
         freeze_vision: Keep the vision encoder as it is, whatever ``train_backbone`` says.
         keep_language_head: Keep what only ``language_loss`` needs: the last layer's output and the vocabulary head.
         lora_rank: Rank r of the adapters (Hu et al. 2021).
         lora_alpha: Scale of the adapters, times r.
         lora_targets: Names of the linear layers that get an adapter.
         gradient_checkpointing: Recompute the backbone's activations in the backward pass instead of keeping them.
-        state_input: ``token`` projects the state to one prefix token; ``prompt`` writes it into the instruction as one of
-            256 bins a dimension (pi0.5), which bounds it to the range of its 1 % and 99 % quantiles.
+        state_input: ``token`` projects the state to one prefix token; ``prompt`` writes it into the instruction as one
+            of 256 bins a dimension (pi0.5), which bounds it to the range of its 1 % and 99 % quantiles.
         max_tokens: Longest prompt in tokens of the backbone.
         head: ``flow`` denoises a chunk; the others predict it in one step from learnt queries: ``regression`` (L1),
             ``gaussian`` (independent normal per entry) or ``bins`` (a distribution over 256 bins per entry).

@@ -128,7 +128,7 @@ class ActionExpert(nn.Module):
         blocks: Sequence[int] | None = None,
         valid: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """Final states of the action tokens, which :attr:`head` maps to velocities; see ``FlowPolicy.action_states``."""
+        """Final states of the action tokens, which :attr:`head` maps on; see ``FlowPolicy.action_states``."""
         lengths = (x.shape[1],) if blocks is None else tuple(blocks)
         condition = self.time(per_token(t))
         mask = F.pad(context.mask, (0, x.shape[1]), value=True)[:, None]  # [b, 1, m + n]

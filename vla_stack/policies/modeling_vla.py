@@ -86,7 +86,7 @@ class VlaPolicy(PreTrainedPolicy):
         blocks: Sequence[int] | None = None,
         valid: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """See :meth:`FlowPolicy.action_states`; a one-step head looks at no more of ``x`` and ``t`` than their shapes."""
+        """See :meth:`FlowPolicy.action_states`; with a one-step head no more of ``x`` is read than its shape."""
         if context.has_dim is not None:
             # No loss holds the velocity of padding to anything, so what a sampler makes of it must not be read.
             x = torch.where(context.has_dim[:, None], x, 0.0)
@@ -99,6 +99,10 @@ class VlaPolicy(PreTrainedPolicy):
 
     def features(self, context: PrefixContext) -> Float[Tensor, "b d"]:
         return context.summary
+
+    @property
+    def inference_steps(self) -> int:
+        return self.config.num_inference_steps
 
     # --- One-step heads and the backbone's language -----------------------------------------------------------------
 
@@ -127,8 +131,9 @@ class VlaPolicy(PreTrainedPolicy):
     def language_loss(
         self, images: Shaped[Tensor, "b _ _ _"], input_ids: Int[Tensor, "b n"], labels: Int[Tensor, "b n"]
     ) -> Tensor:
-        """Next-token cross entropy of the backbone on image-text pairs, in its own prompt and attention; for co-training
-        that keeps what it knows (pi0.5).
+        """Next-token cross entropy of the backbone on image-text pairs, in its own prompt and attention.
+
+        For co-training that keeps what it knows (pi0.5).
 
         Args:
             images: One a row, uint8 [b, h, w, 3] or float [b, 3, h, w] in [0, 1].

@@ -66,5 +66,7 @@ def gripper_steps(config: VlaConfig, stats: dict[str, dict[str, Any]] | None) ->
     if config.use_relative_actions and "gripper" not in config.relative_exclude_joints:
         raise UserError("gripper=binary needs absolute gripper commands", "add 'gripper' to relative_exclude_joints")
     of = (stats or {}).get(ACTION, {})
-    low, high = ([float(of[key][i]) if key in of else default for i in dims] for key, default in (("min", 0.0), ("max", 1.0)))
+    low, high = (
+        [float(of[key][i]) if key in of else default for i in dims] for key, default in (("min", 0.0), ("max", 1.0))
+    )
     return [BinaryGripperStep(dims, low, high)]
