@@ -1,4 +1,4 @@
-"""gym-aloha's bimanual tasks (Zhao et al. 2023, arXiv:2304.13705; package ``gym-aloha``), with an expert for the transfer.
+"""gym-aloha's bimanual tasks (Zhao et al. 2023, arXiv:2304.13705; package ``gym-aloha``).
 
 The package renders three pictures of 640x480 at every step whether they are wanted or not; here the same physics, scene
 and reward give the pictures that are asked for.
@@ -51,8 +51,8 @@ class AlohaEnv(BenchmarkEnv):
 
     Args:
         task: ``transfer_cube`` or ``insertion``.
-        cameras: Any of the scene's; ``top`` is the package's, there are also ``angle``, ``front_close``, ``left_pillar``,
-            ``right_pillar``, ``left_wrist`` and ``right_wrist``.
+        cameras: Any of the scene's; ``top`` is the package's; there are also ``angle``, ``front_close``,
+            ``left_pillar``, ``right_pillar``, ``left_wrist`` and ``right_wrist``.
         image_size: Height and width of the pictures, pixels, or one number for both.
         control_hz: Control steps a second; must divide 50.
         visuals: ``fast`` or ``official``.

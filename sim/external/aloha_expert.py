@@ -17,7 +17,7 @@ from sim.external.benchmark import BenchmarkExpert
 if TYPE_CHECKING:
     from sim.external.aloha import AlohaEnv
 
-# ViperX 300, metres: height of the shoulder, elbow seen from it at zero angle (forward, up), forearm, wrist to fingertip.
+# ViperX 300, metres: height of the shoulder, elbow seen from there at zero angle (forward, up), forearm, wrist to tip.
 SHOULDER, ELBOW, FOREARM, HAND = 0.127, (0.0596, 0.3), 0.3, 0.215
 BASE = {"left": np.array([-0.469, 0.5]), "right": np.array([0.469, 0.5])}
 HEADING = {"left": 1.0, "right": -1.0}  # sign of x towards the other arm
@@ -25,7 +25,8 @@ HEADING = {"left": 1.0, "right": -1.0}  # sign of x towards the other arm
 PITCH = 1.05  # rad, how far the right hand points down
 MEET = np.array([0.02, 0.5, 0.27])  # m, where the cube changes hands
 OPEN, CLOSED = 1.0, 0.0
-NOISE = 0.05  # rad, at noise=1
+NOISE = 0.1  # rad, at noise=1
+LEFT_FREE, RIGHT_FREE = 3.2, 1.8  # s, until when an arm may be pushed about: a grasp that is shaken is lost
 
 
 class TransferExpert(BenchmarkExpert):
@@ -42,6 +43,10 @@ class TransferExpert(BenchmarkExpert):
         self._step += 1
         t = self._step * self._dt
         return np.concatenate([at(self._left, t), at(self._right, t)]).astype(np.float32)
+
+    def perturb(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        noisy, t = super().perturb(action), self._step * self._dt
+        return np.where(t < np.repeat([LEFT_FREE, RIGHT_FREE], 7), noisy, action)
 
 
 Plan = list[tuple[float, NDArray[np.float64]]]  # seconds, targets [7] of one arm
