@@ -27,7 +27,7 @@ from vla_stack.serving import messages, wire
 from vla_stack.serving.client import PolicyClient
 from vla_stack.serving.server import PolicyServer, ServerConfig
 from vla_stack.serving.sessions import Sessions
-from vla_stack.serving.transport import require_local
+from vla_stack.serving.transport import is_local, zmq_address
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 
@@ -312,17 +312,18 @@ def test_sessions_expire_and_are_replaced():
     "endpoint", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://192.168.1.4:5555", "tcp://eth0:5555", "tcp://[::]:5555"]
 )
 @pytest.mark.parametrize("end", [lambda e: PolicyServer(TickPolicy, e), PolicyClient])
-def test_only_loopback(endpoint, end):
-    with pytest.raises(UserError, match="CURVE keys are required"):
+def test_off_this_machine_keys_are_needed(endpoint, end, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLA_KEYS", str(tmp_path))
+    with pytest.raises(UserError, match="this computer has no keys .* vla keys create"):
         end(endpoint)
 
 
 def test_addresses():
-    assert require_local("tcp://localhost:5555") == "tcp://127.0.0.1:5555"
-    assert require_local("ipc:///tmp/x") == "ipc:///tmp/x"
+    assert zmq_address("tcp://localhost:5555") == "tcp://127.0.0.1:5555"
+    assert is_local("tcp://localhost:5555") and is_local("ipc:///tmp/x") and not is_local("tcp://10.0.0.1:5555")
     for malformed in ("127.0.0.1:5555", "tcp://127.0.0.1", "udp://127.0.0.1:1", "ipc://"):
         with pytest.raises(UserError, match="is not tcp://HOST:PORT or ipc://PATH"):
-            require_local(malformed)
+            is_local(malformed)
 
 
 def test_a_taken_port_is_named(serve):

@@ -15,7 +15,8 @@ import zmq
 from vla_stack.errors import UserError
 from vla_stack.schema import ActionChunk, Observation, PolicySpec, RobotSpec
 from vla_stack.serving import messages, wire
-from vla_stack.serving.transport import new_socket, receive, require_local, send
+from vla_stack.serving.keys import KeyFolder
+from vla_stack.serving.transport import CurveKeys, is_local, new_socket, receive, send, zmq_address
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 POLICY_CHANGED = "POLICY_CHANGED"
@@ -58,20 +59,30 @@ class PolicyClient:
     """Connection of one robot to one policy server. Not thread-safe: one thread owns it.
 
     Args:
-        endpoint: ``tcp://127.0.0.1:PORT`` or ``ipc://PATH``.
+        endpoint: ``tcp://HOST:PORT`` or ``ipc://PATH``. A server off this machine must prove that it owns the key
+            that is pinned for it.
+        keys: This computer's keys; the default folder where none is given.
 
     Attributes:
         policy: What the server said it serves, None before :meth:`hello`.
         clock: Clock offset and fastest round trip from :meth:`ping`, None before the first answer.
         last_pong_ns: Robot's monotonic clock when the server last answered a PING, None before the first answer.
         discarded: Replies that were filtered out, by reason (``stale``, ``malformed``).
+
+    Raises:
+        UserError: The endpoint is malformed, or lies off this machine and keys are missing.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = require_local(endpoint)
+    def __init__(self, endpoint: str, keys: KeyFolder | None = None) -> None:
+        self._endpoint = endpoint
+        curve = None
+        if keys is not None or not is_local(endpoint):
+            folder = keys or KeyFolder()
+            identity = folder.identity()
+            curve = CurveKeys(identity.public, identity.secret, folder.server_key(endpoint))
         self._context = zmq.Context()
-        self._socket = new_socket(self._context, zmq.DEALER)
-        self._socket.connect(self._endpoint)
+        self._socket = new_socket(self._context, zmq.DEALER, curve)
+        self._socket.connect(zmq_address(endpoint))
         self._robot: RobotSpec | None = None
         self._sid = ""
         self._epoch = 0
@@ -149,7 +160,7 @@ class PolicyClient:
             if frames is None:
                 break
             try:
-                item = self._handle(wire.decode(frames))
+                item = self._handle(wire.decode([frame.buffer for frame in frames]))
             except WireError as e:
                 self.discarded["malformed"] += 1
                 item = ServerError(e.code, f"server's message is malformed: {e.text}")

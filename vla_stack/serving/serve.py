@@ -13,7 +13,7 @@ from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import PolicySpec
 from vla_stack.serving.server import PolicyServer, ServerConfig, load_directory
 
-HELP = "Serve a policy to robots on this machine over ZeroMQ."
+HELP = "Serve a policy to robots over ZeroMQ."
 EXAMPLES = (
     "vla serve --policy outputs/pick",
     "vla serve --policy shipped --endpoint ipc:///tmp/vla.sock --metrics-port 9100 --threads 4",
@@ -26,7 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="shipped",
         help="LeRobot policy directory, a run directory, or the name of a shipped policy (default: %(default)s)",
     )
-    parser.add_argument("--endpoint", default="tcp://127.0.0.1:5555", help="loopback tcp or ipc (default: %(default)s)")
+    parser.add_argument(
+        "--endpoint",
+        default="tcp://127.0.0.1:5555",
+        help="where to listen; off loopback `vla keys` are required (default: %(default)s)",
+    )
     parser.add_argument("--metrics-port", type=int, help="loopback port of /metrics, /readyz, /healthz; 0 takes any")
     parser.add_argument("--device", default="cpu", help="torch device (default: %(default)s)")
     parser.add_argument(

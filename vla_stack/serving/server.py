@@ -5,8 +5,10 @@ The inference thread (``worker.py``) runs the policy and, while it has nothing t
 (``baton.py``). The metrics page (``metrics.py``) is optional. Every admitted request is answered exactly once, by CHUNK
 or by ERR: EXPIRED to a request that a newer one of its session or a RESET overtook.
 
-Limits: ZeroMQ caps the size of a frame, not the number of frames of an unfinished message, so a peer that is allowed
-to connect can make libzmq hold memory. Who may connect is therefore decided below this module: loopback or ipc only.
+Off this machine every connection is encrypted, and ZeroMQ's authenticator lets in only peers of the allow-list, whose
+roles are checked here (``keys.py``). One key drives one robot: a second session with it is refused while the first
+lives. Limits: ZeroMQ caps the size of a frame, not the number of frames of an unfinished message, so a peer that is
+allowed to connect can make libzmq hold memory.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ import zmq
 from vla_stack.errors import UserError
 from vla_stack.schema import PolicySpec
 from vla_stack.serving import messages, wire
+from vla_stack.serving.admission import Admission
 from vla_stack.serving.baton import Baton
+from vla_stack.serving.keys import KeyFolder
 from vla_stack.serving.metrics import Metrics, MetricsPage
 from vla_stack.serving.sessions import Session, Sessions
-from vla_stack.serving.transport import new_socket, receive, require_local, send
+from vla_stack.serving.transport import is_local, new_socket, owner, receive, send, zmq_address
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker
 
@@ -62,16 +66,18 @@ class PolicyServer:
     Args:
         load: Returns the policy. Called on the inference thread; until it is loaded and warm, robots are told
             NOT_READY.
-        endpoint: ``tcp://127.0.0.1:PORT`` (``*`` for any free port) or ``ipc://PATH``.
+        endpoint: ``tcp://ADDRESS:PORT`` (port ``*`` for any free one) or ``ipc://PATH``.
         config: Limits.
         on_ready: Called once, when requests are first answered.
+        keys: This computer's keys: connections are encrypted, peers must be on the allow-list. None uses the default
+            folder where the endpoint can be reached from outside, and no encryption otherwise.
 
     Attributes:
         endpoint: Address that is bound.
         metrics: Counters.
 
     Raises:
-        UserError: The endpoint is not local or is in use.
+        UserError: The endpoint is in use, or can be reached from outside and there are no keys.
     """
 
     def __init__(
@@ -80,17 +86,21 @@ class PolicyServer:
         endpoint: str = "tcp://127.0.0.1:5555",
         config: ServerConfig = ServerConfig(),
         on_ready: Callable[[PolicySpec], None] | None = None,
+        keys: KeyFolder | None = None,
     ) -> None:
         self._config = config
         self._on_ready = on_ready
         self._context = zmq.Context()
-        self._router = new_socket(self._context, zmq.ROUTER)
+        self._admission: Admission | None = None
+        if keys is not None or not is_local(endpoint):
+            self._admission = Admission(self._context, keys or KeyFolder())
+        self._router = new_socket(self._context, zmq.ROUTER, self._admission and self._admission.curve)
         try:
-            self._router.bind(require_local(endpoint))
-        except (zmq.ZMQError, UserError) as e:
+            self._router.bind(zmq_address(endpoint))
+        except zmq.ZMQError as e:
+            if self._admission:
+                self._admission.close()
             self._context.destroy()
-            if isinstance(e, UserError):
-                raise
             raise UserError(f"cannot bind {endpoint}: {e}", "stop the other server or choose another port") from None
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._wake_in = self._context.socket(zmq.PAIR)
@@ -167,7 +177,8 @@ class PolicyServer:
             frames = receive(self._router)
             if frames is None:
                 break
-            self._handle(bytes(frames[0]), frames[1:])
+            peer, *parts = frames
+            self._handle(bytes(peer.buffer), [part.buffer for part in parts], owner(peer) if self._admission else "")
         for session in self._sessions.expire(now_ns):
             self._forget(session)
         self.metrics.sessions = len(self._sessions)
@@ -178,6 +189,8 @@ class PolicyServer:
         if self._page:
             self._page.close()
         self._router.close(linger=500)  # the last replies still leave
+        if self._admission:
+            self._admission.close()
         self._wake_in.close()
         # The inference thread owns the other end of the pair; where it hangs inside the policy, only the end of the
         # process ends it.
@@ -282,16 +295,18 @@ class PolicyServer:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def _handle(self, peer: bytes, frames: list[memoryview]) -> None:
+    def _handle(self, peer: bytes, frames: list[memoryview], key: str) -> None:
         received_ns = time.monotonic_ns()
         message = Message(Kind.ERR)
         try:
             message = wire.decode(frames)
             self.metrics.receive(message.kind)
+            if self._admission:
+                self._admission.check(message.kind, key)
             if message.kind is Kind.PING:
                 self._on_ping(peer, message, received_ns)
             elif message.kind is Kind.HELLO:
-                self._on_hello(peer, message, received_ns)
+                self._on_hello(peer, message, received_ns, key)
             elif message.kind is Kind.INFER:
                 self._on_infer(peer, message, received_ns)
             elif message.kind is Kind.RESET:
@@ -312,12 +327,12 @@ class PolicyServer:
         pong = Message(Kind.PONG, session.sid if session else "", message.epoch, message.rid, fields)
         self._send(peer, wire.encode(pong))
 
-    def _on_hello(self, peer: bytes, message: Message, received_ns: int) -> None:
+    def _on_hello(self, peer: bytes, message: Message, received_ns: int, key: str) -> None:
         policy = self._require_ready()
         difference = messages.robot_difference(messages.read_hello(message), policy.robot)
         if difference:
             raise WireError(Code.BAD_SCHEMA, f"this policy was not trained for this robot: {difference}")
-        session, replaced = self._sessions.open(peer, message.epoch, message.sid, received_ns)
+        session, replaced = self._sessions.open(peer, message.epoch, message.sid, received_ns, key)
         if replaced is not None:
             self._forget(replaced)
         self._on_reset(session, message.epoch)

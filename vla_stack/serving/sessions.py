@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from vla_stack.serving.wire import Code, WireError
 
+LEASE_NS = 2_000_000_000  # a robot node that lives sends a PING several times in this time
+
 
 @dataclass
 class Session:
@@ -17,12 +19,14 @@ class Session:
         peer: ZeroMQ routing id of the connection.
         epoch: Newest epoch seen; requests of an older one are refused.
         last_seen_ns: Server's monotonic clock at the last message.
+        key: Public key of the robot, empty on a connection without keys.
     """
 
     sid: str
     peer: bytes
     epoch: int
     last_seen_ns: int
+    key: str = ""
 
 
 class Sessions:
@@ -41,22 +45,27 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_peer)
 
-    def open(self, peer: bytes, epoch: int, previous_sid: str, now_ns: int) -> tuple[Session, Session | None]:
+    def open(
+        self, peer: bytes, epoch: int, previous_sid: str, now_ns: int, key: str = ""
+    ) -> tuple[Session, Session | None]:
         """Session for ``peer``, and the one that it replaces: that of the same robot before it reconnected
-        (``previous_sid``, which only that robot knows). A connection keeps its session when it says HELLO again.
+        (``previous_sid``, which only that robot knows), or one of the same key that has fallen silent. A connection
+        keeps its session when it says HELLO again.
 
         Raises:
-            WireError: BUSY, the limit is reached.
+            WireError: BUSY, the limit is reached, or another process drives the robot of this key.
         """
         session = self.of(peer, now_ns)
         if session is not None:
             return session, None
-        replaced = next((s for s in self._by_peer.values() if s.sid == previous_sid), None)
+        replaced = next((s for s in self._by_peer.values() if s.sid == previous_sid or (key and s.key == key)), None)
+        if replaced is not None and replaced.sid != previous_sid and now_ns - replaced.last_seen_ns < LEASE_NS:
+            raise WireError(Code.BUSY, "another process drives this robot: it has a session with the same key")
         if replaced is not None:
             self.close(replaced)
         if len(self._by_peer) >= self._limit:
             raise WireError(Code.BUSY, f"{self._limit} sessions are open, no more are allowed")
-        session = Session(secrets.token_hex(16), peer, epoch, now_ns)
+        session = Session(secrets.token_hex(16), peer, epoch, now_ns, key)
         self._by_peer[peer] = session
         return session, replaced
 

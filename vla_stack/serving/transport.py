@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import zmq
 
@@ -18,35 +19,47 @@ COPY_BYTES = 256 << 10  # a smaller frame is copied faster than ZeroMQ reports b
 QUEUED_MESSAGES = 8  # per peer and direction: a burst of reset, request and ping; older data is of no use to a robot
 
 
-def require_local(endpoint: str) -> str:
-    """``endpoint`` in the form that ZeroMQ binds, if nothing outside this machine can reach it.
+def is_local(endpoint: str) -> bool:
+    """Whether nothing outside this machine can reach an endpoint.
 
     Raises:
-        UserError: The address is malformed or not a loopback one. Images and motion commands do not cross a network
-            in the clear.
+        UserError: It is malformed.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme in ("ipc", "inproc") and rest:
-        return endpoint
+        return True
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not (port == "*" or port.isdigit()):
         raise UserError(f"endpoint '{endpoint}' is not tcp://HOST:PORT or ipc://PATH", "e.g. tcp://127.0.0.1:5555")
     if host == "localhost":
-        return f"tcp://127.0.0.1:{port}"
+        return True
     try:
-        local = ipaddress.IPv4Address(host).is_loopback
+        return ipaddress.IPv4Address(host).is_loopback
     except ipaddress.AddressValueError:
-        local = False
-    if not local:
-        raise UserError(
-            f"endpoint '{endpoint}' is not a loopback address; off this machine CURVE keys are required",
-            "use tcp://127.0.0.1:PORT, ipc://PATH, or an SSH tunnel to such an address",
-        )
-    return endpoint
+        return False
 
 
-def new_socket(context: zmq.Context, kind: int) -> zmq.Socket:
-    """A socket that forgets rather than waits: small queues, heartbeats, bounded frames, no lingering."""
+def zmq_address(endpoint: str) -> str:
+    """An endpoint as ZeroMQ binds it, which knows interfaces and addresses but not the name ``localhost``."""
+    return endpoint.replace("tcp://localhost:", "tcp://127.0.0.1:")
+
+
+class CurveKeys(NamedTuple):
+    """Keys of a connection, Z85 text: one's own pair and, at the client, the server's public one."""
+
+    public: str
+    secret: str
+    server: str = ""
+
+
+def new_socket(context: zmq.Context, kind: int, keys: CurveKeys | None = None) -> zmq.Socket:
+    """A socket that forgets rather than waits: small queues, heartbeats, bounded frames, no lingering.
+
+    Args:
+        context: ZeroMQ context.
+        kind: ``zmq.ROUTER`` or ``zmq.DEALER``.
+        keys: Encrypt and authenticate with these keys; None for connections that stay on this machine.
+    """
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
@@ -60,6 +73,12 @@ def new_socket(context: zmq.Context, kind: int) -> zmq.Socket:
         socket.setsockopt(zmq.IMMEDIATE, 1)  # queue for live connections only
     if kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that left is an error, not a silent loss
+    if keys is not None:
+        socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        if kind == zmq.ROUTER:
+            socket.curve_server = True
+        else:
+            socket.curve_serverkey = keys.server.encode()
     return socket
 
 
@@ -82,20 +101,28 @@ def send(socket: zmq.Socket, frames: Sequence[bytes | memoryview]) -> bool:
     return False
 
 
-def receive(socket: zmq.Socket) -> list[memoryview] | None:
+def receive(socket: zmq.Socket) -> list[zmq.Frame] | None:
     """Frames of the next message without copying, or None if there is none.
 
     MAXMSGSIZE bounds a frame, not their number: frames beyond what any message may have (routing id, header, tensors)
     are dropped here except one, so that the decoder sees that there were too many.
     """
-    frames: list[memoryview] = []
+    frames: list[zmq.Frame] = []
     try:
         frame = socket.recv(zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return None
-    frames.append(frame.buffer)
+    frames.append(frame)
     while frame.more:
         frame = socket.recv(copy=False)
         if len(frames) < MAX_TENSORS + 3:
-            frames.append(frame.buffer)
+            frames.append(frame)
     return frames
+
+
+def owner(frame: zmq.Frame) -> str:
+    """Public key of the peer that sent a frame, as the authenticator saw it; empty on a connection without keys."""
+    try:
+        return frame.get("User-Id")
+    except zmq.ZMQError:
+        return ""
