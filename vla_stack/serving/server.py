@@ -94,7 +94,7 @@ class PolicyServer:
         self._admission: Admission | None = None
         if keys is not None or not is_local(endpoint):
             self._admission = Admission(self._context, keys or KeyFolder())
-        self._router = new_socket(self._context, zmq.ROUTER, self._admission and self._admission.curve)
+        self._router = new_socket(self._context, zmq.ROUTER, self._admission.curve if self._admission else None)
         try:
             self._router.bind(zmq_address(endpoint))
         except zmq.ZMQError as e:

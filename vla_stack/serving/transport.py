@@ -123,6 +123,6 @@ def receive(socket: zmq.Socket) -> list[zmq.Frame] | None:
 def owner(frame: zmq.Frame) -> str:
     """Public key of the peer that sent a frame, as the authenticator saw it; empty on a connection without keys."""
     try:
-        return frame.get("User-Id")
+        return str(frame.get("User-Id"))
     except zmq.ZMQError:
         return ""
