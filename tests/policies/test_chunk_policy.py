@@ -120,7 +120,7 @@ def test_directories_that_are_no_policy_are_named(saved, tmp_path):
     config = json.loads((saved / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "type": "nonsense"}))
     (tmp_path / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
-    with pytest.raises(UserError, match="'nonsense'.*is not registered"):
+    with pytest.raises(UserError, match="'type' is 'nonsense'.*the types are act"):
         load_policy(tmp_path)
 
 

@@ -15,7 +15,8 @@ from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
-from vla_stack.training.build import Parts, find_loss, restore
+from vla_stack.training.build import Parts, find_loss
+from vla_stack.training.policies import restore
 from vla_stack.training.recipe import Recipe
 
 STATE, ACTION, HORIZON, SIDE = 4, 3, 4, 16

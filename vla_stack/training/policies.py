@@ -1,0 +1,72 @@
+"""The policy that a run trains: new, from published weights, or from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lerobot.configs import FeatureType, PreTrainedConfig
+from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
+from lerobot.policies import PreTrainedPolicy
+from lerobot.utils.feature_utils import dataset_to_policy_features
+from safetensors import safe_open
+
+from vla_stack.errors import UserError
+from vla_stack.policies.directory import read_policy, read_processors
+from vla_stack.policies.registry import ADAPTERS, policy_class
+from vla_stack.policies.weights import WEIGHTS
+from vla_stack.schema import ACTION
+from vla_stack.training.checkpoint import PRETRAINED, trainable
+
+
+def new_policy(config: PreTrainedConfig, meta: LeRobotDatasetMetadata) -> PreTrainedPolicy:
+    """A policy for the features of a dataset; with weights where ``config.pretrained_path`` names some.
+
+    LeRobot's VLAs fit any cameras and, by padding, any state and action: published weights take those of the dataset.
+    Other policies keep the cameras that they were trained with.
+
+    Args:
+        config: Its configuration. Input features that are set stay, so that a recipe can choose cameras.
+        meta: LeRobot's metadata of the dataset.
+
+    Raises:
+        UserError: The dataset lacks a camera that the weights need, or the weights cannot be read.
+    """
+    features = dataset_to_policy_features(meta.features)
+    config.output_features = {key: f for key, f in features.items() if f.type is FeatureType.ACTION}
+    inputs = {key: f for key, f in features.items() if key not in config.output_features}
+    if config.pretrained_path and config.type in ADAPTERS:
+        config.input_features = {}
+    config.input_features = config.input_features or inputs
+    if hasattr(config, "action_feature_names"):
+        config.action_feature_names = list(meta.features[ACTION]["names"] or ()) or None
+    cameras = [key for key, f in config.input_features.items() if f.type is FeatureType.VISUAL]
+    if cameras and not set(cameras) & set(inputs):
+        remedy = f"it has {', '.join(meta.camera_keys)}; train from scratch, or name the cameras alike"
+        raise UserError(f"{meta.root} has none of the policy's cameras ({', '.join(cameras)})", remedy)
+    known = {"dataset_stats": meta.stats, "dataset_meta": meta}
+    if config.pretrained_path:
+        policy = read_policy(config.pretrained_path, config, **known)
+    else:
+        policy = policy_class(config.type)(config, **known)
+    return in_float32(policy.to(config.device))
+
+
+def restore(checkpoint: Path, config: PreTrainedConfig) -> tuple[PreTrainedPolicy, Any, Any]:
+    """Policy and processors of a checkpoint."""
+    directory = checkpoint / PRETRAINED
+    policy = read_policy(directory, config)
+    rounded = [name for name, p in trainable(policy).items() if p.dtype != torch.float32]
+    in_float32(policy)
+    with safe_open(directory / WEIGHTS, framework="pt") as file, torch.no_grad():
+        for name in rounded:
+            policy.get_parameter(name).copy_(file.get_tensor(name))
+    return policy, *read_processors(directory, config, str(config.device))
+
+
+def in_float32(policy: PreTrainedPolicy) -> PreTrainedPolicy:
+    """What is trained in float32, whatever the rest is: an update of a ten-thousandth is lost in bfloat16."""
+    for parameter in trainable(policy).values():
+        parameter.data = parameter.data.float()
+    return policy
