@@ -160,9 +160,11 @@ def _benchmark_options(env_id: str, robot: RobotSpec) -> dict[str, Any]:
     sizes = {(c.height, c.width) for c in robot.cameras}
     if len(sizes) > 1:
         raise UserError(f"{env_id} renders pictures of one size, the policy wants {sorted(sizes)}")
-    options: dict[str, Any] = {"cameras": tuple(c.name for c in robot.cameras), "visuals": "fast"}
+    options: dict[str, Any] = {"cameras": tuple(c.name for c in robot.cameras)}
     if sizes:
         options["image_size"] = sizes.pop()
+    if not env_id.startswith("libero/"):  # whose pictures are the official ones
+        options["visuals"] = "fast"
     if not nameless(robot):
         options["control_hz"] = robot.rate_hz
         if env_id.startswith("metaworld/"):
