@@ -28,10 +28,8 @@ results: bootstrap  ## print all checks of docs/results and rebuild docs/results
 	$(VENV)/python tools/results.py
 
 lock:  ## resolve requirements.lock again (needs uv)
-	echo 'mujoco==3.8.1' > .lock-constraints
-	uv pip compile pyproject.toml --extra train --extra robot --extra dev --universal --python-version 3.12 \
-	  --generate-hashes --no-header --no-emit-index-url --no-emit-find-links -q -c .lock-constraints -o requirements.lock
-	rm .lock-constraints
+	uv pip compile pyproject.toml --extra train --extra robot --extra sim-extra --extra dev --universal \
+	  --python-version 3.12 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links -q -o requirements.lock
 
 clean:  ## remove caches and outputs, keep .venv
 	rm -rf outputs runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
