@@ -36,6 +36,7 @@ class FlowPolicy(Protocol):
         state_width: Width of an action token's final state, d of ``action_states``.
         causal_actions: Whether an action token reads only the ones before it; then chunks of any length agree on their
             common steps, and a mixture of horizons has nothing to mix.
+        inference_steps: Euler steps of a sampled chunk.
     """
 
     horizon: int
@@ -43,6 +44,9 @@ class FlowPolicy(Protocol):
     noise_dim: int
     state_width: int
     causal_actions: bool
+
+    @property
+    def inference_steps(self) -> int: ...
 
     def encode(self, batch: dict[str, Any]) -> Context:
         """Encode a preprocessed batch of b observations once, with gradients."""
@@ -60,9 +64,10 @@ class FlowPolicy(Protocol):
         blocks: Sequence[int] | None = None,
         valid: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """Final states of the action tokens: ``velocity(context, x, t) == action_head(action_states(context, x, t))``.
+        """Final states of the action tokens, which ``action_head`` maps to velocities.
 
-        Heads of several kinds and mixtures of horizons are built on them.
+        ``velocity(context, x, t) == action_head(action_states(context, x, t))[..., :x.shape[-1]]``. Heads of several
+        kinds and mixtures of horizons are built on them.
 
         Args:
             context: The prefix.
@@ -74,8 +79,8 @@ class FlowPolicy(Protocol):
         """
         ...
 
-    def action_head(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n a"]:
-        """Velocities of final action-token states."""
+    def action_head(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n p"]:
+        """Velocities of final action-token states, ``noise_dim`` wide; affine in the states."""
         ...
 
     def features(self, context: Context) -> Float[Tensor, "b d"]:

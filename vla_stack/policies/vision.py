@@ -9,10 +9,14 @@ learnt, with a spatial softmax of the usual scale.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
+
+from vla_stack.schema import OBS_IMAGES
 
 
 def to_float(images: Shaped[Tensor, "b _ _ _"]) -> Float[Tensor, "b 3 h w"]:
@@ -47,6 +51,15 @@ def random_shift(
         return images[sample, rows[:, :, None], cols[:, None, :]]
     # Indices around a slice come first: [b, h, w, c], which is channels-last once permuted.
     return images[sample, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2)
+
+
+def shifted(batch: dict[str, Any], pixels: int, generator: torch.Generator) -> dict[str, Any]:
+    """A batch with each of its images shifted by :func:`random_shift`."""
+
+    def is_image(key: str) -> bool:  # `<camera>_is_pad` beside them says which samples have none
+        return key.startswith(f"{OBS_IMAGES}.") and not key.endswith("_is_pad")
+
+    return {k: random_shift(v, pixels, generator) if is_image(k) else v for k, v in batch.items()}
 
 
 class ImageEncoder(nn.Module):

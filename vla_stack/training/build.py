@@ -20,24 +20,25 @@ from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.policies.factory import make_policy_config, make_pre_post_processors
 from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.feature_utils import dataset_to_policy_features
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import vla_stack.methods
-from vla_stack.data import ChunkLoader, Dataset, load_stats, open_dataset, read_robot_spec
+from vla_stack.data import Dataset, load_stats, read_robot_spec
 from vla_stack.data.stats import RELATIVE_ACTION
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import ROBOT
+from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
 from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.checkpoint import PRETRAINED
-from vla_stack.training.mixture import Mixture
+from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
+from vla_stack.training.loaders import make_loader
 from vla_stack.training.policies import new_policy, restore
-from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe
+from vla_stack.training.recipe import PolicyRecipe, Recipe
+from vla_stack.training.sources import Stats, open_sources, pooled
 
 Batch = dict[str, Any]
-Stats = dict[str, dict[str, Any]]
 Loss = Callable[[PreTrainedPolicy, Batch, torch.Generator], tuple[Tensor, dict[str, Any]]]
 
 
@@ -63,7 +64,7 @@ class Parts:
     @property
     def float_images(self) -> bool:
         """Whether the policy's processors want float images; the native VLA takes them as recorded."""
-        return not isinstance(self.policy.config, VlaConfig)
+        return not isinstance(base_config(self.policy.config), VlaConfig)
 
     def save_pretrained(self, directory: Path) -> None:
         """Write the LeRobot policy directory: config, weights, processors."""
@@ -100,22 +101,24 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
     """
     loss = find_loss(recipe.method, recipe.method_options)
     config = make_config(recipe.policy, device, checkpoint)
-    datasets = [open_dataset(root) for root in recipe.data.root]
-    for other in datasets[1:]:
-        if differing := [k for k in (OBS_STATE, ACTION) if other.features.get(k) != datasets[0].features.get(k)]:
-            raise UserError(f"{other.root} and {datasets[0].root} differ in '{differing[0]}'", "mix data of one robot")
+    sources = open_sources(recipe.data, config)
     torch.manual_seed(recipe.seed)
     if checkpoint is not None:
         policy, pre, post = restore(checkpoint, config)
+        if not is_plain(config, sources):
+            add_embodiments(getattr(config, "base", config), sources, grow=False)
+    elif not is_plain(config, sources):
+        policy, pre, post = mixed_policy(config, sources)
     else:
+        datasets = [source.dataset for source in sources]
         metas = [LeRobotDatasetMetadata(f"local/{d.root.name}", root=d.root) for d in datasets]
-        if recipe.data.cameras is not None and not config.input_features:
-            config.input_features = input_features(metas[0], recipe.data.cameras)
+        if any(s.recipe.cameras is not None for s in sources) and not config.input_features:
+            config.input_features = input_features(metas[0], tuple(sources[0].embodiment.cameras))
         policy = new_policy(config, metas[0])
         pre, post = make_pre_post_processors(config, dataset_stats=dataset_stats(datasets, metas, config))
-    described = (datasets[0].root / "meta" / "robot.json").is_file()
-    robot = read_robot_spec(datasets[0].root) if described else None
-    return Parts(policy, pre, post, make_loader(recipe, datasets, config, rank), loss, robot)
+    described = (sources[0].dataset.root / "meta" / "robot.json").is_file()
+    robot = read_robot_spec(sources[0].dataset.root) if described else None
+    return Parts(policy, pre, post, make_loader(recipe, sources, config, rank), loss, robot)
 
 
 def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | None = None) -> PreTrainedConfig:
@@ -126,22 +129,52 @@ def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | N
     """
     source = str(checkpoint / PRETRAINED) if checkpoint else recipe.pretrained
     try:
-        if source:
-            config = PreTrainedConfig.from_pretrained(source, cli_overrides=[f"--device={device.type}"])
-        else:
-            config = make_policy_config(recipe.type, device=device.type)
+        device_flag = [f"--device={device.type}"]
+        config = PreTrainedConfig.from_pretrained(source, cli_overrides=device_flag) if source else None
     except (OSError, ValueError) as e:
-        if source:
-            raise UserError(f"cannot read the policy in {source}: {str(e).splitlines()[0]}") from None
-        known = ", ".join(sorted(PreTrainedConfig.get_known_choices()))
-        raise UserError(f"there is no policy type '{recipe.type}'", f"the types are {known}") from None
-    check_options(f"policy '{config.type}'", recipe.options, [f.name for f in fields(config) if f.init])
-    # `replace` runs the configuration's own checks again.
-    config = replace(config, **recipe.options, device=device.type, push_to_hub=False)
+        raise UserError(f"cannot read the policy in {source}: {str(e).splitlines()[0]}") from None
+    config = config or new_config(recipe.type, device.type)
+    options = without_base_weights(recipe.options) if checkpoint else recipe.options
+    config = with_options(config, {**options, "device": device.type, "push_to_hub": False})
     config.pretrained_path = Path(source) if source else None
     if len(config.observation_delta_indices or [0]) > 1:
         raise UserError(f"policy '{config.type}' wants a history of observations", "set policy.options.n_obs_steps=1")
     return config
+
+
+def with_options(config: PreTrainedConfig, options: dict[str, Any]) -> PreTrainedConfig:
+    """A configuration with some fields replaced; a mapping given for a nested policy replaces some of that one's.
+
+    Another ``type`` of the nested policy starts from that type's defaults.
+
+    Raises:
+        UserError: Unknown type or option; the nearest is named.
+    """
+    check_options(f"policy '{config.type}'", options, [f.name for f in fields(config) if f.init])
+    values = {}
+    for key, value in options.items():
+        nested = getattr(config, key)
+        if isinstance(nested, PreTrainedConfig) and isinstance(value, dict):
+            kind = value.get("type", nested.type)
+            start = nested if kind == nested.type else new_config(kind, config.device or "cpu")
+            value = with_options(start, {k: v for k, v in value.items() if k != "type"})
+        values[key] = value
+    return replace(config, **values)  # runs the configuration's own checks again
+
+
+def new_config(kind: str, device: str) -> PreTrainedConfig:
+    """The default configuration of a policy type; UserError lists the types where there is none of that name."""
+    try:
+        return make_policy_config(kind, device=device)
+    except ValueError:
+        known = ", ".join(sorted(PreTrainedConfig.get_known_choices()))
+        raise UserError(f"there is no policy type '{kind}'", f"the types are {known}") from None
+
+
+def without_base_weights(options: dict[str, Any]) -> dict[str, Any]:
+    """Options for a checkpoint, whose weights are all there: those that a nested policy started from are not needed."""
+    base = options.get("base")
+    return {**options, "base": {k: v for k, v in base.items() if k != "pretrained_path"}} if base else options
 
 
 def horizon(config: PreTrainedConfig) -> int:
@@ -177,50 +210,6 @@ def dataset_stats(datasets: list[Dataset], metas: list[LeRobotDatasetMetadata], 
             stats[ACTION] = stats[RELATIVE_ACTION]
         parts.append({key: stats[key] for key in features if key in stats})
     return parts[0] if len(parts) == 1 else pooled(parts, [dataset.num_frames for dataset in datasets])
-
-
-def pooled(parts: list[Stats], frames: list[int]) -> Stats:
-    """Statistics of a union of datasets: moments exactly, quantiles as their weighted mean (LeRobot's rule)."""
-    weights = np.array(frames) / sum(frames)
-
-    def mean(values: list[np.ndarray]) -> np.ndarray:
-        return np.tensordot(weights, np.stack(values), 1)
-
-    out: Stats = {}
-    for key, first in parts[0].items():
-        of = {name: [np.asarray(part[key][name]) for part in parts] for name in first if name != "count"}
-        centre = mean(of["mean"])
-        out[key] = {name: mean(values) for name, values in of.items() if name.startswith("q")}
-        out[key] |= {"mean": centre, "min": np.min(of["min"], axis=0), "max": np.max(of["max"], axis=0)}
-        variance = [s**2 + (m - centre) ** 2 for s, m in zip(of["std"], of["mean"], strict=True)]
-        out[key]["std"] = np.sqrt(mean(variance))
-    return out
-
-
-def opening_weights(dataset: Dataset, data: DataRecipe) -> NDArray[np.float64] | None:
-    """Sampling weight of each frame, float [N]; None where all are equal."""
-    if data.opening_weight == 1.0 or data.opening_frames == 0:
-        return None
-    return np.where(dataset.columns["frame_index"] < data.opening_frames, data.opening_weight, 1.0)
-
-
-def make_loader(recipe: Recipe, datasets: list[Dataset], config: PreTrainedConfig, rank: int) -> Loader:
-    """Batches of the cameras that the policy sees."""
-    cameras = [k.removeprefix(f"{OBS_IMAGES}.") for k in config.input_features or {} if k.startswith(OBS_IMAGES)]
-    *seeds, mixing = map(int, np.random.SeedSequence([recipe.seed, rank]).generate_state(len(datasets) + 1))
-    loaders = [
-        ChunkLoader(
-            dataset,
-            horizon=horizon(config),
-            batch_size=recipe.batch_size,
-            seed=seed,
-            episodes=recipe.data.episodes,
-            cameras=cameras,
-            weights=opening_weights(dataset, recipe.data),
-        )
-        for dataset, seed in zip(datasets, seeds, strict=True)
-    ]
-    return loaders[0] if len(loaders) == 1 else Mixture(loaders, recipe.batch_size, mixing)
 
 
 def find_loss(method: str, options: dict[str, Any]) -> Loss:

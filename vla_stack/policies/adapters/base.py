@@ -51,7 +51,7 @@ class FlowAdapter(nn.Module):
 
     def velocity(self, context: PrefixContext, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
         """See :meth:`FlowPolicy.velocity`; ``a`` is ``action_dim`` or ``noise_dim``."""
-        return self._head(self.action_states(context, x, t))[..., : x.shape[-1]]
+        return self.action_head(self.action_states(context, x, t))[..., : x.shape[-1]]
 
     def action_states(
         self,
@@ -64,14 +64,12 @@ class FlowAdapter(nn.Module):
         """See :meth:`FlowPolicy.action_states`."""
         raise NotImplementedError
 
-    def action_head(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n a"]:
-        return self._head(states)[..., : self.action_dim]
+    def action_head(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n p"]:
+        """Velocities of states, ``noise_dim`` wide."""
+        return self.model.action_out_proj(states.float())
 
     def features(self, context: PrefixContext) -> Float[Tensor, "b d"]:
         return context.summary
-
-    def _head(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n p"]:
-        return self.model.action_out_proj(states.float())
 
     def _embed_actions(self, x: Float[Tensor, "b n a"]) -> Float[Tensor, "b n d"]:
         return self.model.action_in_proj(F.pad(x, (0, self.noise_dim - x.shape[-1])))

@@ -1,0 +1,121 @@
+"""Configuration of a mixture of horizons over any flow policy, LeRobot policy type ``moh``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import draccus
+from lerobot.configs import PreTrainedConfig
+from lerobot.optim import LRSchedulerConfig, OptimizerConfig
+
+from vla_stack.errors import UserError
+from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.mixture_of_horizons import Fusion
+
+HORIZONS = tuple(range(3, 31, 3))
+
+if TYPE_CHECKING:
+    AnyPolicy = PreTrainedConfig
+else:
+
+    class AnyPolicy:
+        """Type of a field that holds the configuration of any policy.
+
+        Were it ``PreTrainedConfig``, LeRobot's parser would unroll all policy types inside each other, this one inside
+        itself, without end.
+        """
+
+    draccus.decode.register(AnyPolicy, lambda raw, path: draccus.decode(PreTrainedConfig, raw))
+    draccus.encode.register(AnyPolicy, lambda config, _: draccus.encode(config, PreTrainedConfig))
+
+
+@PreTrainedConfig.register_subclass("moh")
+@dataclass
+class MohConfig(PreTrainedConfig):
+    """A mixture of horizons; what is not a field here is read from ``base``.
+
+    Attributes:
+        base: The policy whose action transformer all branches share; features and device are those of this
+            configuration. With ``pretrained_path`` a new mixture starts from that policy's weights.
+        horizons: Branch lengths in ascending order; the last one is the base's chunk length.
+        fusion: ``gate`` mixes by the learnt gate, ``mean`` equally, ``last`` takes the longest branch alone.
+        gate_noise: Noise on the gate's scores in training.
+        consensus_ratio: r of dynamic inference: how far branches may disagree, relative to their disagreement over the
+            first ``consensus_min_steps``, for a further action to be executed; null executes ``n_action_steps``.
+        consensus_min_steps: Actions that are executed in any case, n.
+        consensus_min_active: Branches that must predict an action, m.
+        consensus_rule: ``code`` or ``paper``, see :func:`~vla_stack.policies.mixture_of_horizons.consensus_steps`.
+    """
+
+    base: AnyPolicy = field(default_factory=lambda: VlaConfig(chunk_size=HORIZONS[-1], device="cpu"))
+    horizons: tuple[int, ...] = HORIZONS
+    fusion: Fusion = "gate"
+    gate_noise: bool = True
+    consensus_ratio: float | None = None
+    consensus_min_steps: int = 5
+    consensus_min_active: int = 5
+    consensus_rule: Literal["code", "paper"] = "code"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.horizons, chunk = tuple(self.horizons), len(self.base.action_delta_indices or [0])
+        if not self.horizons or self.horizons[0] < 1 or list(self.horizons) != sorted(self.horizons):
+            raise UserError(f"horizons are {list(self.horizons)}, expected whole numbers in ascending order")
+        if self.horizons[-1] != chunk:
+            raise UserError(
+                f"the longest horizon is {self.horizons[-1]}, the base policy '{self.base.type}' predicts {chunk} actions",
+                f"end horizons with {chunk}, or set the base's chunk_size to {self.horizons[-1]}",
+            )
+        if self.base.type == self.type:
+            raise UserError("the base of a mixture of horizons is one itself", "give another base.type")
+        self.input_features = self.input_features or self.base.input_features
+        self.output_features = self.output_features or self.base.output_features
+        self.share()
+
+    def share(self) -> None:
+        """Hand features and device down to ``base``."""
+        self.base.input_features, self.base.output_features = self.input_features, self.output_features
+        self.base.device = self.device
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for what is not found here: LeRobot's tools ask a configuration for a good many names
+        # (n_action_steps, normalization_mapping, use_relative_actions, ...), each policy type for its own.
+        if name.startswith("_") or "base" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.base, name)
+
+    @property
+    def action_feature_names(self) -> list[str] | None:
+        """Names of the action dimensions; LeRobot sets them from the dataset."""
+        return self.base.action_feature_names  # type: ignore[attr-defined]
+
+    @action_feature_names.setter
+    def action_feature_names(self, names: list[str]) -> None:
+        self.base.action_feature_names = names  # type: ignore[attr-defined]
+
+    @property
+    def observation_delta_indices(self) -> list[int] | None:
+        return self.base.observation_delta_indices
+
+    @property
+    def action_delta_indices(self) -> list[int] | None:
+        return self.base.action_delta_indices
+
+    @property
+    def reward_delta_indices(self) -> list[int] | None:
+        return self.base.reward_delta_indices
+
+    def get_optimizer_preset(self) -> OptimizerConfig:
+        return self.base.get_optimizer_preset()
+
+    def get_scheduler_preset(self) -> LRSchedulerConfig | None:
+        return self.base.get_scheduler_preset()
+
+    def validate_features(self) -> None:
+        self.base.validate_features()
+
+
+def base_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of the policy itself, without a mixture of horizons around it."""
+    return config.base if isinstance(config, MohConfig) else config

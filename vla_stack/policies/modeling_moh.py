@@ -1,0 +1,238 @@
+"""A mixture of horizons as a LeRobot policy around another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from lerobot.policies import PreTrainedPolicy
+from torch import Tensor
+
+from vla_stack.errors import UserError
+from vla_stack.policies import flow
+from vla_stack.policies.action_queue import ActionQueue
+from vla_stack.policies.configuration_moh import MohConfig
+from vla_stack.policies.contract import Context, Time
+from vla_stack.policies.mixture_of_horizons import (
+    Gate,
+    Horizons,
+    Mixture,
+    consensus_steps,
+    fusion_weights,
+    load_balance,
+    packed_states,
+)
+from vla_stack.policies.registry import policy_class
+from vla_stack.schema import ACTION, OBS_STATE
+
+
+class Sample(NamedTuple):
+    """A sampled chunk.
+
+    Attributes:
+        chunk: float [b, h, a], normalised.
+        disagreement: float [b, h], distance of the branches from the fused velocity, integrated over the flow.
+    """
+
+    chunk: Tensor
+    disagreement: Tensor
+
+
+class MohPolicy(PreTrainedPolicy):
+    """Mixture of horizons over any flow policy; itself a :class:`~vla_stack.policies.contract.FlowPolicy`.
+
+    Its velocity is the fused one, so samplers and methods work on it as on its base.
+
+    Args:
+        config: Configuration with features filled in.
+        dataset_meta: LeRobot's metadata of the training data, passed on to the base.
+
+    Raises:
+        UserError: The base is no flow policy, or its action attention is causal.
+    """
+
+    config_class = MohConfig
+    name = "moh"
+    causal_actions = False
+
+    def __init__(self, config: MohConfig, dataset_meta: Any = None, **_: Any) -> None:
+        super().__init__(config)
+        config.share()
+        self.config = config
+        self.base = _make_base(config, dataset_meta)
+        self.horizon, self.action_dim = config.horizons[-1], self.base.action_dim
+        self.noise_dim, self.state_width = self.base.noise_dim, self.base.state_width
+        self.gate = Gate(self.state_width)
+        self.horizons = Horizons(config.horizons)
+        self._queue = ActionQueue()
+
+    # --- FlowPolicy -----------------------------------------------------------------------------------------------
+
+    def encode(self, batch: dict[str, Any]) -> Context:
+        """The base's prefix."""
+        return self.base.encode(batch)
+
+    def mix(
+        self, context: Context, x: Float[Tensor, "b h a"], t: Time, generator: torch.Generator | None = None
+    ) -> Mixture:
+        """All branches at one point of the flow, and their weights.
+
+        Args:
+            context: The prefix.
+            x: Points on the flow, of full length.
+            t: Flow time, ``[b]`` or ``[b, h]``.
+            generator: Source of the gate's noise; None, as in inference, adds none.
+        """
+        states = packed_states(self.base, self.horizons, context, x, t)
+        branches = self.base.action_head(states)[..., : x.shape[-1]]
+        return Mixture(self.horizons.unpack(branches), self._weights(states, generator))
+
+    def _weights(self, states: Float[Tensor, "b m d"], generator: torch.Generator | None) -> Float[Tensor, "b n h"]:
+        scores = self.gate(states, generator if self.config.gate_noise else None)
+        return fusion_weights(self.horizons.unpack(scores), self.horizons.valid, self.config.fusion)
+
+    def velocity(self, context: Context, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
+        """The fused velocity."""
+        return self.mix(context, x, t).velocity
+
+    def action_states(
+        self,
+        context: Context,
+        x: Float[Tensor, "b h a"],
+        t: Time,
+        blocks: Sequence[int] | None = None,
+        valid: Bool[Tensor, "b h"] | None = None,
+    ) -> Float[Tensor, "b h d"]:
+        """States of the branches, mixed: the head is affine and the weights sum to 1, so it gives the fused velocity.
+
+        Raises:
+            ValueError: ``blocks`` or ``valid`` are given; the mixture itself uses them.
+        """
+        if blocks is not None or valid is not None:
+            raise ValueError("a mixture of horizons takes one whole chunk, without blocks or masked tokens")
+        states = packed_states(self.base, self.horizons, context, x, t)
+        return (self._weights(states, None)[..., None] * self.horizons.unpack(states)).sum(1)
+
+    def action_head(self, states: Float[Tensor, "b h d"]) -> Float[Tensor, "b h p"]:
+        return self.base.action_head(states)
+
+    def features(self, context: Context) -> Float[Tensor, "b d"]:
+        return self.base.features(context)
+
+    @property
+    def inference_steps(self) -> int:
+        return self.base.inference_steps
+
+    # --- Sampling -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(
+        self, batch: dict[str, Any], noise: Tensor | None = None, prefix: flow.ActionPrefix | None = None
+    ) -> Sample:
+        """Integrate the fused velocity from ``noise`` [b, h, a], or noise of the configured scale.
+
+        The branches' disagreement is that of velocities, as the paper's code has it: branches are never integrated on
+        their own. Normalised units; the dimensions are those that the robot has.
+        """
+        self.eval()
+        context, steps = self.encode(batch), self.inference_steps
+        if noise is None:
+            state = batch[OBS_STATE]
+            noise = torch.randn(len(state), self.horizon, self.noise_dim, dtype=state.dtype, device=state.device)
+            noise *= getattr(self.config, "noise_scale", 1.0)
+        disagreement = noise.new_zeros(noise.shape[:2])
+
+        def velocity(x: Tensor, t: Tensor) -> Tensor:
+            nonlocal disagreement
+            mixture = self.mix(context, x, t)
+            disagreement = disagreement + mixture.cut(self.action_dim).disagreement / steps
+            return mixture.velocity
+
+        return Sample(flow.euler(velocity, noise, steps, prefix)[..., : self.action_dim], disagreement)
+
+    def execute_steps(self, disagreement: Float[Tensor, "b h"]) -> Int[Tensor, " b"] | None:
+        """Actions of each chunk to execute before the next one, or None without dynamic inference."""
+        c = self.config
+        if c.consensus_ratio is None:
+            return None
+        n, m = c.consensus_min_steps, c.consensus_min_active
+        return consensus_steps(disagreement, c.horizons, c.consensus_ratio, n, m, c.consensus_rule)
+
+    # --- LeRobot --------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, batch: dict[str, Any], reduction: Literal["mean", "none"] = "mean"
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The paper's loss on torch's global generator, for LeRobot's training loop.
+
+        Ours, with its terms spelt out, is methods/mixture_of_horizons.py.
+        """
+        actions, valid = batch[ACTION], flow.valid_entries(batch)
+        generator = torch.default_generator
+        noise = flow.sample_noise((*actions.shape[:2], self.noise_dim), generator, actions.device)
+        t = flow.sample_time(len(actions), generator, actions.device)
+        mixture = self.mix(self.encode(batch), flow.interpolate(actions, noise, t), t, generator).cut(self.action_dim)
+        u = flow.target(actions, noise)
+        loss = flow.masked_mean((mixture.velocity - u).square(), valid)
+        for n, h in enumerate(self.config.horizons):
+            loss = loss + flow.masked_mean((mixture.branches[:, n, :h].float() - u[:, :h]).square(), valid[:, :h])
+        loss = loss + 1e-3 * load_balance(mixture.weights, self.config.horizons, valid.any(2))
+        return (loss if reduction == "none" else loss.mean()), {"moh_loss": loss.mean().item()}
+
+    def predict_action_chunk(
+        self, batch: dict[str, Any], noise: Tensor | None = None, prefix: flow.ActionPrefix | None = None, **_: Any
+    ) -> Float[Tensor, "b h a"]:
+        """Sample one normalised chunk an observation."""
+        return self.sample(batch, noise, prefix).chunk
+
+    @torch.no_grad()
+    def select_action(self, batch: dict[str, Any], noise: Tensor | None = None, **_: Any) -> Float[Tensor, "b a"]:
+        """The next action of a queue, refilled after ``n_action_steps`` calls, or as dynamic inference says.
+
+        A batch is one queue: it is refilled when the first of its samples wants to be.
+        """
+
+        def refill() -> Tensor:
+            chunk, disagreement = self.sample(batch, noise)
+            steps = self.execute_steps(disagreement)
+            return chunk[:, : self.config.n_action_steps if steps is None else int(steps.min())]
+
+        origin = batch[ACTION][:, 0] if ACTION in batch else torch.zeros((), device=batch[OBS_STATE].device)
+        return self._queue.next(origin, refill)
+
+    def reset(self) -> None:
+        """Forget the queued actions."""
+        self._queue.clear()
+
+    def get_optim_params(self) -> list[dict[str, Any]]:
+        """Parameter groups: weight decay on matrices alone."""
+        matrices = [p for p in self.parameters() if p.requires_grad and p.ndim >= 2]
+        vectors = [p for p in self.parameters() if p.requires_grad and p.ndim < 2]
+        return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+
+    @classmethod
+    def from_pretrained(cls, pretrained_name_or_path: str | Path, **kwargs: Any) -> MohPolicy:
+        """Load a policy directory; unlike LeRobot's default, every weight must be there."""
+        return super().from_pretrained(pretrained_name_or_path, **{**kwargs, "strict": True})
+
+
+def _make_base(config: MohConfig, dataset_meta: Any) -> PreTrainedPolicy:
+    base, kind = config.base, policy_class(config.base.type)
+    if not hasattr(kind, "action_states"):
+        raise UserError(f"policy '{base.type}' cannot be the base of a mixture of horizons", "it has no flow of actions")
+    if base.pretrained_path:
+        policy = kind.from_pretrained(base.pretrained_path, config=base, dataset_meta=dataset_meta, strict=True)
+        base.pretrained_path = None  # from here on the weights are part of this policy's own
+    else:
+        policy = kind(base, dataset_meta=dataset_meta)
+    if getattr(policy, "head", None) is not None:
+        raise UserError(f"a mixture of horizons needs a flow, base.head is '{base.head}'", "set base.head=flow")
+    if policy.causal_actions:
+        raise UserError(
+            f"action attention of policy '{base.type}' is causal, so all horizons would predict the same",
+            "make it bidirectional",
+        )
+    return policy
