@@ -170,9 +170,10 @@ class PolicyServer:
 
     def _turn(self) -> None:
         """Wait for messages and answer them; the baton's holder calls this."""
-        self._poller.poll(100)
+        events = dict(self._poller.poll(100))
         now_ns = self._turned_ns = time.monotonic_ns()
-        self._collect()
+        if self._wake_in in events:
+            self._collect()
         for _ in range(BURST):
             frames = receive(self._router)
             if frames is None:
