@@ -1,5 +1,7 @@
 """Several embodiments behind one set of weights: masks, padding, normalisation, and what is served."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -189,4 +191,5 @@ def test_select_names_what_there_is():
 def test_relative_dimensions_of_a_robot():
     assert relative_dims(BIG.robot, ["gripper"]) == (True, True, True, False)
     assert relative_dims(robot("d", 3, 2, (), action_kind="delta"), []) == (False, False)
-    assert relative_dims(robot("m", 1, 2, ()), []) == (True, False)
+    unmeasured = replace(robot("m", 3, 2, ()), state=(Dim("j0.pos", "rad"),))
+    assert relative_dims(unmeasured, []) == (False, False)

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_fakes import record
+from training_fakes import SIDE, record
 
 from vla_stack.data import ChunkLoader
-from vla_stack.training.build import pooled
-from vla_stack.training.mixture import Mixture
+from vla_stack.policies.embodiment import OBS_EMBODIMENT
+from vla_stack.training.mixture import SOURCE, SOURCES, Layout, Mixture, Part, common_columns
+from vla_stack.training.sources import pooled
 
 
 @pytest.fixture(scope="module")
@@ -21,21 +22,54 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [record(base / "a", episodes=2), record(base / "b", episodes=6, seed=1, task="push it")]
 
 
-def mixture(roots: list[Path]) -> Mixture:
-    return Mixture([ChunkLoader(root, horizon=4, batch_size=8, seed=3, progress=False) for root in roots], 8, seed=5)
+def mixture(roots: list[Path], weights: tuple[float, ...] = (24, 72), **options: Any) -> Mixture:
+    loaders = [ChunkLoader(root, horizon=4, batch_size=8, seed=3, progress=False) for root in roots]
+    columns = common_columns([loader.dataset for loader in loaders])
+    layout = {"slots": {"front": (SIDE, SIDE)}, "state_dim": 4, "action_dim": 3, "columns": columns} | options
+    front = {"front": "observation.images.front"}
+    parts = [
+        Part(name, loader, weight, cameras, embodiment)
+        for name, loader, weight, cameras, embodiment in zip(
+            "ab", loaders, weights, (front, {} if options else front), (0, 1) if options else (None, None), strict=True
+        )
+    ]
+    return Mixture(parts, Layout(**layout), 8, seed=5)
 
 
 def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(np.array_equal(a[key], b[key]) for key in a) and a.keys() == b.keys()
 
 
-def test_batches_mix_in_proportion_and_lose_no_row(roots: list[Path]) -> None:
-    batches = list(islice(mixture(roots), 60))
+def test_batches_mix_by_weight_and_lose_no_row(roots: list[Path]) -> None:
+    mixed = mixture(roots)
+    batches = list(islice(mixed, 60))
     tasks = [task for batch in batches for task in batch["task"]]
     assert all(len(batch["action"]) == len(batch["task"]) == 8 for batch in batches)
     assert 0.2 < tasks.count("pick the red cube") / len(tasks) < 0.3  # 24 of 96 frames
     frames = [i for batch in batches for i, t in zip(batch["index"], batch["task"], strict=True) if t == "push it"]
     assert len(set(frames[:72])) == 72  # one epoch of the second dataset, each frame once
+    assert mixed.samples == {"a": tasks.count("pick the red cube"), "b": tasks.count("push it")}
+    turned = [task for batch in islice(mixture(roots, (3, 1)), 60) for task in batch["task"]]
+    assert 0.7 < turned.count("pick the red cube") / len(turned) < 0.8
+
+
+def test_rows_of_other_robots_are_brought_to_one_layout(roots: list[Path]) -> None:
+    batch = next(iter(mixture(roots, state_dim=6, action_dim=5)))
+    second = batch[SOURCE] == 1
+    assert second.any() and not second.all()
+    assert batch["observation.state"].shape == (8, 6) and batch["action"].shape == (8, 4, 5)
+    assert (batch["observation.state"][:, 4:] == 0).all() and (batch["action"][..., 3:] == 0).all()
+    assert (batch[OBS_EMBODIMENT] == second).all()
+    pictures = batch["observation.images.front"]
+    assert (pictures[second] == 0).all() and (pictures[~second].max((1, 2, 3)) > 0).all()
+    assert batch[SOURCES] == ((0, "a"), (1, "b"))
+
+
+def test_columns_that_a_dataset_lacks_are_left_out(roots: list[Path]) -> None:
+    datasets = [ChunkLoader(root, horizon=1, batch_size=1, progress=False).dataset for root in roots]
+    datasets[1].columns.pop("next.reward")
+    columns = common_columns(datasets)
+    assert "next.reward" not in columns and {"index", "episode_index"} <= set(columns)
 
 
 def test_a_restored_mixture_continues_with_the_same_rows(roots: list[Path]) -> None:
@@ -46,6 +80,7 @@ def test_a_restored_mixture_continues_with_the_same_rows(roots: list[Path]) -> N
         resumed = mixture(roots)
         resumed.load_state_dict(state)
         assert all(equal(a, b) for a, b in zip(islice(whole, 9), islice(resumed, 9), strict=True))
+        assert resumed.samples == whole.samples and sum(whole.samples.values()) == 8 * (cut + 9)
 
 
 def test_pooled_moments_are_those_of_the_union() -> None:

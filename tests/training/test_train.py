@@ -104,7 +104,7 @@ def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, 
         ),
         ("policy.pretrained=nowhere", "cannot read the policy in nowhere"),
         ("data.root=nowhere", "nowhere"),
-        ("data.cameras=[side]", "no camera 'observation.images.side'"),
+        ("data.cameras=[side]", "has no camera 'side' -- it has front"),
         ("device=cuda:77", "device 'cuda:77' is not available"),
     ],
 )

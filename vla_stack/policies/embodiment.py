@@ -53,14 +53,10 @@ class Embodiment:
 def relative_dims(robot: RobotSpec, exclude: Sequence[str]) -> tuple[bool, ...]:
     """Which action dimensions are learnt relative to the state, by LeRobot's rule: substrings of names are excluded.
 
-    Deltas are relative already, and what is commanded but not measured cannot be.
+    None are where actions are deltas already, or where not each of them is measured.
     """
-    measured = [d.name for d in robot.state]
-    absolute = robot.action_kind == "absolute"
-    return tuple(
-        absolute and i < len(measured) and not any(part.lower() in d.name.lower() for part in exclude)
-        for i, d in enumerate(robot.action)
-    )
+    possible = robot.action_kind == "absolute" and len(robot.state) >= len(robot.action)
+    return tuple(possible and not any(part.lower() in d.name.lower() for part in exclude) for d in robot.action)
 
 
 def select(embodiments: Sequence[Embodiment], name: str | None, where: str) -> int:

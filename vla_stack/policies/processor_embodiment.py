@@ -77,14 +77,24 @@ class EmbodimentInputStep(RelativeActionsProcessorStep):
         self._index: Tensor | None = None
 
     def set_stats(self, stats: dict[str, Stats], modes: dict[str, NormalizationMode]) -> None:
-        """Fill the tables from ``stats[embodiment][feature]``; ``modes`` is the policy's normalisation mapping."""
+        """Fill the tables from ``stats[embodiment][feature]``, for those embodiments that it has.
+
+        Args:
+            stats: Statistics; those of ``action`` after the embodiment's relative dimensions.
+            modes: The policy's normalisation mapping.
+        """
         for i, e in enumerate(self._parsed):
             for key, feature, mode in (("state", OBS_STATE, modes["STATE"]), ("action", ACTION, modes["ACTION"])):
-                if mode is NormalizationMode.IDENTITY:
+                if mode is NormalizationMode.IDENTITY or e.name not in stats:
                     continue
                 offset, scale = affine(stats[e.name][feature], mode)
                 self.tables[f"{key}_offset"][i, : len(offset)] = offset
                 self.tables[f"{key}_scale"][i, : len(scale)] = scale
+
+    def keep_stats(self, saved: EmbodimentInputStep) -> None:
+        """Take over what another step holds on its embodiments, which come first here too."""
+        for key, table in saved.tables.items():
+            self.tables[key][: len(table)] = table
 
     def __call__(self, transition: EnvTransition) -> EnvTransition:
         observation = dict(transition[TransitionKey.OBSERVATION])

@@ -37,13 +37,40 @@ class PolicyRecipe:
 
 
 @dataclass(frozen=True)
-class DataRecipe:
-    """What to train on.
+class SourceRecipe:
+    """One dataset of a mixture.
 
     Attributes:
-        root: One LeRobotDataset directory or a list of them; several are mixed by their number of frames.
+        root: LeRobotDataset directory.
+        weight: Share of the samples, relative to the weights of the other sources; null for all of them takes their
+            number of frames.
+        embodiment: Name of the robot; sources of one name share one normalisation and have to agree in cameras, state
+            and action. Empty takes the name in the dataset's ``meta/robot.json``.
+        cameras: Camera slot of the policy -> camera of the dataset; null feeds all, each to the slot of its own name.
+            Datasets that see the same from cameras of different names share a slot; a slot that a source does not fill
+            is masked. The first source that fills a slot decides its size, others are fitted into it.
+        episodes: Episode indices to use; null uses all.
+        relative_exclude_joints: Action dimensions that stay absolute; null takes the policy's option of that name.
+    """
+
+    root: str = ""
+    weight: float | None = None
+    embodiment: str = ""
+    cameras: dict[str, str] | None = None
+    episodes: tuple[int, ...] | None = None
+    relative_exclude_joints: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """What to train on: ``root``, or ``sources`` where datasets differ in robot, cameras or weight.
+
+    Attributes:
+        root: One LeRobotDataset directory or a list of them, all of one robot; several are mixed by their number of
+            frames. Short for ``sources`` that name nothing but a root.
         episodes: Episode indices to use, of every root; null uses all.
         cameras: Cameras to feed; null feeds all that the dataset has.
+        sources: Datasets of a mixture.
         opening_frames: Frames at the start of each episode that are drawn more often.
         opening_weight: How much more often. Once the arm moves, its motion gives the goal away, and a policy that
             learns from such frames alone reads the goal off the motion instead of the instruction and the scene
@@ -53,6 +80,7 @@ class DataRecipe:
     root: tuple[str, ...] = ()
     episodes: tuple[int, ...] | None = None
     cameras: tuple[str, ...] | None = None
+    sources: tuple[SourceRecipe, ...] = ()
     opening_frames: int = 0
     opening_weight: float = 1.0
 
@@ -86,7 +114,8 @@ class EvalRecipe:
 
     Attributes:
         every: Steps between evaluations; 0 never evaluates.
-        envs: gymnasium ids, e.g. ``[sim/pick-v0]``.
+        envs: gymnasium ids, e.g. ``[sim/pick-v0]``. A policy of several robots is evaluated as each of them, or as the
+            one named before an ``@``: ``[arm7_joints@sim/pick-v0]``.
         episodes: Episodes per environment.
         seed: Seed of the first episode; the same at every evaluation, so that checkpoints are compared on equal starts.
     """
@@ -222,7 +251,9 @@ def _coerce(kind: Any, value: Any, key: str, source: str) -> Any:
             items = value if isinstance(value, list | tuple) else [value]
             if args[-1] is not Ellipsis and len(items) != len(args):
                 raise ValueError(f"{len(args)} values")
-            return tuple(_coerce(args[0], item, key, source) for item in items)
+            named = dataclasses.is_dataclass(args[0])  # data.sources[1].weight
+            keys = [f"{key}[{i}]" if named else key for i in range(len(items))]
+            return tuple(_coerce(args[0], item, k, source) for k, item in zip(keys, items, strict=True))
         if origin is dict:
             if not isinstance(value, dict):
                 raise ValueError("a mapping")
@@ -263,10 +294,30 @@ def _check(recipe: Recipe, path: Path) -> None:
             raise UserError(f"{path}: '{key}' is {value}, expected more than 0")
     if not 0.0 <= recipe.ema < 1.0:
         raise UserError(f"{path}: 'ema' is {recipe.ema}, expected a decay in [0, 1)")
-    if not recipe.data.root:
-        raise UserError(f"{path}: 'data.root' is missing", "give data.root=DIR, a dataset of `vla collect`")
+    _check_data(recipe.data, path)
     if recipe.eval.every and not recipe.eval.envs:
         raise UserError(f"{path}: 'eval.every' is set and 'eval.envs' is empty", "for example eval.envs=[sim/pick-v0]")
+
+
+def _check_data(data: DataRecipe, path: Path) -> None:
+    if not data.sources:
+        if not data.root:
+            raise UserError(f"{path}: 'data.root' is missing", "give data.root=DIR, a dataset of `vla collect`")
+        return
+    if data.root or data.episodes is not None or data.cameras is not None:
+        key = "root" if data.root else "episodes" if data.episodes is not None else "cameras"
+        raise UserError(f"{path}: both 'data.sources' and 'data.{key}' are set", f"set '{key}' of each source")
+    for i, source in enumerate(data.sources):
+        key = f"data.sources[{i}]"
+        if not source.root:
+            raise UserError(f"{path}: '{key}.root' is missing", "give a dataset directory")
+        if source.weight is not None and not source.weight > 0:
+            raise UserError(f"{path}: '{key}.weight' is {source.weight}, expected more than 0", "or drop the source")
+        if (source.weight is None) != (data.sources[0].weight is None):
+            unweighted = next(n for n, s in enumerate(data.sources) if s.weight is None)
+            raise UserError(
+                f"{path}: 'data.sources[{unweighted}].weight' is missing and others have one", "weigh all or none"
+            )
 
 
 def _plain(value: Any) -> Any:

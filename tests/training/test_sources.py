@@ -1,0 +1,141 @@
+"""A recipe's sources: which robots they are, what a policy of all of them looks like, and mistakes in naming them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_fakes import tiny_config
+
+from vla_stack.data import EpisodeRecorder
+from vla_stack.errors import UserError
+from vla_stack.policies.embodiment import Embodiment
+from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, Observation, RobotSpec
+from vla_stack.training.embodiments import add_embodiments, embodiment_stats, is_plain
+from vla_stack.training.recipe import DataRecipe, SourceRecipe
+from vla_stack.training.sources import open_sources
+
+
+def record(root: Path, actions: int, cameras: dict[str, int], episodes: int = 2, offset: float = 0.0) -> Path:
+    """Random motions of a robot of ``actions`` dimensions, with square cameras of the given sizes."""
+    dims = tuple(Dim(f"j{i}.pos", "rad") for i in range(actions - 1)) + (Dim("gripper.pos", "ratio"),)
+    views = tuple(Camera(name, size, size) for name, size in cameras.items())
+    spec = RobotSpec("test/arm", (*dims, Dim("extra", "rad")), dims, views, rate_hz=10.0)
+    rng = np.random.default_rng(actions)
+    with EpisodeRecorder(root, spec, image_mode="image") as recorder:
+        for _ in range(episodes):
+            for step in range(8):
+                state = rng.normal(offset, 1.0, actions + 1).astype(np.float32)
+                images = {c.name: rng.integers(0, 256, (c.height, c.width, 3), np.uint8) for c in views}
+                action = state[:actions] + np.float32(0.5)
+                recorder.add_frame(Observation(state, images, "do it", step, step * 10**8), action)
+            recorder.save_episode(success=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    base = tmp_path_factory.mktemp("sources")
+    made = {
+        "small": record(base / "small", 3, {"front": 16, "wrist": 16}),
+        "more": record(base / "more", 3, {"front": 16, "wrist": 16}, episodes=4, offset=2.0),
+        "large": record(base / "large", 5, {"top": 24}),
+    }
+    return {name: str(path) for name, path in made.items()}
+
+
+def mixed(roots: dict[str, str], **large: object) -> DataRecipe:
+    other = SourceRecipe(roots["large"], **{"embodiment": "large", "cameras": {"front": "top"}, **large})  # type: ignore[arg-type]
+    return DataRecipe(sources=(SourceRecipe(roots["small"]), SourceRecipe(roots["more"]), other))
+
+
+def new_config():
+    return replace(tiny_config(), input_features={}, output_features={}, action_feature_names=None)
+
+
+def test_a_policy_of_several_robots_holds_all_of_them(roots: dict[str, str]) -> None:
+    config = new_config()
+    sources = open_sources(mixed(roots), config)
+    assert not is_plain(config, sources)
+    new = add_embodiments(config, sources)
+    assert [e.name for e in new] == ["test/arm", "large"]
+    assert new[0].relative == (True, True, False) and new[1].cameras == {"front": "top"}
+    features = {key.removeprefix("observation."): ft.shape for key, ft in config.input_features.items()}
+    assert features == {"images.front": (3, 16, 16), "images.wrist": (3, 16, 16), "state": (6,)}
+    assert config.output_features[ACTION].shape == (5,)
+    assert new == [Embodiment.from_json(d) for d in config.embodiments]
+    assert add_embodiments(config, sources, grow=False) == []
+
+
+def test_statistics_are_an_embodiment_s_own(roots: dict[str, str]) -> None:
+    stats = embodiment_stats(open_sources(mixed(roots), new_config()), horizon=1)
+    assert stats["test/arm"][OBS_STATE]["mean"].shape == (4,) and stats["large"][OBS_STATE]["mean"].shape == (6,)
+    assert stats["test/arm"][OBS_STATE]["mean"].mean() > 1.0 > abs(stats["large"][OBS_STATE]["mean"].mean())
+    np.testing.assert_allclose(stats["large"][ACTION]["mean"][:-1], 0.5, atol=1e-5)  # relative to the state
+
+
+def test_exclusions_are_a_source_s_own(roots: dict[str, str]) -> None:
+    sources = open_sources(mixed(roots, relative_exclude_joints=("j",)), new_config())
+    assert [s.embodiment.relative for s in sources[1:]] == [(True, True, False), (False,) * 4 + (True,)]
+
+
+def test_datasets_of_one_robot_need_no_embodiments(roots: dict[str, str]) -> None:
+    config = new_config()
+    short = open_sources(DataRecipe(root=(roots["small"], roots["more"])), config)
+    long = open_sources(DataRecipe(sources=(SourceRecipe(roots["small"]), SourceRecipe(roots["more"]))), config)
+    assert [s.embodiment for s in short] == [s.embodiment for s in long] and is_plain(config, short)
+    renamed = SourceRecipe(roots["small"], cameras={"top": "front"})
+    assert not is_plain(config, open_sources(DataRecipe(sources=(renamed,)), config))
+
+
+def test_a_robot_joins_a_policy_that_has_room(roots: dict[str, str]) -> None:
+    config = new_config()
+    config.max_action_dim, config.max_state_dim = 8, 8
+    add_embodiments(config, open_sources(DataRecipe(sources=mixed(roots).sources[:1]), config))
+    assert [e.name for e in add_embodiments(config, open_sources(mixed(roots), config))] == ["large"]
+    assert config.output_features[ACTION].shape == (8,) and len(config.embodiments) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"embodiment": ""},
+            r"data.sources\[0\] and data.sources\[2\] are both embodiment 'test/arm' and differ in ",
+        ),
+        ({"cameras": {"front": "side"}}, r"data.sources\[2\]: .*large has no camera 'side' -- it has top"),
+    ],
+)
+def test_mistakes_name_the_source(roots: dict[str, str], change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_sources(mixed(roots, **change), new_config())
+
+
+def test_a_robot_that_does_not_fit_a_checkpoint_is_refused(roots: dict[str, str]) -> None:
+    config = new_config()
+    first = DataRecipe(sources=mixed(roots).sources[:1])
+    add_embodiments(config, open_sources(first, config))
+    with pytest.raises(UserError, match="no embodiment 'large' -- it has test/arm"):
+        add_embodiments(config, open_sources(mixed(roots), config), grow=False)
+    with pytest.raises(UserError, match="6 state entries, the policy has room for 4 -- .*max_state_dim=6"):
+        add_embodiments(config, open_sources(mixed(roots), config))
+    config = new_config()
+    config.max_action_dim, config.max_state_dim = 8, 8
+    add_embodiments(config, open_sources(first, config))
+    with pytest.raises(UserError, match="camera in slot 'top', the policy has front, wrist"):
+        add_embodiments(config, open_sources(mixed(roots, cameras=None), config))
+
+
+def test_a_robot_without_a_name_is_asked_for(roots: dict[str, str], tmp_path: Path) -> None:
+    root = record(tmp_path / "theirs", 3, {"front": 16})
+    (root / "meta" / "robot.json").unlink()
+    sources = (SourceRecipe(str(root)), SourceRecipe(roots["small"]))
+    with pytest.raises(
+        UserError, match=r"data.sources\[0\]: .* does not name its robot .* set data.sources\[0\]"
+    ):
+        open_sources(DataRecipe(sources=sources), new_config())
+    named = open_sources(DataRecipe(sources=(replace(sources[0], embodiment="theirs"),)), new_config())
+    assert named[0].embodiment.robot.name == "lerobot/theirs" and len(named[0].embodiment.robot.action) == 3
+    assert open_sources(DataRecipe(root=(str(root),)), new_config())[0].embodiment.name == "lerobot/robot"

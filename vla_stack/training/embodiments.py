@@ -1,0 +1,154 @@
+"""Several robots behind one policy: what a recipe's sources make of its configuration, statistics and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
+from lerobot.policies.factory import make_pre_post_processors
+from lerobot.policies.pretrained import PreTrainedPolicy
+from torch import nn
+
+from vla_stack.data import load_stats
+from vla_stack.data.stats import RELATIVE_ACTION
+from vla_stack.errors import UserError
+from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.embodiment import Embodiment
+from vla_stack.policies.processor_embodiment import EmbodimentInputStep
+from vla_stack.policies.registry import policy_class
+from vla_stack.schema import ACTION, OBS_STATE, image_key
+from vla_stack.training.sources import Source, Stats, check_same, pooled
+
+
+def is_plain(config: PreTrainedConfig, sources: Sequence[Source]) -> bool:
+    """Whether a policy is of one robot whose cameras keep their names: then it needs to know nothing of embodiments."""
+    names = {s.embodiment.name for s in sources}
+    renamed = any(slot != camera for s in sources for slot, camera in s.embodiment.cameras.items())
+    return len(names) == 1 and not renamed and not getattr(config, "embodiments", None)
+
+
+def add_embodiments(config: VlaConfig, sources: Sequence[Source], grow: bool = True) -> list[Embodiment]:
+    """Enter the robots of a recipe, and features that hold all of them, into a configuration.
+
+    A configuration that has embodiments already (of a checkpoint) keeps them, in their order, and its features.
+
+    Args:
+        config: The policy's configuration.
+        sources: The recipe's datasets.
+        grow: Whether a checkpoint may get further embodiments; not when a run is resumed.
+
+    Returns:
+        The embodiments that the configuration did not have.
+
+    Raises:
+        UserError: An embodiment of the checkpoint is another robot in the recipe, or a new one does not fit it.
+    """
+    known = {d["name"]: Embodiment.from_json(d) for d in config.embodiments}
+    new: dict[str, Embodiment] = {}
+    for source in sources:
+        mine = source.embodiment
+        if mine.name in known:
+            check_same(known[mine.name], mine, f"the policy and {source.key}")
+        elif known and not grow:
+            raise UserError(f"{source.key}: the run has no embodiment '{mine.name}'", f"it has {', '.join(known)}")
+        else:
+            new[mine.name] = mine
+    if known:
+        for embodiment in new.values():
+            check_fits(config, embodiment)
+    else:
+        set_features(config, list(new.values()))
+    config.embodiments = [*config.embodiments, *(e.to_json() for e in new.values())]
+    return list(new.values())
+
+
+def set_features(config: VlaConfig, embodiments: Sequence[Embodiment]) -> None:
+    """Camera slots and padded sizes that hold all embodiments."""
+    slots: dict[str, PolicyFeature] = {}
+    for embodiment in embodiments:
+        for slot, camera in zip(embodiment.cameras, embodiment.robot.cameras, strict=True):
+            slots.setdefault(image_key(slot), PolicyFeature(FeatureType.VISUAL, (3, camera.height, camera.width)))
+    states = max([len(e.robot.state) for e in embodiments] + [config.max_state_dim])
+    actions = max([len(e.robot.action) for e in embodiments] + [config.max_action_dim])
+    config.input_features = {**slots, OBS_STATE: PolicyFeature(FeatureType.STATE, (states,))}
+    config.output_features = {ACTION: PolicyFeature(FeatureType.ACTION, (actions,))}
+    config.max_state_dim, config.max_action_dim = states, actions
+    config.robot = config.action_feature_names = None
+
+
+def check_fits(config: VlaConfig, embodiment: Embodiment) -> None:
+    """Raise a :class:`UserError` where a robot is larger than the policy, or has other cameras."""
+    robot, name = embodiment.robot, embodiment.name
+    for what, size, room in (
+        ("state", len(robot.state), config.max_state_dim),
+        ("action", len(robot.action), config.max_action_dim),
+    ):
+        if size > room:
+            remedy = f"pretrain with policy.options.max_{what}_dim={size} or more"
+            raise UserError(f"embodiment '{name}' has {size} {what} entries, the policy has room for {room}", remedy)
+    slots = [key.removeprefix(image_key("")) for key in config.camera_keys]
+    if odd := [slot for slot in embodiment.cameras if slot not in slots]:
+        raise UserError(
+            f"embodiment '{name}' has a camera in slot '{odd[0]}', the policy has {', '.join(slots)}",
+            "map its cameras to these with `cameras: {slot: camera}`",
+        )
+
+
+def embodiment_stats(sources: Sequence[Source], horizon: int) -> dict[str, Stats]:
+    """Statistics of state and action by embodiment, over all its datasets, each weighted by its frames."""
+    out = {}
+    for name in dict.fromkeys(s.embodiment.name for s in sources):
+        own = [s for s in sources if s.embodiment.name == name]
+        parts = []
+        for source in own:
+            relative = np.array(source.embodiment.relative) if any(source.embodiment.relative) else None
+            stats = load_stats(source.dataset, horizon, relative=relative)
+            parts.append({OBS_STATE: stats[OBS_STATE], ACTION: stats[ACTION if relative is None else RELATIVE_ACTION]})
+        out[name] = pooled(parts, [source.dataset.num_frames for source in own])
+    return out
+
+
+def mixed_policy(config: PreTrainedConfig, sources: Sequence[Source]) -> tuple[PreTrainedPolicy, Any, Any]:
+    """A policy of several robots and its processors; with weights where ``config.pretrained_path`` names some.
+
+    A checkpoint's embodiments keep their statistics, which its weights know; robots that it has not seen are added.
+
+    Raises:
+        UserError: The policy type, or the checkpoint, is for one robot; or a robot does not fit the checkpoint.
+    """
+    base = getattr(config, "base", config)
+    if not isinstance(base, VlaConfig):
+        names = ", ".join(dict.fromkeys(s.embodiment.name for s in sources))
+        raise UserError(f"policy '{config.type}' drives one robot, data.sources has {names}", "take policy.type=vla")
+    start, saved = config.pretrained_path, len(base.embodiments)
+    if start and not saved:
+        raise UserError(
+            f"the policy in {start} drives one robot whose cameras keep their names",
+            "start from one that was trained on data.sources, or leave policy.pretrained empty",
+        )
+    policy = policy_class(config.type).from_pretrained(start, config=config, strict=True) if start else None
+    add_embodiments(base, sources)
+    config.input_features, config.output_features = base.input_features, base.output_features
+    policy = policy_class(config.type)(config) if policy is None else grown(policy, len(base.embodiments))
+    length = len(config.action_delta_indices or [0])
+    pre, post = make_pre_post_processors(config, dataset_stats=embodiment_stats(sources, length))
+    if start:
+        old, _ = make_pre_post_processors(config, str(start))
+        input_step(pre).keep_stats(input_step(old))
+    return policy.to(config.device), pre, post
+
+
+def grown(policy: PreTrainedPolicy, count: int) -> PreTrainedPolicy:
+    """The policy with tokens for ``count`` embodiments; new ones start as the mean of those that are there."""
+    prefix = next(m for m in policy.modules() if isinstance(getattr(m, "embodiment", None), nn.Embedding))
+    weight = prefix.embodiment.weight.data
+    rows = weight.mean(0, keepdim=True).expand(count - len(weight), -1)
+    prefix.embodiment = nn.Embedding.from_pretrained(torch.cat((weight, rows)), freeze=False)
+    return policy
+
+
+def input_step(preprocessor: Any) -> EmbodimentInputStep:
+    return next(step for step in preprocessor.steps if isinstance(step, EmbodimentInputStep))

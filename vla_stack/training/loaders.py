@@ -1,0 +1,70 @@
+"""Batches of a recipe's datasets, mixed where there are several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from lerobot.configs import PreTrainedConfig
+from numpy.typing import NDArray
+
+from vla_stack.data import ChunkLoader, Dataset
+from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
+from vla_stack.training.mixture import Layout, Mixture, Part, common_columns
+from vla_stack.training.recipe import DataRecipe, Recipe
+from vla_stack.training.sources import Source
+
+
+def make_loader(
+    recipe: Recipe, sources: Sequence[Source], config: PreTrainedConfig, rank: int
+) -> ChunkLoader | Mixture:
+    """Batches of the cameras that the policy sees.
+
+    Args:
+        recipe: The run.
+        sources: Its datasets.
+        config: The policy's configuration, with features and embodiments filled in.
+        rank: Process index; each rank reads its own order of the data.
+    """
+    inputs, outputs = config.input_features or {}, config.output_features or {}
+    slots = {k.removeprefix(f"{OBS_IMAGES}."): ft.shape[-2:] for k, ft in inputs.items() if k.startswith(OBS_IMAGES)}
+    names = [e["name"] for e in getattr(config, "embodiments", ())]
+    *seeds, mixing = map(int, np.random.SeedSequence([recipe.seed, rank]).generate_state(len(sources) + 1))
+    loaders, cameras = [], []
+    for source, seed in zip(sources, seeds, strict=True):
+        dataset, mapping = source.dataset, source.embodiment.cameras if names else {slot: slot for slot in slots}
+        cameras.append({slot: dataset.cameras[camera] for slot, camera in mapping.items() if camera in dataset.cameras})
+        loaders.append(
+            ChunkLoader(
+                dataset,
+                horizon=len(config.action_delta_indices or [0]),
+                batch_size=recipe.batch_size,
+                seed=seed,
+                episodes=source.recipe.episodes,
+                cameras=list(mapping.values()),
+                image_sizes={camera: slots[slot] for slot, camera in mapping.items()} if names else None,
+                weights=opening_weights(dataset, recipe.data),
+            )
+        )
+    if len(loaders) == 1 and not names:
+        return loaders[0]
+    parts = [
+        Part(
+            source.name,
+            loader,
+            source.recipe.weight or loader.epoch_size,
+            columns,
+            names.index(source.embodiment.name) if names else None,
+        )
+        for source, loader, columns in zip(sources, loaders, cameras, strict=True)
+    ]
+    sizes = (inputs[OBS_STATE].shape[0] if OBS_STATE in inputs else 0, outputs[ACTION].shape[0])
+    layout = Layout(slots, *sizes, common_columns([source.dataset for source in sources]))
+    return Mixture(parts, layout, recipe.batch_size, mixing)
+
+
+def opening_weights(dataset: Dataset, data: DataRecipe) -> NDArray[np.float64] | None:
+    """Sampling weight of each frame, float [N]; None where all are equal."""
+    if data.opening_weight == 1.0 or data.opening_frames == 0:
+        return None
+    return np.where(dataset.columns["frame_index"] < data.opening_frames, data.opening_weight, 1.0)

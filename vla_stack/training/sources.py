@@ -1,0 +1,153 @@
+"""From the data part of a recipe to open datasets and the robots that they were recorded on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from lerobot.configs import PreTrainedConfig
+
+from vla_stack.data import Dataset, open_dataset, read_robot_spec
+from vla_stack.data.layout import ROBOT
+from vla_stack.errors import UserError
+from vla_stack.policies.embodiment import Embodiment, relative_dims
+from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, RobotSpec
+from vla_stack.training.recipe import DataRecipe, SourceRecipe
+
+Stats = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One dataset of a recipe, opened.
+
+    Attributes:
+        key: Where the recipe names it, for messages.
+        name: What logs call it.
+        recipe: Its part of the recipe.
+        dataset: The dataset.
+        embodiment: Its robot, with the cameras that the policy is to see in the order of their slots.
+    """
+
+    key: str
+    name: str
+    recipe: SourceRecipe
+    dataset: Dataset
+    embodiment: Embodiment
+
+
+def open_sources(data: DataRecipe, config: PreTrainedConfig) -> list[Source]:
+    """Open every dataset of a recipe.
+
+    Args:
+        data: The data part of a recipe.
+        config: The policy's configuration: which actions it learns relative to the state, where it does.
+
+    Raises:
+        UserError: A dataset cannot be opened, lacks a camera, or its robot has no name; or two sources go by one
+            embodiment and differ.
+    """
+    cameras = None if data.cameras is None else {c: c for c in data.cameras}
+    recipes = data.sources or tuple(SourceRecipe(root, cameras=cameras, episodes=data.episodes) for root in data.root)
+    names = unique([recipe.root.rstrip("/").rsplit("/", 1)[-1] for recipe in recipes])
+    sources = []
+    for i, (recipe, name) in enumerate(zip(recipes, names, strict=True)):
+        key = f"data.sources[{i}]" if data.sources else f"data.root[{i}]"
+        dataset = open_dataset(recipe.root)
+        embodiment = embodiment_of(dataset, recipe, key, named=bool(data.sources))
+        exclude = recipe.relative_exclude_joints
+        if getattr(config, "use_relative_actions", False):
+            exclude = getattr(config, "relative_exclude_joints", ()) if exclude is None else exclude
+            embodiment = replace(embodiment, relative=relative_dims(embodiment.robot, exclude))
+        sources.append(Source(key, name, recipe, dataset, embodiment))
+    for n, source in enumerate(sources):
+        for other in sources[:n]:
+            if other.embodiment.name == source.embodiment.name:
+                check_same(other.embodiment, source.embodiment, f"{other.key} and {source.key}")
+    return sources
+
+
+def embodiment_of(dataset: Dataset, recipe: SourceRecipe, key: str, named: bool) -> Embodiment:
+    """The robot of a dataset, as a recipe shows it to the policy; nothing of it relative yet.
+
+    Raises:
+        UserError: The dataset has no such camera, or nobody names its robot though the recipe names several sources.
+    """
+    known = (dataset.root / ROBOT).is_file()
+    if known:
+        robot = read_robot_spec(dataset.root)
+    elif named and not recipe.embodiment:
+        raise UserError(f"{key}: {dataset.root} does not name its robot (no {ROBOT})", f"set {key}.embodiment")
+    else:
+        robot = nameless_robot(dataset, recipe.embodiment)
+    cameras = {c: c for c in dataset.cameras} if recipe.cameras is None else recipe.cameras
+    if missing := [c for c in cameras.values() if c not in dataset.cameras]:
+        raise UserError(
+            f"{key}: {dataset.root} has no camera '{missing[0]}'", f"it has {', '.join(dataset.cameras) or 'none'}"
+        )
+    robot = replace(robot, cameras=tuple(Camera(c, *image_size(dataset, c)) for c in cameras.values()))
+    return Embodiment(recipe.embodiment or robot.name, robot, cameras, (False,) * len(robot.action))
+
+
+def nameless_robot(dataset: Dataset, name: str) -> RobotSpec:
+    """A robot of which no more is known than the names of its numbers."""
+
+    def dims(key: str) -> tuple[Dim, ...]:
+        if key not in dataset.features:
+            return ()
+        feature = dataset.features[key]
+        names = feature.get("names")
+        names = next(iter(names.values())) if isinstance(names, dict) else names
+        return tuple(Dim(str(n), "1") for n in names or [f"{key}_{i}" for i in range(feature["shape"][0])])
+
+    return RobotSpec(f"lerobot/{name or 'robot'}", dims(OBS_STATE), dims(ACTION), (), dataset.fps)
+
+
+def image_size(dataset: Dataset, camera: str) -> tuple[int, int]:
+    """Recorded height and width; some datasets name the channels first."""
+    a, b, c = dataset.features[dataset.cameras[camera]]["shape"]
+    return (a, b) if c == 3 else (b, c)
+
+
+def check_same(a: Embodiment, b: Embodiment, where: str) -> None:
+    """Raise a :class:`UserError` where one name stands for two robots."""
+    pairs = {
+        "action": ([(d.name, d.unit) for d in e.robot.action] + [e.robot.action_kind] for e in (a, b)),
+        "state": ([(d.name, d.unit) for d in e.robot.state] for e in (a, b)),
+        "rate": (e.robot.rate_hz for e in (a, b)),
+        "cameras": ((e.cameras, [(c.height, c.width) for c in e.robot.cameras]) for e in (a, b)),
+        "relative actions": (e.relative for e in (a, b)),
+    }
+    for what, (one, other) in pairs.items():
+        if one != other:
+            raise UserError(
+                f"{where} are both embodiment '{a.name}' and differ in {what}: {one} and {other}",
+                "list them in data.sources and give one another `embodiment:` name, so that they can be told apart",
+            )
+
+
+def pooled(parts: list[Stats], frames: list[int]) -> Stats:
+    """Statistics of a union of datasets: moments exactly, quantiles as their weighted mean (LeRobot's rule)."""
+    weights = np.array(frames) / sum(frames)
+
+    def mean(values: list[np.ndarray]) -> np.ndarray:
+        return np.tensordot(weights, np.stack(values), 1)
+
+    out: Stats = {}
+    for key, first in parts[0].items():
+        of = {name: [np.asarray(part[key][name]) for part in parts] for name in first if name != "count"}
+        centre = mean(of["mean"])
+        out[key] = {name: mean(values) for name, values in of.items() if name.startswith("q")}
+        out[key] |= {"mean": centre, "min": np.min(of["min"], axis=0), "max": np.max(of["max"], axis=0)}
+        variance = [s**2 + (m - centre) ** 2 for s, m in zip(of["std"], of["mean"], strict=True)]
+        out[key]["std"] = np.sqrt(mean(variance))
+    return out
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Names, numbered where they repeat."""
+    count = Counter(names)
+    return [name if count[name] == 1 else f"{name}-{i}" for i, name in enumerate(names)]
