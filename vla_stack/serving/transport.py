@@ -107,7 +107,7 @@ def receive(socket: zmq.Socket) -> list[zmq.Frame] | None:
     MAXMSGSIZE bounds a frame, not their number: frames beyond what any message may have (routing id, header, tensors)
     are dropped here except one, so that the decoder sees that there were too many.
     """
-    if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]  # cheaper than zmq.Again
+    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than to catch zmq.Again
         return None
     frame = socket.recv(zmq.NOBLOCK, copy=False)
     frames = [frame]
