@@ -17,6 +17,8 @@ import sys
 # setting wins, and training raises torch's own thread count where it owns the machine.
 for _var in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_var, "1")
+if not sys.stderr.isatty():  # in a log file every redraw of a progress bar is a line
+    os.environ.setdefault("TQDM_MININTERVAL", "10")
 os.environ.setdefault("MUJOCO_GL", "egl" if sys.platform.startswith("linux") else "glfw")
 
 VERBS: dict[str, tuple[str, str]] = {
