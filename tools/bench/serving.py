@@ -21,7 +21,7 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, write
-from vla_stack.schema import Camera, Dim, Observation, PolicySpec, RobotSpec
+from vla_stack.schema import Camera, Chunks, Dim, Observation, PolicySpec, RobotSpec
 
 HORIZON, ACTIONS, BURST = 50, 32, 20
 PAYLOADS = {"2x224x224": (2, 224, 224), "3x480x640": (3, 480, 640)}
@@ -53,8 +53,8 @@ class Null:
     def __init__(self, payload: str) -> None:
         self.spec = PolicySpec(robot(payload), HORIZON, "-", "-")
 
-    def infer(self, observations: Any, seeds: Any) -> np.ndarray:
-        return np.zeros((len(observations), HORIZON, ACTIONS), np.float32)
+    def infer(self, observations: Any, seeds: Any) -> Chunks:
+        return Chunks(np.zeros((len(observations), HORIZON, ACTIONS), np.float32))
 
 
 # --- ours ---------------------------------------------------------------------------------------------------------
