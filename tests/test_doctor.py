@@ -98,13 +98,15 @@ def test_requirements_are_taken_apart():
 
 def test_packages_that_are_old_missing_or_optional(monkeypatch):
     declared = ["numpy>=2", "mujoco>=3.3; extra == 'robot'", "torch>=2.11; extra == 'train'"]
+    declared.append("metaworld==3.0.0; extra == 'sim-extra'")
     have = {"numpy": "1.26.4", "mujoco": "3.8.1"}
     monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _: declared)
     monkeypatch.setattr(doctor, "installed", have.get)
-    base, robot, train = doctor.check_packages()
+    base, robot, train, benchmarks = doctor.check_packages()
     assert base.status == "fail" and "numpy 1.26.4 (wants >=2)" in base.detail
     assert robot.status == "ok"
     assert train.status == "absent" and "vla-stack[train]" in train.remedy
+    assert benchmarks.status == "absent" and "vla-stack[sim-extra]" in benchmarks.remedy
     del have["numpy"]
     assert next(iter(doctor.check_packages())).status == "fail"
 

@@ -105,7 +105,7 @@ def check_packages(distribution: str = "vla-stack") -> Iterator[Check]:
         yield Check("packages", "fail", f"{distribution} is not installed", "run tools/bootstrap")
         return
     seen = {distribution}  # an extra that includes another repeats its packages
-    for extra in ("", "robot", "train"):
+    for extra in ("", "robot", "train", "sim-extra"):
         names = [split_requirement(r) for r in declared if extra_of(r) == extra]
         found = [(name, spec, installed(name)) for name, spec in names if name not in seen]
         seen |= {name for name, _ in names}

@@ -35,6 +35,7 @@ NATIVE_HZ = 80  # 5 physics steps of 2.5 ms
 STEPS = 500  # the benchmark's limit, native steps
 DELTA = 0.01  # m, how far one native step moves the hand's target at most, along each axis
 ROLLED = ("corner", "corner2", "corner3")  # cameras that stand on their heads
+REACH = ((-0.525, 0.525), (0.348, 1.025), (-0.0525, 0.7))  # m, x, y, z; the package's space of hand positions
 CORNER2 = (0.75, 0.075, 0.7)  # m; LeRobot moves this camera closer before it records
 
 ControlMode = Literal["ee_delta", "ee_abs"]
@@ -150,7 +151,7 @@ def make(task: str, **options: Any) -> MetaworldEnv:
 
 def robot_spec(mode: ControlMode, cameras: tuple[str, ...], image_size: ImageSize, rate_hz: float) -> RobotSpec:
     """What the Sawyer arm measures and accepts in a control mode."""
-    hand = tuple(Dim(f"hand_{axis}.pos", "m") for axis in "xyz")
+    hand = tuple(Dim(f"hand_{axis}.pos", "m", *REACH[i]) for i, axis in enumerate("xyz"))
     state = (*hand, Dim("gripper.pos", "ratio", 0.0, 1.0, kind="gripper"))
     action = state
     if mode == "ee_delta":

@@ -66,6 +66,8 @@ def adopt_dataset(config: VlaConfig, meta: Any) -> None:
     root = Path(meta.root)
     if (robot := root / "meta" / "robot.json").is_file():
         config.robot = json.loads(robot.read_text())
+        if config.robot["action_kind"] == "delta":
+            config.use_relative_actions = False  # they are relative already
     config.action_feature_names = list(meta.features[ACTION]["names"])
     if not config.use_relative_actions:
         return
