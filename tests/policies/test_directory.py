@@ -93,5 +93,5 @@ def test_statistics_cut_short(directory):
 
 def test_a_repository_that_cannot_be_had():
     """The hub is off in tests."""
-    with pytest.raises(UserError, match=r"cannot get config\.json of 'nobody/nothing'.*local directory"):
+    with pytest.raises(UserError, match=r"'nobody/nothing' is no directory.*config\.json.*local directory"):
         read_config("nobody/nothing", "cpu")

@@ -55,7 +55,7 @@ def test_a_run_leaves_a_policy_that_loads_and_a_record_of_itself(recipe_file: Pa
     policy = load_policy(run_dir / "checkpoints/last/pretrained_model")
     assert policy.spec.robot.name == "test/arm"
     image = np.zeros((SIDE, SIDE, 3), np.uint8)
-    chunk = policy.infer([Observation(np.zeros(STATE, np.float32), {"front": image}, "pick")], seeds=[0])
+    chunk = policy.infer([Observation(np.zeros(STATE, np.float32), {"front": image}, "pick")], seeds=[0]).actions
     assert chunk.shape == (1, HORIZON, ACTION) and np.isfinite(chunk).all()
 
 
@@ -102,7 +102,7 @@ def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, 
             "policy.options.chunk_sise=4",
             "policy 'vla' has no option 'chunk_sise' -- the nearest option is 'chunk_size'",
         ),
-        ("policy.pretrained=nowhere", "cannot read the policy in nowhere"),
+        ("policy.pretrained=nowhere", "'nowhere' is no directory here, and config.json cannot be had"),
         ("data.root=nowhere", "nowhere"),
         ("data.cameras=[side]", "has no camera 'side' -- it has front"),
         ("device=cuda:77", "device 'cuda:77' is not available"),

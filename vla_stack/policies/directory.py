@@ -16,7 +16,7 @@ from lerobot.policies import PreTrainedPolicy, make_pre_post_processors
 
 from vla_stack.errors import UserError
 from vla_stack.policies.registry import policy_class
-from vla_stack.policies.weights import check_weights, find_weights, first_line
+from vla_stack.policies.weights import check_weights, find_weights, first_line, not_on_hub
 
 CONFIG = "config.json"
 MEND = "mend that value, or use another checkpoint"
@@ -43,8 +43,7 @@ def read_config(source: str | Path, device: str) -> PreTrainedConfig:
     except DraccusException as e:
         raise UserError(f"{where}: {_spoken(e)}", MEND) from None
     except OSError as e:
-        remedy = "check the name and the connection, or give a local directory"
-        raise UserError(f"cannot get {CONFIG} of '{source}': {first_line(e)}", remedy) from None
+        raise UserError(*not_on_hub(source, CONFIG, e)) from None
     except (ValueError, TypeError, NotImplementedError) as e:  # what a configuration refuses in its own checks
         raise UserError(f"{where}: {first_line(e)}", MEND) from None
 
@@ -72,8 +71,16 @@ def read_policy(source: str | Path, config: PreTrainedConfig, **known: Any) -> P
         raise UserError(f"{file} does not fit its {CONFIG}: {detail}", remedy) from None
 
 
-def read_processors(path: Path, config: PreTrainedConfig, device: str) -> tuple[Any, Any]:
+def read_processors(
+    path: Path, config: PreTrainedConfig, device: str, embodiment: int | None = None
+) -> tuple[Any, Any]:
     """Pre- and post-processor of a policy directory.
+
+    Args:
+        path: The directory.
+        config: Its configuration.
+        device: Torch device of the preprocessor's results.
+        embodiment: Which of the policy's robots all samples are of; None for a policy of one, and in training.
 
     Raises:
         UserError: They are missing or cannot be read.
@@ -82,7 +89,9 @@ def read_processors(path: Path, config: PreTrainedConfig, device: str) -> tuple[
         if not (path / name).is_file():
             raise UserError(f"{path} holds no {name}", "copy the whole pretrained_model folder")
     try:
-        overrides = {"device_processor": {"device": device}}
+        overrides: dict[str, Any] = {"device_processor": {"device": device}}
+        if embodiment is not None:
+            overrides["embodiment_input_processor"] = {"serve": embodiment}
         return make_pre_post_processors(config, str(path), preprocessor_overrides=overrides)
     except (OSError, ValueError, KeyError, TypeError, ImportError, safetensors.SafetensorError) as e:
         remedy = "copy the whole pretrained_model folder, tokenizer included"

@@ -28,8 +28,7 @@ def find_weights(source: str | Path, revision: str | None = None) -> Path:
     try:
         return Path(hf_hub_download(str(source), WEIGHTS, revision=revision))
     except (HfHubHTTPError, LocalEntryNotFoundError, ValueError) as e:
-        remedy = "check the name and the connection, or give a local directory"
-        raise UserError(f"cannot get {WEIGHTS} of '{source}': {first_line(e)}", remedy) from None
+        raise UserError(*not_on_hub(source, WEIGHTS, e)) from None
 
 
 def check_weights(file: Path) -> None:
@@ -76,6 +75,12 @@ def load_weights(policy: nn.Module, weights: dict[str, Tensor], file: Path) -> N
 def first_line(error: BaseException) -> str:
     """First line of an error's text, or its kind where it has none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def not_on_hub(source: str | Path, name: str, error: BaseException) -> tuple[str, str]:
+    """Message and remedy where neither this machine nor the hub has a file of a policy."""
+    message = f"'{source}' is no directory here, and {name} cannot be had from the hub ({type(error).__name__})"
+    return message, "check the name and the connection, or give a local directory"
 
 
 def _mismatch(file: Path, what: str) -> tuple[str, str]:

@@ -30,6 +30,8 @@ from vla_stack.policies.chunk_policy import ROBOT
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
 from vla_stack.policies.dataset_facts import relative_mask
+from vla_stack.policies.directory import read_config
+from vla_stack.policies.registry import ADAPTERS, policy_class
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
@@ -38,6 +40,7 @@ from vla_stack.training.policies import new_policy, restore
 from vla_stack.training.recipe import PolicyRecipe, Recipe
 from vla_stack.training.sources import Stats, open_sources, pooled
 
+OWN_LOSS = "own_loss"  # the one method that asks no more of a policy than LeRobot does
 Batch = dict[str, Any]
 Loss = Callable[[PreTrainedPolicy, Batch, torch.Generator], tuple[Tensor, dict[str, Any]]]
 
@@ -101,6 +104,9 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
     """
     loss = find_loss(recipe.method, recipe.method_options)
     config = make_config(recipe.policy, device, checkpoint)
+    if recipe.method != OWN_LOSS and not hasattr(policy_class(config.type), "encode"):
+        remedy = f"set method={OWN_LOSS}, which trains it by LeRobot's loss"
+        raise UserError(f"method '{recipe.method}' needs a flow policy, '{config.type}' is none", remedy)
     sources = open_sources(recipe.data, config)
     torch.manual_seed(recipe.seed)
     if checkpoint is not None:
@@ -128,15 +134,12 @@ def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | N
         UserError: Unknown type, unknown option (the nearest is named), or a directory that holds no policy.
     """
     source = str(checkpoint / PRETRAINED) if checkpoint else recipe.pretrained
-    try:
-        device_flag = [f"--device={device.type}"]
-        config = PreTrainedConfig.from_pretrained(source, cli_overrides=device_flag) if source else None
-    except (OSError, ValueError) as e:
-        raise UserError(f"cannot read the policy in {source}: {str(e).splitlines()[0]}") from None
-    config = config or new_config(recipe.type, device.type)
+    config = read_config(source, device.type) if source else new_config(recipe.type, device.type)
     options = without_base_weights(recipe.options) if checkpoint else recipe.options
     config = with_options(config, {**options, "device": device.type, "push_to_hub": False})
     config.pretrained_path = Path(source) if source else None
+    if config.type in ADAPTERS and not checkpoint:
+        config.input_features = {}  # LeRobot's VLAs fit any cameras and, by padding, any state: take the dataset's
     if len(config.observation_delta_indices or [0]) > 1:
         raise UserError(f"policy '{config.type}' wants a history of observations", "set policy.options.n_obs_steps=1")
     return config

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from vla_stack.errors import UserError
 from vla_stack.policies.directory import read_policy, read_processors
-from vla_stack.policies.registry import ADAPTERS, policy_class
+from vla_stack.policies.registry import policy_class
 from vla_stack.policies.weights import WEIGHTS
 from vla_stack.schema import ACTION
 from vla_stack.training.checkpoint import PRETRAINED, trainable
@@ -22,9 +22,6 @@ from vla_stack.training.checkpoint import PRETRAINED, trainable
 
 def new_policy(config: PreTrainedConfig, meta: LeRobotDatasetMetadata) -> PreTrainedPolicy:
     """A policy for the features of a dataset; with weights where ``config.pretrained_path`` names some.
-
-    LeRobot's VLAs fit any cameras and, by padding, any state and action: published weights take those of the dataset.
-    Other policies keep the cameras that they were trained with.
 
     Args:
         config: Its configuration. Input features that are set stay, so that a recipe can choose cameras.
@@ -36,8 +33,6 @@ def new_policy(config: PreTrainedConfig, meta: LeRobotDatasetMetadata) -> PreTra
     features = dataset_to_policy_features(meta.features)
     config.output_features = {key: f for key, f in features.items() if f.type is FeatureType.ACTION}
     inputs = {key: f for key, f in features.items() if key not in config.output_features}
-    if config.pretrained_path and config.type in ADAPTERS:
-        config.input_features = {}
     config.input_features = config.input_features or inputs
     if hasattr(config, "action_feature_names"):
         config.action_feature_names = list(meta.features[ACTION]["names"] or ()) or None

@@ -13,6 +13,7 @@ from lerobot.configs import PreTrainedConfig
 from lerobot.policies.common.vla_utils import create_sinusoidal_pos_embedding
 from torch import Tensor, nn
 
+from vla_stack.errors import UserError
 from vla_stack.policies import flow
 from vla_stack.policies.contract import Time
 from vla_stack.policies.transformer import PrefixContext
@@ -21,6 +22,9 @@ from vla_stack.policies.weights import find_weights, load_weights, read_weights
 
 class FlowAdapter(nn.Module):
     """A LeRobot policy as :class:`~vla_stack.policies.contract.FlowPolicy`; mixed in before LeRobot's class.
+
+    Raises:
+        UserError: The robot's state or action is larger than what the policy pads to.
 
     LeRobot pads states and actions with zeros to ``max_action_dim``, and its flow carries noise in all of these
     dimensions. So does this one: points of either width are accepted, narrower ones are taken to be 0 beyond
@@ -37,6 +41,11 @@ class FlowAdapter(nn.Module):
     causal_actions = False
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
+        real = {"max_state_dim": config.robot_state_feature, "max_action_dim": config.action_feature}
+        for limit, feature in real.items():
+            size, most = feature.shape[0] if feature else 0, getattr(config, limit)
+            if size > most:
+                raise UserError(f"{config.type} pads to {limit}={most}, the robot has {size}", f"set {limit} to {size}")
         super().__init__(config, **kwargs)
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
         self.noise_dim, self.state_width = config.max_action_dim, self.model.action_out_proj.in_features
