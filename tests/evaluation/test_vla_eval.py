@@ -14,7 +14,7 @@ LINE = "eval_fakes:Line-v0"
 
 @pytest.fixture
 def fake_policy(monkeypatch, tmp_path):
-    monkeypatch.setattr(verb, "_load", lambda name, device: (tmp_path / name, eval_fakes.Obedient()))
+    monkeypatch.setattr(verb, "_load", lambda name, *_: (tmp_path / name, eval_fakes.Obedient()))
 
 
 def test_every_setting_is_reported(fake_policy, tmp_path, capsys):

@@ -19,7 +19,7 @@ import sys
 from serving_fakes import TickPolicy
 from vla_stack import cli
 from vla_stack.serving import serve
-serve.load_directory = lambda path, device, threads: TickPolicy()
+serve.load_directory = lambda *_: TickPolicy()
 sys.exit(cli.main(["serve", *sys.argv[1:]]))
 """
 

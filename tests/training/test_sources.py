@@ -132,9 +132,7 @@ def test_a_robot_without_a_name_is_asked_for(roots: dict[str, str], tmp_path: Pa
     root = record(tmp_path / "theirs", 3, {"front": 16})
     (root / "meta" / "robot.json").unlink()
     sources = (SourceRecipe(str(root)), SourceRecipe(roots["small"]))
-    with pytest.raises(
-        UserError, match=r"data.sources\[0\]: .* does not name its robot .* set data.sources\[0\]"
-    ):
+    with pytest.raises(UserError, match=r"data.sources\[0\]: .* does not name its robot .* set data.sources\[0\]"):
         open_sources(DataRecipe(sources=sources), new_config())
     named = open_sources(DataRecipe(sources=(replace(sources[0], embodiment="theirs"),)), new_config())
     assert named[0].embodiment.robot.name == "lerobot/theirs" and len(named[0].embodiment.robot.action) == 3

@@ -35,6 +35,7 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     a = parser.add_argument
     a("--policy", default="shipped", help="policy or run directory, or a shipped policy's name (default: %(default)s)")
+    a("--embodiment", help="which robot to drive, where the policy was trained on several")
     a("--env", nargs="+", action="extend", help="gymnasium ids or tasks of benchmarks (default: sim/pick-v0)")
     a("--episodes", type=_positive, default=100, help="episodes for each setting (default: %(default)s)")
     a("--seed", type=int, default=1000, help="seed of the first episode (default: %(default)s)")
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    path, policy = _load(args.policy, args.device)
+    path, policy = _load(args.policy, args.device, args.embodiment)
     results = run_settings(policy, args)
     print(table(results))
     report = _report(results, args, path, policy)
@@ -135,12 +136,12 @@ def table(results: Sequence[EvalResult]) -> str:
     return "\n".join(lines)
 
 
-def _load(name: str, device: str) -> tuple[Path, ChunkPolicy]:
+def _load(name: str, device: str, embodiment: str | None) -> tuple[Path, ChunkPolicy]:
     from vla_stack.policies.chunk_policy import load_policy
     from vla_stack.policies.shipped import resolve_policy
 
     path = resolve_policy(name)
-    return path, load_policy(path, device=device)
+    return path, load_policy(path, device, embodiment)
 
 
 def _workers(args: argparse.Namespace) -> int:

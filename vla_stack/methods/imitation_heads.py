@@ -35,5 +35,6 @@ def loss(
     assert policy.head is not None
     context = policy.encode(shifted(batch, shift, generator))
     error = policy.head.error(policy.query_states(context), batch[ACTION])  # [b, h, a]
-    value = flow.mean_error(error, flow.valid_entries(batch))
-    return value, {f"{policy.config.head}_loss": value.detach()}
+    valid = flow.valid_entries(batch)
+    value = flow.mean_error(error, valid)
+    return value, {f"{policy.config.head}_loss": value.detach(), **flow.error_by_source(error, valid, batch)}

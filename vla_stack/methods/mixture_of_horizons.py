@@ -56,7 +56,8 @@ def loss(
     context = policy.encode(batch).repeat(draws)
     mixed = policy.mix(context, flow.interpolate(actions, noise, t), t, generator).cut(policy.action_dim)
     u, horizons = flow.target(actions, noise), policy.config.horizons
-    l_mix = flow.mean_error((mixed.velocity - u).square(), valid)
+    error = (mixed.velocity - u).square()
+    l_mix = flow.mean_error(error, valid)
     l_ind = sum(
         flow.mean_error((mixed.branches[:, n, :h].float() - u[:, :h]).square(), valid[:, :h])
         for n, h in enumerate(horizons)
@@ -64,7 +65,8 @@ def loss(
     l_bal = load_balance(mixed.weights, horizons, valid.any(2))
     value = mixture * l_mix + individual * l_ind + balance * l_bal
     terms = {"loss_mixture": l_mix, "loss_individual": l_ind, "loss_balance": l_bal}
-    return value, {k: v.detach() for k, v in (terms | gate_metrics(mixed.weights, policy.horizons)).items()}
+    logged = terms | gate_metrics(mixed.weights, policy.horizons) | flow.error_by_source(error, valid, batch)
+    return value, {k: v.detach() for k, v in logged.items()}
 
 
 def gate_metrics(weights: Float[Tensor, "b n h"], horizons: Horizons) -> dict[str, Tensor]:

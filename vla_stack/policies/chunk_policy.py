@@ -19,7 +19,9 @@ from torch import Tensor
 
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
 from vla_stack.errors import UserError
+from vla_stack.images import fit_image
 from vla_stack.policies.directory import read_config, read_policy, read_processors
+from vla_stack.policies.embodiment import Embodiment, select
 from vla_stack.policies.weights import find_weights
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, Camera, Dim, Observation, PolicySpec, RobotSpec, image_key
 
@@ -35,10 +37,19 @@ class ChunkPolicy:
         preprocessor: Its preprocessor.
         postprocessor: Its postprocessor.
         spec: What it consumes and produces.
+        image_sizes: Height and width of the pictures that the policy reads, by camera, where they are not the robot's.
     """
 
-    def __init__(self, policy: PreTrainedPolicy, preprocessor: Any, postprocessor: Any, spec: PolicySpec) -> None:
+    def __init__(
+        self,
+        policy: PreTrainedPolicy,
+        preprocessor: Any,
+        postprocessor: Any,
+        spec: PolicySpec,
+        image_sizes: dict[str, tuple[int, int]] | None = None,
+    ) -> None:
         self.policy, self.preprocessor, self.postprocessor, self.spec = policy, preprocessor, postprocessor, spec
+        self._sizes = {c.name: (c.height, c.width) for c in spec.robot.cameras} | (image_sizes or {})
         self._takes_noise = "noise" in inspect.signature(policy.predict_action_chunk).parameters
 
     def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> NDArray[np.float32]:
@@ -72,7 +83,8 @@ class ChunkPolicy:
             "task": [o.task for o in observations],
         }
         for camera in robot.cameras:
-            images = torch.from_numpy(np.stack([o.images[camera.name] for o in observations]))
+            pictures = [fit_image(o.images[camera.name], *self._sizes[camera.name]) for o in observations]
+            images = torch.from_numpy(np.stack(pictures))
             # [b, 3, h, w] in [0, 1], as LeRobot's policies take them; the permuted view stays channels-last.
             batch[image_key(camera.name)] = images.permute(0, 3, 1, 2).float().div_(255.0)
         return batch
@@ -96,16 +108,17 @@ class ChunkPolicy:
         return torch.randn(self.spec.horizon, width, generator=generator) * getattr(config, "noise_scale", 1.0)
 
 
-def load_policy(path: str | Path, device: str = "cpu") -> ChunkPolicy:
+def load_policy(path: str | Path, device: str = "cpu", embodiment: str | None = None) -> ChunkPolicy:
     """Load any LeRobot policy directory for inference.
 
     Args:
         path: Directory with config.json, model.safetensors and the processors' files.
         device: Torch device.
+        embodiment: Which robot to drive, where the policy was trained on several.
 
     Raises:
-        UserError: Not a policy directory, one of its files is missing, damaged or does not fit the others, or the
-            policy is not one chunk from one observation.
+        UserError: Not a policy directory, one of its files is missing, damaged or does not fit the others, the policy
+            is not one chunk from one observation, or it has several robots and none of them was named.
     """
     path = Path(path)
     config = read_config(path, device)
@@ -114,16 +127,23 @@ def load_policy(path: str | Path, device: str = "cpu") -> ChunkPolicy:
             f"policy '{config.type}' reads {config.n_obs_steps} observations, only the present one is served",
             "train it with policy.options.n_obs_steps=1",
         )
+    embodiments = [Embodiment.from_json(d) for d in getattr(config, "embodiments", ())]
+    served = select(embodiments, embodiment, str(path)) if embodiments or embodiment else None
+    robot = robot_spec(config, path) if served is None else embodiments[served].robot
     policy = read_policy(path, config)
-    pre, post = read_processors(path, config, device)
+    pre, post = read_processors(path, config, device, served)
+    normalisation = _digest(*sorted(path.glob("policy_p*processor*.safetensors")))
+    extras = {"type": config.type, "n_action_steps": getattr(config, "n_action_steps", 1)}
     spec = PolicySpec(
-        robot=robot_spec(config, path),
+        robot=robot,
         horizon=len(config.action_delta_indices or [0]),
-        normalisation=_digest(*sorted(path.glob("policy_p*processor*.safetensors"))),
+        normalisation=normalisation if served is None else f"{normalisation}/{embodiments[served].name}",
         model_version=_digest(find_weights(path)),
-        extras={"type": config.type, "n_action_steps": getattr(config, "n_action_steps", 1)},
+        extras=extras if served is None else {**extras, "embodiment": embodiments[served].name},
     )
-    return ChunkPolicy(policy, pre, post, spec)
+    cameras = {} if served is None else embodiments[served].cameras
+    sizes = {camera: config.input_features[image_key(slot)].shape[-2:] for slot, camera in cameras.items()}
+    return ChunkPolicy(policy, pre, post, spec, sizes)
 
 
 def robot_spec(config: PreTrainedConfig, path: Path) -> RobotSpec:

@@ -99,6 +99,21 @@ def mean_error(error: Float[Tensor, "b h a"], valid: Bool[Tensor, "b h a"]) -> F
     return torch.where(valid, error, 0.0).sum() / valid.sum().clamp(min=1)
 
 
+def error_by_source(
+    error: Float[Tensor, "b h a"], valid: Bool[Tensor, "b h a"], batch: dict[str, Any]
+) -> dict[str, Float[Tensor, ""]]:
+    """Mean error of each dataset of a mixed batch, for logs, detached; none for a batch of one dataset.
+
+    Args:
+        error: Of b rows, or of several draws for each row in turn.
+        valid: Likewise.
+        batch: Its ``source`` says of which dataset a row is, ``sources`` which of them it has rows of.
+    """
+    named = batch.get("sources", ())
+    rows = batch["source"].repeat_interleave(len(error) // len(batch["source"])) if named else None
+    return {f"loss/{name}": mean_error(error.detach(), valid & (rows == i)[:, None, None]) for i, name in named}
+
+
 def euler(
     velocity: Callable[[Float[Tensor, "b h a"], Time], Float[Tensor, "b h a"]],
     noise: Float[Tensor, "b h a"],

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="shipped",
         help="LeRobot policy directory, a run directory, or the name of a shipped policy (default: %(default)s)",
     )
+    parser.add_argument("--embodiment", help="which robot to drive, where the policy was trained on several")
     parser.add_argument(
         "--endpoint",
         default="tcp://127.0.0.1:5555",
@@ -51,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
         )
 
     server = PolicyServer(
-        partial(load_directory, directory, args.device, args.threads),
+        partial(load_directory, directory, args.device, args.threads, args.embodiment),
         args.endpoint,
         ServerConfig(metrics_port=args.metrics_port),
         on_ready=announce,

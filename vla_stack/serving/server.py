@@ -378,7 +378,7 @@ class PolicyServer:
         return self._policy
 
 
-def load_directory(path: Path, device: str, threads: int) -> ChunkPolicy:
+def load_directory(path: Path, device: str, threads: int, embodiment: str | None = None) -> ChunkPolicy:
     """The policy in a LeRobot policy directory, with torch limited to ``threads`` threads. Imports torch."""
     import torch
 
@@ -386,4 +386,4 @@ def load_directory(path: Path, device: str, threads: int) -> ChunkPolicy:
 
     torch.set_num_threads(threads)
     with contextlib.redirect_stdout(sys.stderr):  # LeRobot reports on stdout, where READY should be the only line
-        return load_policy(path, device=device)
+        return load_policy(path, device, embodiment)

@@ -15,6 +15,7 @@ from torch import nn
 from vla_stack.data import load_stats
 from vla_stack.data.stats import RELATIVE_ACTION
 from vla_stack.errors import UserError
+from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.embodiment import Embodiment
 from vla_stack.policies.processor_embodiment import EmbodimentInputStep
@@ -119,7 +120,7 @@ def mixed_policy(config: PreTrainedConfig, sources: Sequence[Source]) -> tuple[P
     Raises:
         UserError: The policy type, or the checkpoint, is for one robot; or a robot does not fit the checkpoint.
     """
-    base = getattr(config, "base", config)
+    base = base_config(config)
     if not isinstance(base, VlaConfig):
         names = ", ".join(dict.fromkeys(s.embodiment.name for s in sources))
         raise UserError(f"policy '{config.type}' drives one robot, data.sources has {names}", "take policy.type=vla")

@@ -21,9 +21,10 @@ import torch
 from torch import nn
 
 from vla_stack.training import checkpoint as ckpt
-from vla_stack.training.build import Objective, Parts, preprocessed, to_device
+from vla_stack.training.build import Loader, Objective, Parts, preprocessed, to_device
 from vla_stack.training.ema import Ema
 from vla_stack.training.log import Log, Window
+from vla_stack.training.mixture import Mixture
 from vla_stack.training.placement import Accelerated, Local
 from vla_stack.training.recipe import OptimizerRecipe, Recipe
 from vla_stack.training.stop import Stop
@@ -91,7 +92,7 @@ class Trainer:
                 saving = last or evaluating or self.step % recipe.save_every == 0
                 if last or saving or self.step % recipe.log_every == 0:
                     window.check()
-                    log.record(self.step, window.means() | rate.read())
+                    log.record(self.step, window.means() | rate.read() | samples(self.parts.loader))
                 if saving:
                     self.checkpoint = self.save()
                 if evaluating and evaluate and self.placement.is_main:
@@ -152,6 +153,12 @@ class Trainer:
         torch.manual_seed(seed)
         np.random.seed(words[0])  # noqa: NPY002  the legacy global generator, for whoever reads it
         random.seed(seed)
+
+
+def samples(loader: Loader) -> dict[str, float]:
+    """Rows that this process has drawn so far from each dataset of a mixture."""
+    drawn = loader.samples if isinstance(loader, Mixture) else {}
+    return {f"samples/{name}": n for name, n in drawn.items()}
 
 
 class Rate:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -102,11 +103,31 @@ def evaluator(recipe: Recipe) -> Callable[[Path, int], dict[str, float]]:
     load_policy = importlib.import_module("vla_stack.policies.chunk_policy").load_policy
 
     def run(policy_dir: Path, step: int) -> dict[str, float]:
-        policy = load_policy(policy_dir)
-        results = {env: evaluate(policy, env, recipe.eval.episodes, recipe.eval.seed) for env in recipe.eval.envs}
-        return {f"{env}/success": float(result.outcomes.mean()) for env, result in results.items()}
+        names = [e["name"] for e in json.loads((policy_dir / "config.json").read_text()).get("embodiments") or ()]
+        metrics = {}
+        for name, env in pairings(recipe.eval.envs, names):
+            policy = load_policy(policy_dir, embodiment=name)
+            result = evaluate(policy, env, recipe.eval.episodes, recipe.eval.seed)
+            metrics[f"{env}/success" if name is None else f"{name}@{env}/success"] = float(result.outcomes.mean())
+        return metrics
 
     return run
+
+
+def pairings(envs: Sequence[str], embodiments: Sequence[str]) -> list[tuple[str | None, str]]:
+    """Which robot is evaluated where: the one that an entry names before its ``@``, or all; None for a policy of one.
+
+    Raises:
+        UserError: An entry names a robot that the policy does not have.
+    """
+    pairs: list[tuple[str | None, str]] = []
+    for entry in envs:
+        name, at, env = entry.rpartition("@")
+        if at and name not in embodiments:
+            known = ", ".join(embodiments) or "one robot alone"
+            raise UserError(f"'eval.envs' names '{entry}', the policy has no embodiment '{name}'", f"it has {known}")
+        pairs += [(name, env)] if at else [(e, env) for e in embodiments or [None]]  # type: ignore[list-item]
+    return pairs
 
 
 def write_run_files(recipe: Recipe, run_dir: Path) -> None:
