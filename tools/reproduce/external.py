@@ -3,7 +3,7 @@
     python tools/reproduce/external.py
 
 Collects the experts' demonstrations, trains from pixels and the robot's own state (which holds nothing of the scene),
-and evaluates on scenes that training never saw: 100 episodes a task, goals and objects drawn by the benchmark, no delay,
+and evaluates on scenes that training never saw, drawn by the benchmark: 100 episodes a task, no delay,
 pictures without shadows. What is there already under outputs/reproduce/external is continued.
 """
 
