@@ -225,6 +225,7 @@ class ActionChunk:
         session: Session id of the client the chunk is for.
         d_cond: Delay in ticks that the policy was conditioned on, 0 if none.
         model_version: Hash of the weights that produced the chunk.
+        execute: Actions that the policy wants executed before it is asked again, 1 to H; 0 where it has no opinion.
     """
 
     actions: NDArray[np.float32]
@@ -235,6 +236,7 @@ class ActionChunk:
     session: str = ""
     d_cond: int = 0
     model_version: str = ""
+    execute: int = 0
 
     @property
     def horizon(self) -> int:
@@ -244,6 +246,26 @@ class ActionChunk:
     def end(self) -> int:
         """First control step that the chunk no longer covers."""
         return self.origin + self.horizon
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A policy's answer to a batch of observations.
+
+    Attributes:
+        actions: float32 [B, H, A], commands.
+        execute: For each chunk, actions to execute before the policy is asked again, 1 to H; None: as configured.
+    """
+
+    actions: NDArray[np.float32]
+    execute: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def row(self, i: int) -> tuple[NDArray[np.float32], int]:
+        """Chunk ``i`` and its ``execute``, 0 where there is none, as :class:`ActionChunk` has them."""
+        return self.actions[i], self.execute[i] if self.execute else 0
 
 
 @dataclass(frozen=True)

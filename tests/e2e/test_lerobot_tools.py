@@ -43,7 +43,7 @@ def acts(policy_dir: Path) -> None:
     raw, info = env.reset(seed=0)
     spec = env.unwrapped.spec_robot  # type: ignore[attr-defined]
     assert policy.spec.robot.fingerprint() == spec.fingerprint()
-    chunk = policy.infer([Observation(raw["agent_pos"], raw["pixels"], info["task"])], seeds=[0])
+    chunk = policy.infer([Observation(raw["agent_pos"], raw["pixels"], info["task"])], seeds=[0]).actions
     assert chunk.shape == (1, policy.spec.horizon, len(spec.action)) and np.isfinite(chunk).all()
     env.close()
 

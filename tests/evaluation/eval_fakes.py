@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 
-from vla_stack.schema import Camera, Dim, PolicySpec, RobotSpec
+from vla_stack.schema import Camera, Chunks, Dim, PolicySpec, RobotSpec
 
 ROBOT = RobotSpec(
     name="test/line",
@@ -113,7 +113,8 @@ class Policy:
 
     def infer(self, observations, seeds):
         self.batches.append(len(observations))
-        return np.stack([self.chunk(o, s) for o, s in zip(observations, seeds, strict=True)]).astype(np.float32)
+        chunks = [self.chunk(o, s) for o, s in zip(observations, seeds, strict=True)]
+        return Chunks(np.stack(chunks).astype(np.float32))
 
 
 class Obedient(Policy):
@@ -124,6 +125,14 @@ class Obedient(Policy):
         chunk = np.ones((8, 2))
         chunk[:, 0] = np.linspace(observation.state[0], goal, 9)[1:]
         return chunk + np.random.default_rng(seed).normal(0, 0.01, (8, 1)) * [1, 0]
+
+
+class Undecided(Obedient):
+    """Wants one action of a chunk executed on the way left, three on the way right."""
+
+    def infer(self, observations, seeds):
+        execute = tuple(1 if o.task == "go left" else 3 for o in observations)
+        return Chunks(super().infer(observations, seeds).actions, execute)
 
 
 class TickLabel(Policy):

@@ -14,7 +14,7 @@ from vla_stack.errors import UserError
 from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.evaluation.video import film
 from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.schema import PolicySpec
+from vla_stack.schema import Chunks, PolicySpec
 
 
 class Wander:
@@ -31,7 +31,8 @@ class Wander:
             o.check(self.spec.robot)
         n = len(self.spec.robot.action)
         start = np.stack([o.state[:n] for o in observations])[:, None].repeat(8, axis=1)
-        return (start + [np.random.default_rng(s).normal(0, 0.02, (8, n)) for s in seeds]).astype(np.float32)
+        noise = [np.random.default_rng(s).normal(0, 0.02, (8, n)) for s in seeds]
+        return Chunks((start + noise).astype(np.float32))
 
 
 class Rehearsed:
@@ -56,7 +57,7 @@ class Rehearsed:
         (o,) = observations
         if o.step == 0:
             self.plan = self.plans.pop(0)
-        return self.plan[None, o.step : o.step + 8].astype(np.float32)
+        return Chunks(self.plan[None, o.step : o.step + 8].astype(np.float32))
 
 
 @pytest.mark.parametrize("mode", ["sync", "naive"])

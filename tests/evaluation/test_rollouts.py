@@ -47,6 +47,15 @@ def test_outcomes_do_not_depend_on_processes():
     same(here, there)
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_policy_decides_how_much_of_each_chunk_is_executed(workers):
+    result = evaluate(eval_fakes.Undecided(), LINE, episodes=6, seed=5, num_envs=4, workers=workers)
+    for e in result.episodes:
+        _, ticks = np.unique(e.chunks, return_counts=True)
+        assert e.steps > 4 and set(ticks[:-1]) == {1 if e.instruction == "go left" else 3}
+    assert len({e.instruction for e in result.episodes}) == 2
+
+
 def test_queries_of_all_environments_share_a_batch():
     policy = eval_fakes.Obedient()
     evaluate(policy, LINE, episodes=16, num_envs=8)

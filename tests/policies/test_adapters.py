@@ -318,11 +318,11 @@ def test_directories_are_lerobots(folder, kind, tmp_path):
         assert torch.equal(a, b), name
 
     observations, seeds = make_observations(2), [3, 4]
-    chunk = served.infer(observations, seeds)
+    chunk = served.infer(observations, seeds).actions
     assert chunk.shape == (2, CHUNK, ACTIONS) and np.isfinite(chunk).all()
     theirs = save_vla(stock, tmp_path / "theirs")
-    np.testing.assert_array_equal(load_policy(theirs).infer(observations, seeds), chunk)
-    np.testing.assert_allclose(served.infer(observations[:1], seeds[:1])[0], chunk[0], atol=1e-4)
+    np.testing.assert_array_equal(load_policy(theirs).infer(observations, seeds).actions, chunk)
+    np.testing.assert_allclose(served.infer(observations[:1], seeds[:1]).actions[0], chunk[0], atol=1e-4)
 
 
 @each_kind

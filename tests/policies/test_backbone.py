@@ -307,7 +307,7 @@ def test_saved_policy_needs_no_backbone_directory(directories, directory, tmp_pa
     loaded = load_policy(tmp_path / "policy")
     actual = loaded.postprocessor(loaded.policy.predict_action_chunk(loaded.preprocessor(dict(raw)), noise))
     assert torch.equal(actual, expected)
-    assert loaded.infer(make_observations(2), [0, 1]).shape == (2, 8, ACTIONS)
+    assert loaded.infer(make_observations(2), [0, 1]).actions.shape == (2, 8, ACTIONS)
     types = {n: p.dtype for n, p in policy.named_parameters()}
     assert {n: p.dtype for n, p in loaded.policy.named_parameters()} == types
 

@@ -60,15 +60,15 @@ def test_spec_tells_the_robot_and_the_weights(chunk_policy, saved):
 
 def test_a_chunk_does_not_depend_on_its_batch(chunk_policy):
     observations, seeds = make_observations(5), [7, 1, 7, 3, 9]
-    together = chunk_policy.infer(observations, seeds)
+    together = chunk_policy.infer(observations, seeds).actions
     assert together.dtype == np.float32 and together.shape == (5, 8, ACTIONS)
     for i, (observation, seed) in enumerate(zip(observations, seeds, strict=True)):
-        np.testing.assert_allclose(chunk_policy.infer([observation], [seed])[0], together[i], atol=1e-5)
+        np.testing.assert_allclose(chunk_policy.infer([observation], [seed]).actions[0], together[i], atol=1e-5)
 
 
 def test_a_seed_decides_the_sample(chunk_policy):
     same = make_observations(1) * 3
-    chunks = chunk_policy.infer(same, [1, 1, 2])
+    chunks = chunk_policy.infer(same, [1, 1, 2]).actions
     np.testing.assert_array_equal(chunks[0], chunks[1])
     assert np.abs(chunks[0] - chunks[2]).max() > 1e-3
 
@@ -85,7 +85,7 @@ def test_commands_are_relative_to_the_state(chunk_policy):
     (observation,) = make_observations(1)
     far = dataclasses.replace(observation, state=np.full(STATES, 1e3, np.float32))
     farther = dataclasses.replace(observation, state=np.full(STATES, 2e3, np.float32))
-    moved = chunk_policy.infer([farther], [0]) - chunk_policy.infer([far], [0])
+    moved = chunk_policy.infer([farther], [0]).actions - chunk_policy.infer([far], [0]).actions
     np.testing.assert_allclose(moved[..., :4], 1e3, rtol=1e-5)
     np.testing.assert_allclose(moved[..., 4], 0.0, atol=1e-5)  # the gripper is absolute
 
@@ -106,9 +106,9 @@ def test_other_lerobot_policies_are_chunk_policies(act):
     assert [c.name for c in spec.robot.cameras] == ["front"]
     assert (len(spec.robot.state), len(spec.robot.action)) == (STATES, ACTIONS)
     observations = make_observations(3)
-    together = act.infer(observations, [0, 1, 2])
+    together = act.infer(observations, [0, 1, 2]).actions
     assert together.shape == (3, 6, ACTIONS)
-    np.testing.assert_allclose(act.infer(observations[1:2], [1])[0], together[1], atol=1e-5)
+    np.testing.assert_allclose(act.infer(observations[1:2], [1]).actions[0], together[1], atol=1e-5)
 
 
 def test_directories_that_are_no_policy_are_named(saved, tmp_path):
@@ -130,7 +130,7 @@ def test_the_shipped_policy_says_what_it_said_when_it_was_trained():
     rng, robot = np.random.default_rng(0), policy.spec.robot
     state = rng.uniform(-0.5, 0.5, len(robot.state)).astype(np.float32)
     images = {c.name: rng.integers(0, 256, (c.height, c.width, 3), np.uint8) for c in robot.cameras}
-    chunk = policy.infer([Observation(state, images, "pick up the red cube")], seeds=[3])[0]
+    chunk = policy.infer([Observation(state, images, "pick up the red cube")], seeds=[3]).actions[0]
     np.testing.assert_allclose(chunk[0], [0.1449275, -0.2290987, -0.4018826, -0.4772503, 0.9985083], atol=1e-4)
     np.testing.assert_allclose(chunk[-1], [0.2486408, -0.2575361, -0.3542656, -0.4711359, 0.0180497], atol=1e-4)
     assert policy.spec.normalisation == "afacbb51f3fdd358"

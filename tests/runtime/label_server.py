@@ -9,7 +9,7 @@ import sys
 import numpy as np
 from runtime_fakes import HORIZON, robot_spec
 
-from vla_stack.schema import PolicySpec
+from vla_stack.schema import Chunks, PolicySpec
 from vla_stack.serving.server import PolicyServer
 
 
@@ -18,7 +18,7 @@ class Labels:
 
     def infer(self, observations, seeds):
         steps = np.array([o.step for o in observations])[:, None] + np.arange(HORIZON)
-        return np.repeat(steps[:, :, None], 2, axis=2).astype(np.float32)
+        return Chunks(np.repeat(steps[:, :, None], 2, axis=2).astype(np.float32))
 
 
 class Stay:
@@ -28,7 +28,7 @@ class Stay:
         self.spec = PolicySpec(arm_spec("ee_abs", ("front", "wrist"), 32, 10.0), HORIZON, model_version="stay")
 
     def infer(self, observations, seeds):
-        return np.repeat(np.stack([o.state[:5] for o in observations])[:, None], HORIZON, axis=1)
+        return Chunks(np.repeat(np.stack([o.state[:5] for o in observations])[:, None], HORIZON, axis=1))
 
 
 def main(endpoint: str, kind: str) -> None:

@@ -1,5 +1,7 @@
 """The control loop under the virtual clock, against a robot and a server made of numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from runtime_fakes import DT_NS, FakeDriver, FakePort, label_chunk, make_envelope, make_executor
@@ -140,7 +142,7 @@ def test_wall_clock_plays_no_part(monkeypatch):
 def test_chunk_survives_the_pipe():
     from vla_stack.runtime.executor import Request
 
-    chunk = label_chunk(Request(3, 2, 9, 9, 1, 20))
+    chunk = replace(label_chunk(Request(3, 2, 9, 9, 1, 20)), execute=5)
     back = read_chunk({"kind": "chunk", **chunk_fields(chunk)})
     np.testing.assert_array_equal(back.actions, chunk.actions)
-    assert (back.origin, back.k_obs, back.rid, back.epoch) == (9, 9, 3, 2)
+    assert (back.origin, back.k_obs, back.rid, back.epoch, back.execute) == (9, 9, 3, 2, 5)

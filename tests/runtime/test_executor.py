@@ -247,3 +247,24 @@ def test_noise_seeds_repeat_with_the_epoch_seed_alone():
 def test_bad_configuration_names_the_value(config, words):
     with pytest.raises(UserError, match=words):
         executor(**config)
+
+
+@pytest.mark.parametrize("mode", ["sync", "naive"])
+@pytest.mark.parametrize(("execute", "asked_at"), [(None, [0, 3, 10, 18, 21]), (5, [0, 5, 10, 15, 20])])
+def test_a_chunk_says_how_much_of_it_is_executed(mode, execute, asked_at):
+    """Where the configuration says nothing; 0 is the policy's own number of steps, half a chunk here."""
+    ex, wanted, asked = executor(mode, execute=execute), iter([3, 7, 0, 3, 9]), []
+    ex.reset(0)
+    for k in range(24):
+        if (request := ex.plan(k)) is not None:
+            asked.append(k)
+            assert ex.deliver(answer(request, execute=next(wanted)), k).accepted
+        assert ex.dispatch(k).action[0] == k
+    assert asked == asked_at
+
+
+@pytest.mark.parametrize("execute", [-1, HORIZON + 1])
+def test_a_chunk_cannot_want_more_executed_than_it_has(execute):
+    ex = executor()
+    ex.reset(0)
+    assert ex.deliver(answer(ex.plan(0), execute=execute), 0).reason == "execute"

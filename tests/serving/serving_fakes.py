@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from vla_stack.schema import Camera, Dim, Observation, PolicySpec, RobotSpec
+from vla_stack.schema import Camera, Chunks, Dim, Observation, PolicySpec, RobotSpec
 from vla_stack.serving.client import PolicyClient, ServerError
 from vla_stack.serving.worker import WARM_UP_RUNS
 
@@ -35,7 +35,7 @@ class TickPolicy:
 
     def infer(self, observations, seeds):
         ticks = np.array([[o.step + i for i in range(HORIZON)] for o in observations], np.float32)
-        return np.repeat(ticks[:, :, None], len(ROBOT.action), axis=2)
+        return Chunks(np.repeat(ticks[:, :, None], len(ROBOT.action), axis=2))
 
 
 class GatedPolicy(TickPolicy):

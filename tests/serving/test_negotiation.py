@@ -153,6 +153,20 @@ def test_chunk_of_another_shape_is_refused():
             messages.read_chunk(reply(actions), POLICY)
 
 
+def test_how_much_of_a_chunk_to_execute_travels_with_it():
+    def over(execute):
+        chunk = ActionChunk(np.ones((HORIZON, 2), np.float32), origin=4, k_obs=3, rid=1, session="s", execute=execute)
+        return over_the_wire(messages.chunk(chunk, t_obs=0))
+
+    assert messages.read_chunk(over(3), POLICY).execute == 3
+    older = over(3)  # a peer that does not know the key leaves it out
+    del older.fields["execute"]
+    assert messages.read_chunk(older, POLICY).execute == 0
+    for execute in (-1, HORIZON + 1):
+        with pytest.raises(WireError, match=f"CHUNK wants {execute} of 4 actions executed"):
+            messages.read_chunk(over(execute), POLICY)
+
+
 def test_schema_error_is_what_from_json_promises():
     with pytest.raises(SchemaError):
         type(ROBOT).from_json({"name": "x"})

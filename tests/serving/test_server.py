@@ -23,6 +23,7 @@ from serving_fakes import (
 )
 
 from vla_stack.errors import UserError
+from vla_stack.schema import Chunks
 from vla_stack.serving import messages, wire
 from vla_stack.serving.client import PolicyClient
 from vla_stack.serving.server import PolicyServer, ServerConfig
@@ -241,12 +242,13 @@ def test_a_robot_that_leaves_takes_nobody_along(serve, connect):
 def test_a_failed_inference_is_internal_and_tells_nothing(serve, connect, answer):
     class Fickle(TickPolicy):
         def infer(self, observations, seeds):
-            actions = super().infer(observations, seeds)
+            chunks = super().infer(observations, seeds)
             if observations[0].step != 13:
-                return actions
+                return chunks
             if answer == "raise":
                 raise RuntimeError("secret/path")
-            return {"shape": actions[:, 1:], "nan": actions * np.float32(np.nan), "none": None}[answer]
+            wrong = {"shape": chunks.actions[:, 1:], "nan": chunks.actions * np.float32(np.nan)}
+            return Chunks(wrong[answer]) if answer in wrong else None
 
     client = connect(serve(Fickle()).endpoint)
     client.request(observation(13), rid=0, epoch=0, origin=13, seed=0)

@@ -54,11 +54,12 @@ class Query:
     seed: int
 
 
-Episode = Generator[Query, NDArray[np.float32], EpisodeRecord]
+Reply = tuple[NDArray[np.float32], int]  # float32 [H, A], and how many of them to execute (0: as configured)
+Episode = Generator[Query, Reply, EpisodeRecord]
 
 
 def run_episode(env: gym.Env, config: EpisodeConfig, seed: int) -> Episode:
-    """One episode: yields a :class:`Query` where a chunk is wanted, is sent float32 [H, A], returns the record.
+    """One episode: yields a :class:`Query` where a chunk is wanted, is sent a ``Reply``, returns the record.
 
     Args:
         env: Made by :func:`~vla_stack.evaluation.environments.make_env`.
@@ -131,10 +132,14 @@ def other_instruction(env: gym.Env, task: str, seed: int) -> str:
 
 
 def standstill(raw: dict[str, Any], robot: RobotSpec) -> NDArray[np.float32]:
-    """The command that keeps a robot where it is measured: what is sent before the first chunk has arrived."""
+    """The command that keeps a robot where it is measured: what is sent before the first chunk has arrived.
+
+    The gripper of a delta robot holds what is measured where it is commanded in that unit, else the middle of its range.
+    """
     measured = np.asarray(raw["agent_pos"], np.float32)[: len(robot.action)].copy()
     if robot.action_kind == "delta":
-        measured[~robot.gripper_mask] = 0.0
+        same = np.array([a.unit == s.unit for a, s in zip(robot.action, robot.state, strict=False)])
+        measured[~(robot.gripper_mask & same)] = 0.0
     return np.clip(measured, robot.action_low, robot.action_high)
 
 
@@ -146,5 +151,6 @@ def _start(env: gym.Env, config: EpisodeConfig, seed: int) -> Executor:
     return executor
 
 
-def _chunk(request: Request, actions: NDArray[np.float32]) -> ActionChunk:
-    return ActionChunk(actions, request.origin, request.k_obs, rid=request.rid, epoch=request.epoch)
+def _chunk(request: Request, reply: Reply) -> ActionChunk:
+    actions, execute = reply
+    return ActionChunk(actions, request.origin, request.k_obs, rid=request.rid, epoch=request.epoch, execute=execute)

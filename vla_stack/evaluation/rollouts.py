@@ -13,18 +13,14 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vla_stack.errors import UserError
 from vla_stack.evaluation.environments import make_env, options_for, robot_of, stages_of
-from vla_stack.evaluation.episode import Episode, EpisodeConfig, Instruct, Query, run_episode
+from vla_stack.evaluation.episode import Episode, EpisodeConfig, Instruct, Query, Reply, run_episode
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.link import ignored_interrupts
-from vla_stack.schema import Observation, PolicySpec
+from vla_stack.schema import Chunks, Observation, PolicySpec
 
-Chunks = list[NDArray[np.float32]]
 OnEpisode = Callable[[EpisodeRecord], None]
 
 
@@ -34,7 +30,7 @@ class ChunkPolicy(Protocol):
     @property
     def spec(self) -> PolicySpec: ...
 
-    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> NDArray[np.float32]: ...
+    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> Chunks: ...
 
 
 def evaluate(
@@ -122,11 +118,14 @@ def _serve(
             for record in finished:
                 on_episode(record)
     flat = [q for wanted in queries for q in wanted]
-    chunks = list(policy.infer([q.observation for q in flat], [q.seed for q in flat])) if flat else []
+    replies: list[Reply] = []
+    if flat:
+        chunks = policy.infer([q.observation for q in flat], [q.seed for q in flat])
+        replies = [chunks.row(i) for i in range(len(chunks))]
     for group, wanted in zip(waiting, queries, strict=True):
         if wanted:
-            group.send(chunks[: len(wanted)])
-            del chunks[: len(wanted)]
+            group.send(replies[: len(wanted)])
+            del replies[: len(wanted)]
         else:
             group.close()
             groups.remove(group)
@@ -150,11 +149,11 @@ class RolloutGroup:
         records, self._records = self._records, []
         return self._queries, records
 
-    def send(self, chunks: Chunks) -> None:
+    def send(self, replies: list[Reply]) -> None:
         """Answer all queries of the last :meth:`receive`, in its order, and advance to the next ones."""
         slots, self._waiting, self._queries = self._waiting, [], []
-        for slot, chunk in zip(slots, chunks, strict=True):
-            self._advance(slot, chunk)
+        for slot, reply in zip(slots, replies, strict=True):
+            self._advance(slot, reply)
 
     def close(self) -> None:
         for env in self._envs:
@@ -165,11 +164,11 @@ class RolloutGroup:
             self._running[slot] = run_episode(self._envs[slot], self._config, self._seeds.pop())
             self._advance(slot, None)
 
-    def _advance(self, slot: int, chunk: NDArray[np.float32] | None) -> None:
+    def _advance(self, slot: int, reply: Reply | None) -> None:
         episode = self._running[slot]
         assert episode is not None
         try:
-            query = episode.send(chunk)  # type: ignore[arg-type]  # None starts a coroutine
+            query = episode.send(reply)  # type: ignore[arg-type]  # None starts a coroutine
         except StopIteration as end:
             self._records.append(end.value)
             self._begin(slot)
@@ -204,8 +203,8 @@ class RemoteGroup:
             raise RuntimeError(f"an environment process failed:\n{message}")
         return message
 
-    def send(self, chunks: Chunks) -> None:
-        self.connection.send(chunks)
+    def send(self, replies: list[Reply]) -> None:
+        self.connection.send(replies)
 
     def close(self) -> None:
         self.connection.close()

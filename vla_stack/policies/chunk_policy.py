@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from lerobot.configs import FeatureType, PreTrainedConfig
 from lerobot.policies import PreTrainedPolicy
-from numpy.typing import NDArray
 from torch import Tensor
 
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
@@ -22,8 +21,20 @@ from vla_stack.errors import UserError
 from vla_stack.images import fit_image
 from vla_stack.policies.directory import read_config, read_policy, read_processors
 from vla_stack.policies.embodiment import Embodiment, select
+from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.weights import find_weights
-from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, Camera, Dim, Observation, PolicySpec, RobotSpec, image_key
+from vla_stack.schema import (
+    ACTION,
+    OBS_IMAGES,
+    OBS_STATE,
+    Camera,
+    Chunks,
+    Dim,
+    Observation,
+    PolicySpec,
+    RobotSpec,
+    image_key,
+)
 
 ROBOT = "robot.json"  # beside the policy, where its configuration has no field for the robot
 GENERIC_RATE_HZ = 10.0
@@ -52,7 +63,7 @@ class ChunkPolicy:
         self._sizes = {c.name: (c.height, c.width) for c in spec.robot.cameras} | (image_sizes or {})
         self._takes_noise = "noise" in inspect.signature(policy.predict_action_chunk).parameters
 
-    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> NDArray[np.float32]:
+    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> Chunks:
         """One chunk of commands an observation.
 
         The chunk of an observation depends on its own seed alone, not on who shares its batch (up to the rounding of
@@ -63,7 +74,8 @@ class ChunkPolicy:
             seeds: Seed of each observation's noise.
 
         Returns:
-            float32 [b, h, a], absolute commands in the units of ``spec.robot.action``.
+            Absolute commands in the units of ``spec.robot.action``, and, from a policy with dynamic inference, how many
+            of them to execute.
 
         Raises:
             SchemaError: An observation does not match ``spec.robot``: wrong state, missing camera, wrong size.
@@ -72,9 +84,9 @@ class ChunkPolicy:
             observation.check(self.spec.robot)
         with torch.inference_mode():
             batch = self.preprocessor(self._collate(observations))
-            chunk = self._predict(batch, seeds)
+            chunk, execute = self._predict(batch, seeds)
             commands = self.postprocessor(chunk[:, : self.spec.horizon])
-        return commands.float().numpy()
+        return Chunks(commands.float().numpy(), None if execute is None else tuple(execute.tolist()))
 
     def _collate(self, observations: Sequence[Observation]) -> dict[str, Any]:
         robot = self.spec.robot
@@ -89,17 +101,20 @@ class ChunkPolicy:
             batch[image_key(camera.name)] = images.permute(0, 3, 1, 2).float().div_(255.0)
         return batch
 
-    def _predict(self, batch: dict[str, Any], seeds: Sequence[int]) -> Float[Tensor, "b h a"]:
+    def _predict(self, batch: dict[str, Any], seeds: Sequence[int]) -> tuple[Float[Tensor, "b h a"], Tensor | None]:
         if self._takes_noise:
-            noise = torch.stack([self._noise(seed) for seed in seeds])
-            return self.policy.predict_action_chunk(batch, noise=noise.to(self.policy.config.device))
+            noise = torch.stack([self._noise(seed) for seed in seeds]).to(self.policy.config.device)
+            if isinstance(self.policy, MohPolicy):
+                chunk, disagreement = self.policy.sample(batch, noise)
+                return chunk, self.policy.execute_steps(disagreement)
+            return self.policy.predict_action_chunk(batch, noise=noise), None
         # Without such an argument a policy draws, if at all, from torch's global generator: one seeded call each.
         chunks = []
         with torch.random.fork_rng():
             for i, seed in enumerate(seeds):
                 torch.manual_seed(seed)
                 chunks.append(self.policy.predict_action_chunk(_row(batch, i, len(seeds))))
-        return torch.cat(chunks)
+        return torch.cat(chunks), None
 
     def _noise(self, seed: int) -> Float[Tensor, "h a"]:
         config = self.policy.config

@@ -222,7 +222,9 @@ class MohPolicy(PreTrainedPolicy):
 def _make_base(config: MohConfig, dataset_meta: Any) -> PreTrainedPolicy:
     base, kind = config.base, policy_class(config.base.type)
     if not hasattr(kind, "action_states"):
-        raise UserError(f"policy '{base.type}' cannot be the base of a mixture of horizons", "it has no flow of actions")
+        raise UserError(
+            f"policy '{base.type}' cannot be the base of a mixture of horizons", "it has no flow of actions"
+        )
     if base.pretrained_path:
         policy = kind.from_pretrained(base.pretrained_path, config=base, dataset_meta=dataset_meta, strict=True)
         base.pretrained_path = None  # from here on the weights are part of this policy's own

@@ -219,7 +219,8 @@ class LinkPort:
 
 def chunk_fields(chunk: ActionChunk) -> Message:
     """A chunk as a message's fields."""
-    fields = {name: getattr(chunk, name) for name in ("origin", "k_obs", "rid", "epoch", "d_cond", "model_version")}
+    names = ("origin", "k_obs", "rid", "epoch", "d_cond", "model_version", "execute")
+    fields = {name: getattr(chunk, name) for name in names}
     return {**fields, "actions": chunk.actions.tobytes(), "shape": list(chunk.actions.shape)}
 
 

@@ -48,7 +48,8 @@ class ExecutorConfig:
     Attributes:
         mode: ``sync`` or ``naive``, see the module.
         execute: s_min, control steps between the origins of two requests (at least); by default the policy's
-            own ``n_action_steps``, or half a chunk.
+            own ``n_action_steps``, or half a chunk. A chunk that says itself how much of it to execute
+            (:attr:`~vla_stack.schema.ActionChunk.execute`) is followed where nothing is set here.
         merge: Name in :data:`~vla_stack.runtime.timeline.MERGE_RULES`; ``sync`` has nothing to merge.
         margin: Spare control steps, beyond the predicted delay, at which a request is due in any case.
         max_age_s: Oldest observation an action may rest on, seconds; by default the chunk's length, at most 2 s, in
@@ -131,6 +132,7 @@ class _Progress:
 
     timeline: Timeline
     origin: int | None = None  # of the last chunk accepted, where it was laid down
+    execute: int = 0  # actions of that chunk to execute before the next request
     request: Request | None = None  # the one in flight
     resends: int = 0
     held: int = 0  # control steps since the plan ran out
@@ -221,11 +223,13 @@ class Executor:
             return MergeReport(False, reason, delay=k_next - chunk.origin)
         delay = k_next - chunk.origin
         (self.delay.observe if self._now.moved else self.delay.observe_first)(delay)
+        execute = chunk.execute if chunk.execute and self.config.execute is None else self.execute
         if self.config.mode == "sync":
-            chunk = replace(chunk, origin=k_next, actions=chunk.actions[: self.execute])
+            chunk = replace(chunk, origin=k_next, actions=chunk.actions[:execute])
         rule = MERGE_RULES["replace" if self.config.mode == "sync" else self.config.merge]
         self._now.timeline, report = merge(self._now.timeline, chunk, k_next, rule, self.robot.gripper_mask)
-        self._now.origin, self._now.request, self._now.resends = chunk.origin, None, 0
+        self._now.origin, self._now.execute = chunk.origin, execute
+        self._now.request, self._now.resends = None, 0
         self.counters["accepted"] += 1
         return replace(report, delay=delay)
 
@@ -267,7 +271,7 @@ class Executor:
         if self.config.mode == "sync":
             return False
         delay = self.delay.predict()
-        return k - self._now.origin >= max(self.execute, delay) or left <= delay + self.config.margin
+        return k - self._now.origin >= max(self._now.execute, delay) or left <= delay + self.config.margin
 
     def _left(self, k: int) -> int:
         """Control steps from ``k`` on for which there is an action that is not too old."""
@@ -294,6 +298,8 @@ class Executor:
             return "not asked"
         if chunk.actions.shape != (self._horizon, self._dims):
             return "shape"
+        if not 0 <= chunk.execute <= self._horizon:
+            return "execute"
         if chunk.origin != request.origin or chunk.k_obs != request.k_obs:
             return "origin"
         if not np.isfinite(chunk.actions).all():

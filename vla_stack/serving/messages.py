@@ -95,18 +95,22 @@ def chunk(c: ActionChunk, t_obs: int) -> Message:
         "t_obs": t_obs,
         "origin": c.origin,
         "d_cond": c.d_cond,
+        "execute": c.execute,
         "model_version": c.model_version,
     }
     return Message(Kind.CHUNK, c.session, c.epoch, c.rid, fields, {ACTION: c.actions})
 
 
 def read_chunk(message: Message, policy: PolicySpec) -> ActionChunk:
-    """Chunk of a CHUNK; WireError if it is not float32 [H, A] as WELCOME promised."""
+    """Chunk of a CHUNK; WireError if it is not float32 [H, A] as WELCOME promised, or wants more than H executed."""
     values = _require(message, "k_obs", "origin", "model_version")
     shape = (policy.horizon, len(policy.robot.action))
     actions = message.tensors.get(ACTION)
     if actions is None or actions.dtype != np.float32 or actions.shape != shape:
         raise WireError(Code.BAD_SCHEMA, f"CHUNK does not hold float32{list(shape)}")
+    execute = message.fields.get("execute", 0)
+    if not 0 <= execute <= policy.horizon:
+        raise WireError(Code.BAD_SCHEMA, f"CHUNK wants {execute} of {policy.horizon} actions executed")
     return ActionChunk(
         actions=actions,
         origin=values["origin"],
@@ -115,6 +119,7 @@ def read_chunk(message: Message, policy: PolicySpec) -> ActionChunk:
         epoch=message.epoch,
         session=message.sid,
         d_cond=message.fields.get("d_cond", 0),
+        execute=execute,
         model_version=values["model_version"],
     )
 

@@ -52,6 +52,7 @@ FIELDS: dict[str, type] = {
     "t_obs": int,  # robot's clock at capture, echoed by the server and never compared with its own
     "origin": int,  # tick of actions[0]
     "d_cond": int,  # delay in ticks that the policy was conditioned on
+    "execute": int,  # actions of the chunk to execute before the next request, 0 if the policy leaves that open
     "seed": int,  # noise seed of this request, >= 0
     "task": str,  # language instruction
     "model_version": str,

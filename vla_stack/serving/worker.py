@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.schema import ActionChunk, Observation, PolicySpec, SchemaError
+from vla_stack.schema import ActionChunk, Chunks, Observation, PolicySpec, SchemaError
 from vla_stack.serving import messages, wire
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ class ChunkPolicy(Protocol):
     @property
     def spec(self) -> PolicySpec: ...
 
-    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> NDArray[np.float32]:
-        """Commands, float32 [B, H, A]."""
+    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> Chunks:
+        """One chunk an observation."""
         ...
 
 
@@ -152,22 +152,23 @@ def _warm_up(policy: ChunkPolicy) -> None:
         _infer(policy, blank, seed=0)
 
 
-def _infer(policy: ChunkPolicy, observation: Observation, seed: int) -> NDArray[np.float32]:
-    """Actions float32 [H, A]; SchemaError if the policy breaks its own promise."""
-    actions = policy.infer([observation], [seed])
+def _infer(policy: ChunkPolicy, observation: Observation, seed: int) -> tuple[NDArray[np.float32], int]:
+    """Actions float32 [H, A] and how many of them to execute; SchemaError if the policy breaks its own promise."""
+    chunks = policy.infer([observation], [seed])
+    actions = chunks.actions
     expected = (1, policy.spec.horizon, len(policy.spec.robot.action))
     if actions.shape != expected or actions.dtype != np.float32:
         raise SchemaError(f"policy returned {actions.dtype}{list(actions.shape)}, promised float32{list(expected)}")
     if not np.isfinite(actions).all():
         raise SchemaError("policy returned actions that are not finite")
-    return actions[0]
+    return chunks.row(0)
 
 
 def _answer(policy: ChunkPolicy, job: Job) -> Result:
     start = time.monotonic_ns()
     seconds = {"queue": (start - job.queued_ns) * 1e-9}
     try:
-        actions = _infer(policy, job.observation, job.seed)
+        actions, execute = _infer(policy, job.observation, job.seed)
         done = time.monotonic_ns()
         chunk = ActionChunk(
             actions=actions,
@@ -177,6 +178,7 @@ def _answer(policy: ChunkPolicy, job: Job) -> Result:
             epoch=job.epoch,
             session=job.sid,
             model_version=policy.spec.model_version,
+            execute=execute,
         )
         frames = wire.encode(messages.chunk(chunk, job.observation.t_capture_ns))
     except Exception:  # the robot is told INTERNAL, the reason stays here
