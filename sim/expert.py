@@ -24,7 +24,7 @@ class Expert:
     can label any state a policy or a person brought the robot to.
 
     Args:
-        env: A ``sim`` environment in control mode ``ee_abs``; wrappers are looked through.
+        env: A ``sim`` environment, in any control mode; wrappers are looked through.
         noise: Standard deviation of :meth:`perturb`, as a fraction of the largest move per control step.
         seed: Seed of the noise.
     """
@@ -33,9 +33,10 @@ class Expert:
         self._env: ArmEnv = env.unwrapped  # type: ignore[assignment]
         self._noise = noise
         self._rng = np.random.default_rng(seed)
+        self._ik = arm.InverseKinematics()
 
     def act(self) -> NDArray[np.float32]:
-        """The expert's next ``ee_abs`` action [5] for the current state; never noisy, so it may serve as a label."""
+        """The expert's next action for the current state; never noisy, so it may serve as a label."""
         env = self._env
         goal, tool, last, dt = env.expert_goal(), env.tool, env.tool_command, env.spec_robot.dt
         move = goal.position - tool[:3]
@@ -45,7 +46,7 @@ class Expert:
         target = np.array([*(tool[:3] + move), tool[3] + turn, goal.gripper])
         step = np.array([d.max_rate for d in arm.TOOL]) * dt * RATE_MARGIN
         target[:4] = np.clip(target[:4], last[:4] - step, last[:4] + step)
-        return self._legal(target)
+        return self._action(self._legal(target))
 
     def perturb(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
         """The action to execute instead of ``action``: half of the steps get noise, the gripper never does.
@@ -58,9 +59,29 @@ class Expert:
             return action
         env = self._env
         step = np.array([d.max_rate for d in arm.TOOL]) * env.spec_robot.dt
-        noisy = action[:4] + self._noise * step * noise
+        tool = self._tool(action)
+        noisy = tool[:4] + self._noise * step * noise
         noisy = np.clip(noisy, env.tool_command[:4] - step, env.tool_command[:4] + step)
-        return self._legal(np.append(noisy, action[4]))
+        return self._action(self._legal(np.append(noisy, tool[4])))
+
+    def _action(self, tool: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The action of the environment's control mode that commands a tool target [5] now."""
+        env = self._env
+        if env.control_mode == "joint_abs":
+            return np.append(self._ik.solve(tool, env.joint_command), tool[4]).astype(np.float32)
+        if env.control_mode == "ee_delta":
+            reach = arm.DELTA_RATE * env.spec_robot.dt
+            return np.clip((tool - env.tool_command) / reach, -1.0, 1.0).astype(np.float32)
+        return tool
+
+    def _tool(self, action: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Inverse of :meth:`_action`."""
+        env = self._env
+        if env.control_mode == "joint_abs":
+            return np.append(self._ik.forward(action[:-1]), action[-1])
+        if env.control_mode == "ee_delta":
+            return env.tool_command + action * arm.DELTA_RATE * env.spec_robot.dt
+        return action.astype(np.float64)
 
     @staticmethod
     def _legal(target: NDArray) -> NDArray[np.float32]:

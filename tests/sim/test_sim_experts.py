@@ -40,6 +40,14 @@ def test_expert_holds_at_other_control_rates(task, rate):
     assert all(episode(task, seed, control_hz=rate)[0] for seed in range(4))
 
 
+@pytest.mark.parametrize("mode", ["joint_abs", "ee_delta"])
+def test_expert_acts_in_every_control_mode(mode):
+    for seed in range(3):
+        success, labels, executed, _ = episode("pick", seed, noise=0.3, control_mode=mode)
+        assert success and labels.shape[1] == {"joint_abs": 8, "ee_delta": 5}[mode]
+        assert (labels[:, -1] == executed[:, -1]).all() and (labels != executed).any()
+
+
 def test_noise_disturbs_what_is_executed_and_leaves_labels_clean():
     success, labels, executed, _ = episode("place", seed=1, noise=0.35)
     changed = (labels != executed).any(axis=1)
