@@ -125,7 +125,7 @@ def load_backbone(config: VlaConfig) -> PreTrainedModel:
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"the backbone '{config.backbone}' lacks the weights '{missing[0]}'", "copy it again")
     config.backbone_config = json.loads(model.config.to_json_string(use_diff=False))
-    vars(config)["_from_source"] = True
+    config.__dict__["_from_source"] = True
     return model
 
 

@@ -56,7 +56,7 @@ class VlaConfig(PreTrainedConfig):
         freeze_vision: Keep the vision encoder as it is, whatever ``train_backbone`` says.
         keep_language_head: Keep what only ``language_loss`` needs: the last layer's output and the vocabulary head.
         lora_rank: Rank r of the adapters (Hu et al. 2021).
-        lora_alpha: Scale of the adapters, times r.
+        lora_alpha: Scale of the adapters is this, divided by r.
         lora_targets: Names of the linear layers that get an adapter.
         gradient_checkpointing: Recompute the backbone's activations in the backward pass instead of keeping them.
         state_input: ``token`` projects the state to one prefix token; ``prompt`` writes it into the instruction as one
@@ -99,7 +99,7 @@ class VlaConfig(PreTrainedConfig):
     freeze_vision: bool = True
     keep_language_head: bool = False
     lora_rank: int = 16
-    lora_alpha: float = 32.0
+    lora_alpha: int = 32
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     gradient_checkpointing: bool = False
     state_input: str = "token"

@@ -110,7 +110,7 @@ class Trainer:
         self._seed_everything()
         lr = learning_rate(self.step, recipe)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * backbone_scale(self.step, recipe.optimizer) if group["backbone"] else lr
         for micro in range(recipe.accumulate):
             with rate.loading():
                 raw = to_device(next(batches), device, self.parts.float_images)
@@ -188,14 +188,22 @@ class Rate:
 
 
 def make_optimizer(policy: nn.Module, recipe: OptimizerRecipe) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; only matrices decay."""
-    parameters = list(ckpt.trainable(policy).values())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    """AdamW over the trainable parameters; only matrices decay, and a pretrained backbone has groups of its own."""
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    parameters = ckpt.trainable(policy)
+    for name, p in parameters.items():
+        groups.setdefault(("backbone" in name.split("."), p.ndim >= 2), []).append(p)
+    fused = next(iter(parameters.values())).device.type in ("cpu", "cuda")
+    options = [
+        {"params": params, "backbone": backbone, "weight_decay": recipe.weight_decay if matrix else 0.0}
+        for (backbone, matrix), params in groups.items()
     ]
-    fused = parameters[0].device.type in ("cpu", "cuda")
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
+    return torch.optim.AdamW(options, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
+
+
+def backbone_scale(step: int, recipe: OptimizerRecipe) -> float:
+    """What the backbone's learning rate is a multiple of, at optimiser step ``step``."""
+    return recipe.backbone_lr_scale if step >= recipe.backbone_from_step else 0.0
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:

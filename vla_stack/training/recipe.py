@@ -97,6 +97,9 @@ class OptimizerRecipe:
         clip_norm: Largest global gradient norm; 0 does not clip.
         warmup_steps: Steps of linear warm-up from 0 to ``lr``.
         final_lr_ratio: Learning rate of the last step, as a fraction of ``lr``.
+        backbone_lr_scale: Learning rate of a pretrained backbone (what is trained of modules named ``backbone``,
+            adapters included), as a fraction of ``lr``.
+        backbone_from_step: Steps before which the backbone's learning rate is 0, so that a new expert settles first.
     """
 
     lr: float = 1e-3
@@ -106,6 +109,8 @@ class OptimizerRecipe:
     clip_norm: float = 1.0
     warmup_steps: int = 100
     final_lr_ratio: float = 0.05
+    backbone_lr_scale: float = 1.0
+    backbone_from_step: int = 0
 
 
 @dataclass(frozen=True)
@@ -287,6 +292,7 @@ def _check(recipe: Recipe, path: Path) -> None:
         "save_every": recipe.save_every,
         "keep": recipe.keep,
         "optimizer.lr": recipe.optimizer.lr,
+        "optimizer.backbone_lr_scale": recipe.optimizer.backbone_lr_scale,
         "data.opening_weight": recipe.data.opening_weight,
     }
     for key, value in positive.items():

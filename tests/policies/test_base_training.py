@@ -1,0 +1,166 @@
+"""Training the preset `base`: a recipe from dataset to a directory that stands alone, parameter groups, memory."""
+
+import shutil
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lerobot.policies import PreTrainedPolicy
+from safetensors.torch import load_file
+from small_backbone import MAKERS, make_base, make_smolvlm, make_tokenizer
+from small_vla import ROBOT, make_batch, make_observations, make_policy, make_stats
+from transformers import LlamaConfig, SmolVLMConfig, SmolVLMForConditionalGeneration
+
+from vla_stack.data import EpisodeRecorder
+from vla_stack.methods import imitation
+from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.training import recipe as recipes
+from vla_stack.training.loop import backbone_scale, make_optimizer
+from vla_stack.training.memory import activations, estimate
+from vla_stack.training.recipe import OptimizerRecipe
+from vla_stack.training.train import train
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def record(root):
+    with EpisodeRecorder(root, ROBOT, image_mode="image") as recorder:
+        for seed in range(2):
+            for step, observation in enumerate(make_observations(10, seed)):
+                recorder.add_frame(replace(observation, step=step, t_capture_ns=step * 10**8), observation.state[:5])
+            recorder.save_episode(success=True)
+    return root
+
+
+def load_base(data, *overrides):
+    """`configs/base.yaml` shrunk to a test."""
+    small = {"chunk_size": 4, "n_action_steps": 2, "expert_width": 32, "lora_rank": 4, "backbone_layers": 2}
+    options = [f"policy.options.{k}={v}" for k, v in small.items()]
+    run = ["device=cpu", "threads=1", "batch_size=4", "optimizer.warmup_steps=1", "optimizer.backbone_from_step=1"]
+    return recipes.load(CONFIGS / "base.yaml", [f"data.root={data}", *options, *run, *overrides])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_recipe_trains_resumes_and_stands_alone(kind, tmp_path, capsys):
+    """A run resumed from the middle, with the backbone's directory gone, ends in the same bits."""
+    source, data, whole = MAKERS[kind](tmp_path / "backbone"), record(tmp_path / "data"), tmp_path / "whole"
+    recipe = load_base(data, f"policy.options.backbone={source}", "steps=4", "save_every=2", "log_every=1")
+    final = train(recipe, whole)
+    assert "memory: about" in capsys.readouterr().out
+    shutil.rmtree(source)
+    shutil.copytree(whole, tmp_path / "cut", symlinks=True, ignore=shutil.ignore_patterns("000004", "last"))
+    resumed = train(recipe, tmp_path / "cut", resume=True)
+    weights = [load_file(c / "pretrained_model" / "model.safetensors") for c in (final, resumed)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    chunk = load_policy(resumed / "pretrained_model").infer(make_observations(2), [0, 1]).actions
+    assert chunk.shape == (2, 4, 5) and np.isfinite(chunk).all()
+
+
+def test_backbone_has_its_own_learning_rate(tmp_path):
+    policy: PreTrainedPolicy = make_base(make_smolvlm(tmp_path), train_backbone="lora")
+    optimizer = make_optimizer(policy, OptimizerRecipe())
+    names = {id(p): name for name, p in policy.named_parameters()}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            assert group["backbone"] == (".backbone." in names[id(p)])
+            assert (group["weight_decay"] > 0) == (p.ndim >= 2)
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == sum(p.requires_grad for p in policy.parameters())
+    settings = OptimizerRecipe(backbone_lr_scale=0.1, backbone_from_step=3)
+    assert [backbone_scale(step, settings) for step in (0, 2, 3, 9)] == [0.0, 0.0, 0.1, 0.1]
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def middle(tmp_path_factory):
+    """A backbone large enough that its activations outweigh what a formula leaves out."""
+    path = tmp_path_factory.mktemp("middle")
+    vision = dict(hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4)
+    text = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=640,
+        num_hidden_layers=4,
+        head_dim=32,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=make_tokenizer(path, bos=False),
+        pad_token_id=0,
+    )
+    config = SmolVLMConfig(
+        vision_config={**vision, "image_size": 64, "patch_size": 8},
+        text_config=text.to_dict(),
+        image_token_id=3,
+        pad_token_id=0,
+    )
+    SmolVLMForConditionalGeneration(config).save_pretrained(path)
+    return path
+
+
+def saved_bytes(policy, batch, draws):
+    """Bytes that autograd keeps for the backward pass of one batch, weights apart."""
+    weights, kept = {p.data_ptr() for p in policy.parameters()}, {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        imitation.loss(policy, batch, torch.Generator().manual_seed(0), draws=draws)
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"train_backbone": "lora"},
+        {"train_backbone": "full", "freeze_vision": False},
+        {"train_backbone": "expert_only"},
+        {"train_backbone": "expert_only", "state_input": "prompt", "max_tokens": 80},
+    ],
+)
+def test_activations_are_what_autograd_keeps(middle, options, draws):
+    policy = make_base(middle, backbone_dtype="bfloat16", expert_width=128, **options).train()
+    stats = make_stats()
+    for s in stats.values():
+        s |= {"q01": s["mean"] - s["std"], "q99": s["mean"] + s["std"]}
+    batch = make_vla_pre_post_processors(policy.config, stats)[0](make_batch(4))
+    recipe = recipes.Recipe(batch_size=4, method_options={"draws": draws})
+    assert 0.75 < estimate(policy, recipe).activations / saved_bytes(policy, batch, draws) < 1.35
+
+
+def test_checkpointing_keeps_less(middle):
+    sizes = [activations(make_base(middle, gradient_checkpointing=c), draws=1) for c in (False, True)]
+    assert sizes[1] < 0.5 * sizes[0]
+
+
+@pytest.mark.parametrize("mode", ["expert_only", "lora", "full"])
+def test_weights_and_optimizer_are_counted(middle, mode):
+    policy = make_base(middle, train_backbone=mode, backbone_dtype="bfloat16")
+    memory = estimate(policy, recipes.Recipe(batch_size=4, ema=0.99))
+    optimizer = make_optimizer(policy, OptimizerRecipe())
+    for p in policy.parameters():
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+    optimizer.step()
+    state = [v for slots in optimizer.state.values() for v in slots.values()]
+    assert memory.optimizer == sum(v.numel() * v.element_size() for v in state)
+    gradients = [p.grad for p in policy.parameters() if p.requires_grad]
+    assert memory.gradients == sum(g.numel() * g.element_size() for g in gradients)
+    assert memory.average == memory.gradients
+    held = [*policy.parameters(), *policy.buffers()]
+    assert memory.parameters == sum(t.numel() * t.element_size() for t in held)
+    assert memory.total == sum(astuple(memory))
+
+
+def test_memory_without_a_formula_says_so():
+    memory = estimate(make_policy(), recipes.Recipe())
+    assert memory.activations == 0
+    assert str(memory).endswith("and activations")

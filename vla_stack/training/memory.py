@@ -1,0 +1,129 @@
+"""What a training run will hold in device memory, before it starts.
+
+Parameters, gradients, AdamW's two moments and the average are counted from the policy. Activations are a formula for
+transformers under bfloat16 autocast with fused attention, in the manner of Korthikanti et al. 2022 ("Reducing
+Activation Recomputation in Large Transformer Models", section 4), with terms for adapters and for keys and values that
+the expert reads. Not counted: the CUDA context (about 0.5 GB), workspaces and fragmentation; allow a fifth on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from vla_stack.policies.modeling_vla import VlaPolicy
+from vla_stack.training.checkpoint import trainable
+from vla_stack.training.recipe import Recipe
+
+HALF = 2  # bytes of bfloat16
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by purpose.
+
+    Attributes:
+        parameters: Weights and buffers, each in its own type.
+        gradients: Of trained weights.
+        optimizer: AdamW's two moments and step counts.
+        average: The moving average of trained weights.
+        activations: Kept for the backward pass of one batch; 0 where no formula is known.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    average: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(astuple(self))
+
+    def __str__(self) -> str:
+        def size(n: int) -> str:
+            return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{n / 1e6:.1f} MB"
+
+        names = ("weights", "gradients", "optimizer", "average", "activations")
+        parts = ", ".join(f"{name} {size(n)}" for name, n in zip(names, astuple(self), strict=True) if n)
+        return f"about {size(self.total)} ({parts})" + ("" if self.activations else " and activations")
+
+
+def estimate(policy: nn.Module, recipe: Recipe) -> Memory:
+    """Memory of one process of a run.
+
+    Args:
+        policy: The policy, built and frozen as it will be trained.
+        recipe: The run.
+    """
+    trained = list(trainable(policy).values())
+    weights = _bytes(trained)
+    draws = recipe.method_options.get("draws", 2) if recipe.method == "imitation" else 1
+    kept = activations(policy, draws) * recipe.batch_size
+    if kept:  # autocast's copies of trained matrices are kept as well
+        kept += sum(HALF * p.numel() for p in trained if p.ndim >= 2)
+    return Memory(
+        parameters=_bytes(policy.parameters()) + _bytes(policy.buffers()),
+        gradients=weights,
+        optimizer=2 * weights + 4 * len(trained),
+        average=weights if recipe.ema else 0,
+        activations=kept,
+    )
+
+
+def activations(policy: nn.Module, draws: int) -> int:
+    """Bytes that the backward pass needs for one sample; 0 for policies other than the native one on a backbone."""
+    if not isinstance(policy, VlaPolicy) or not policy.config.backbone:
+        return 0
+    config, prefix = policy.config, policy.prefix
+    text, vision = prefix.backbone.config.text_config, prefix.backbone.config.vision_config
+    cameras = len(config.camera_keys)
+    patches = cameras * (vision.image_size // vision.patch_size) ** 2
+    own = (prefix.state is not None) + (prefix.embodiment is not None)
+    tokens = cameras * prefix.family.tokens_per_image + own + config.max_tokens
+    geometry = prefix.geometry
+
+    heads = geometry.heads * geometry.head_dim
+    keys_values = 2 * geometry.kv_heads * geometry.head_dim * HALF * tokens
+    layer = tokens * decoder_layer(text.hidden_size, text.intermediate_size, heads, config.train_backbone)
+    total = 0
+    # A frozen backbone keeps nothing, unless a learnt token stands among its inputs.
+    if config.train_backbone != "expert_only" or own:
+        kept = tokens * text.hidden_size * HALF + keys_values if config.gradient_checkpointing else layer
+        total += (geometry.layers - 1) * kept + (layer if config.gradient_checkpointing else 0)
+    if config.train_backbone != "expert_only" and not config.freeze_vision:
+        layer = patches * encoder_layer(vision.hidden_size, vision.intermediate_size)
+        kept = patches * vision.hidden_size * HALF if config.gradient_checkpointing else layer
+        total += vision.num_hidden_layers * kept
+    expert = expert_layer(config.expert_width, heads)
+    # Each draw has its copy of the prefix's keys and values, and its attention one with the action's own appended.
+    return total + geometry.layers * draws * (policy.horizon * expert + (2 if draws > 1 else 1) * keys_values)
+
+
+def decoder_layer(width: int, hidden: int, heads: int, mode: str) -> int:
+    """Bytes a token of a gated decoder layer: two norms in float32, attention with keys and values spread over all
+    heads, the gated product. Trained layers keep their input, of which adapters make a copy each."""
+    norms = 2 * 4 * width
+    inputs = {"expert_only": 0, "full": 2 * width + heads, "lora": 5 * width + heads}[mode] * HALF
+    return norms + inputs + 4 * heads * HALF + (4 if mode != "expert_only" else 3) * hidden * HALF
+
+
+def encoder_layer(width: int, hidden: int) -> int:
+    """Bytes a patch of a vision encoder's layer: two norms, attention, two linear layers around a GELU."""
+    return 2 * (4 + HALF) * width + 5 * width * HALF + 2 * hidden * HALF
+
+
+def expert_layer(width: int, heads: int) -> int:
+    """Bytes an action token of an expert's layer: float32 sums and norms with scale and gate, attention, a network four
+    times as wide."""
+    return 2 * (4 + 4 + HALF) * width + 2 * (4 + HALF) * width + 3 * heads * HALF + 2 * 4 * width * HALF
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    """Bytes of tensors, each counted once however many names it has."""
+    unique: dict[int, Tensor] = {id(t): t for t in tensors}
+    return sum(t.numel() * t.element_size() for t in unique.values())
