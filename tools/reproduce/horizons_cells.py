@@ -1,0 +1,333 @@
+"""Arms and cells of ``mixture_of_horizons.py``: what is trained, and what is measured on it.
+
+A cell is one arm of one training seed, rolled out in one way on all starts. It reads its weights from a run directory,
+which it trains first where there is none, so arms that share weights train once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vla_stack.data import ChunkLoader, open_dataset
+from vla_stack.data.collect import CollectConfig, collect
+from vla_stack.evaluation.metrics import boundary_discontinuity
+from vla_stack.evaluation.records import EvalResult
+from vla_stack.evaluation.rollouts import evaluate
+from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import ACTION, OBS_STATE, Chunks, Observation, PolicySpec
+from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
+from vla_stack.training.train import train
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Size of the experiment; the defaults are the one that is reported.
+
+    Attributes:
+        tasks: Tasks of ``sim``; one policy learns all of them and is told by the instruction which.
+        demos: Demonstrations a task; the last ``held_out`` are not trained on.
+        held_out: Demonstrations a task on which predictions are compared with the expert's actions.
+        frames: Frames of them a task.
+        starts: Start states a task.
+        horizons: Branch lengths; the last one is H.
+        execute: Actions of a chunk that are executed.
+        width: Width of the action transformer.
+        steps: Optimiser steps of every arm.
+        batch: Observations a step.
+        draws: (noise, time) pairs an observation of the compute-matched control: at least as many action tokens as
+            the mixture has, sum(horizons) / H chunks.
+        num_envs: Episodes at a time, the batch of inference.
+    """
+
+    tasks: tuple[str, ...] = ("place", "stack", "push")
+    demos: int = 900
+    held_out: int = 50
+    frames: int = 200
+    starts: int = 168
+    horizons: tuple[int, ...] = (4, 8, 12, 16)
+    execute: int = 5
+    width: int = 128
+    steps: int = 600
+    batch: int = 64
+    draws: int = 3
+    num_envs: int = 56
+
+
+SMOKE = Settings(
+    tasks=("push",),
+    demos=4,
+    held_out=1,
+    frames=4,
+    starts=2,
+    horizons=(4, 8),
+    execute=2,
+    width=16,
+    steps=2,
+    batch=4,
+    num_envs=2,
+)
+START_SEED = 500_000  # of the first start
+VALIDATION_SEED, VALIDATION_START = 100, 400_000  # training seed and first start on which settings were chosen
+LR, CLIP, EMA, NOISE = 2e-3, 1.0, 0.99, 0.3
+EULER_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train and to infer; letters are those of the result's table.
+
+    Attributes:
+        letter: Its name in the report.
+        about: What it is.
+        weights: Name of the training that it uses.
+        policy: Options of the policy, for a mixture those beside ``base``; None where another arm trains the weights.
+        method: Options of the method.
+        mixture: Whether the policy is a mixture.
+        horizon: Chunk length as a share of H; that of "plain" did best of the three on the validation seed.
+        clip: Gradient clip in units of the plain one: a loss that is the sum of n terms has n times the gradient.
+        samples: Chunks averaged at inference.
+        fusion: Fusion at inference where it is not that of training.
+    """
+
+    letter: str
+    about: str
+    weights: str
+    policy: dict[str, Any] | None = field(default_factory=dict)
+    method: dict[str, Any] = field(default_factory=dict)
+    mixture: bool = False
+    horizon: float = 1.0
+    clip: float = 1.0
+    samples: int = 1
+    fusion: str = ""
+
+
+def arms(settings: Settings) -> dict[str, Arm]:
+    """All arms, the most informative first."""
+    n = len(settings.horizons)
+    moh: dict[str, Any] = {"mixture": True, "clip": n + 1.0}
+    return {
+        "plain": Arm("a", "plain, H", "plain"),
+        "full": Arm("g", "mixture of horizons", "full", **moh),
+        "draws": Arm("c", f"plain, {settings.draws} draws", "draws", method={"draws": settings.draws}),
+        "reweighted": Arm("b", "plain, reweighted", "reweighted", method={"emphasis": list(settings.horizons)}),
+        "longest": Arm("h", "mixture, longest branch", "full", policy=None, fusion="last", **moh),
+        "mean": Arm("e", "mixture, mean fusion", "mean", policy={"fusion": "mean"}, **moh),
+        "unbalanced": Arm("f", "mixture, no balance loss", "unbalanced", method={"balance": 0.0}, **moh),
+        "averaged": Arm("d", f"plain, mean of {n} samples", "plain", policy=None, samples=n),
+        "again": Arm("i", "plain, other random numbers", "again"),
+        "two_thirds": Arm("a", "plain, 2H/3", "two_thirds", horizon=2 / 3),
+        "third": Arm("a", "plain, H/3", "third", horizon=0.4),  # 6 steps, of which 5 can be executed
+    }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm of one seed under one way of executing chunks.
+
+    Attributes:
+        seed: Training seed.
+        arm: Key of :func:`arms`.
+        execute: Actions executed of each chunk; 0 where ``ratio`` decides.
+        ratio: r of dynamic inference, 0 without.
+        shuffled: Execute as many actions as dynamic inference with this ratio did, but at random moments.
+    """
+
+    seed: int
+    arm: str
+    execute: int
+    ratio: float = 0.0
+    shuffled: bool = False
+
+    @property
+    def name(self) -> str:
+        how = f"r{self.ratio:g}" + "-shuffled" * self.shuffled if self.ratio else f"k{self.execute}"
+        return f"{self.arm}-{how}-seed{self.seed}"
+
+    def path(self, out: Path) -> Path:
+        """Where its figures are."""
+        return out / "cells" / f"{self.name}.json"
+
+
+def demonstrations(settings: Settings, out: Path) -> list[Path]:
+    """Folders of the demonstrations, one a task."""
+    return [out / "demos" / task for task in settings.tasks]
+
+
+def collect_demonstrations(settings: Settings, out: Path) -> None:
+    """Record what is missing of them."""
+    for task, root in zip(settings.tasks, demonstrations(settings, out), strict=True):
+        collect(CollectConfig(task, noise=NOISE, privileged=True), root, settings.demos, workers=1)
+
+
+def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[Path]) -> Recipe:
+    """What every arm shares, and what this one changes."""
+    base = {
+        "chunk_size": round(settings.horizons[-1] * arm.horizon),
+        "n_action_steps": 1,
+        "num_inference_steps": EULER_STEPS,
+        "depth": 4,
+        "width": max(16, settings.width // 2),  # the prefix is a dozen tokens of words and numbers
+        "expert_width": settings.width,
+        "heads": 4,
+        "head_dim": settings.width // 4,
+        "max_words": 8,
+        "vocabulary": 256,
+    }
+    options = {"horizons": list(settings.horizons), "base": {"type": "vla", **base}, **(arm.policy or {})}
+    return Recipe(
+        name=name,
+        method="mixture_of_horizons" if arm.mixture else "imitation",
+        method_options={"draws": 1, "shift": 0} | arm.method,
+        policy=PolicyRecipe("moh", options=options) if arm.mixture else PolicyRecipe("vla", options=base),
+        data=DataRecipe(root=tuple(map(str, roots)), episodes=tuple(range(settings.demos - settings.held_out))),
+        optimizer=OptimizerRecipe(
+            lr=LR, betas=(0.9, 0.99), warmup_steps=min(50, settings.steps - 1), final_lr_ratio=0.01,
+            clip_norm=CLIP * arm.clip,
+        ),
+        steps=settings.steps,
+        batch_size=settings.batch,
+        ema=EMA,
+        precision="bf16",
+        # Arm i differs from arm a in nothing else: what two runs of one setting differ by.
+        seed=seed + 1000 * (arm.weights == "again"),
+        threads=1,
+        log_every=max(1, settings.steps // 10),
+        save_every=settings.steps,
+        keep=1,
+    )  # fmt: skip
+
+
+def trained(settings: Settings, arm: Arm, seed: int, out: Path) -> tuple[Path, dict[str, Any]]:
+    """Policy directory of an arm's training, and what it cost and logged; trained where missing."""
+    run = out / "runs" / f"{arm.weights}-seed{seed}"
+    done = run / "train.json"
+    if not done.exists():
+        trainer = arms(settings)[arm.weights]
+        shutil.rmtree(run, ignore_errors=True)
+        began = time.process_time()
+        checkpoint = train(recipe(settings, run.name, trainer, seed, demonstrations(settings, out)), run)
+        shutil.rmtree(checkpoint / "training_state", ignore_errors=True)
+        log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        write_json(done, {"cpu_s": time.process_time() - began, "log": log, "policy": str(checkpoint.relative_to(run))})
+    about = json.loads(done.read_text())
+    return run / about["policy"] / "pretrained_model", about
+
+
+class Inference:
+    """A policy under bfloat16 autocast, as trained; optionally the mean of several samples.
+
+    Args:
+        policy: The policy.
+        samples: How many.
+        lengths: Draw how many actions to execute from these, by the query's seed.
+    """
+
+    def __init__(self, policy: ChunkPolicy, samples: int = 1, lengths: Sequence[int] = ()) -> None:
+        self._policy, self._samples, self._lengths = policy, samples, lengths
+        self.calls, self.cpu_s = 0, 0.0
+        self.executed: list[int] = []
+
+    @property
+    def spec(self) -> PolicySpec:
+        return self._policy.spec
+
+    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> Chunks:
+        began, n = time.process_time(), self._samples
+        several = [o for o in observations for _ in range(n)]
+        own = [int(np.random.SeedSequence((s, i)).generate_state(1)[0]) if i else s for s in seeds for i in range(n)]
+        with torch.autocast("cpu", torch.bfloat16):
+            chunks = self._policy.infer(several, own)
+        self.calls, self.cpu_s = self.calls + len(observations), self.cpu_s + time.process_time() - began
+        actions, execute = chunks.actions, chunks.execute
+        if self._lengths:
+            execute = tuple(self._lengths[s % len(self._lengths)] for s in seeds)
+        self.executed += execute or ()
+        return Chunks(actions.reshape(len(observations), n, *actions.shape[1:]).mean(1), execute)
+
+
+def load(arm: Arm, cell: Cell, directory: Path) -> ChunkPolicy:
+    """The policy of a cell, set to infer as its arm does."""
+    policy = load_policy(directory)
+    if arm.fusion:
+        policy.policy.config.fusion = arm.fusion
+    if cell.ratio and not cell.shuffled:
+        policy.policy.config.consensus_ratio = cell.ratio
+        policy.policy.config.consensus_min_active = 1  # of four branches; the paper's five are of ten
+    return policy
+
+
+def run_cell(settings: Settings, cell: Cell, out: Path) -> dict[str, Any]:
+    """Roll a cell out on all starts of all tasks."""
+    start_seed = VALIDATION_START if cell.seed == VALIDATION_SEED else START_SEED
+    arm = arms(settings)[cell.arm]
+    directory, training = trained(settings, arm, cell.seed, out)
+    policy = load(arm, cell, directory)
+    lengths = json.loads(replace(cell, shuffled=False).path(out).read_text())["executed"] if cell.shuffled else ()
+    inference = Inference(policy, arm.samples, lengths)
+    how = ExecutorConfig(mode="sync", execute=cell.execute or None)
+    record: dict[str, Any] = asdict(cell)
+    began = time.process_time()
+    record["tasks"] = {
+        task: outcome(evaluate(inference, f"sim/{task}-v0", settings.starts, start_seed, how, num_envs=settings.num_envs),
+                      policy.spec)
+        for task in settings.tasks
+    }  # fmt: skip
+    record["executed"] = inference.executed
+    record |= {"policy_calls": inference.calls, "policy_cpu_s": inference.cpu_s, "cpu_s": time.process_time() - began}
+    if cell.execute == settings.execute:
+        record["l1"] = held_out_error(settings, inference, out)
+        record["train"] = {"cpu_s": training["cpu_s"], "log": training["log"]}
+        record["parameters"] = sum(p.numel() for p in policy.policy.parameters())
+    return record
+
+
+def outcome(result: EvalResult, spec: PolicySpec) -> dict[str, Any]:
+    """What is kept of a task's episodes, in the order of their starts."""
+    return {
+        "success": [int(e.success) for e in result.episodes],
+        "steps": [e.steps for e in result.episodes],
+        "stage": [e.stage for e in result.episodes],
+        "chunks": [len(set(e.chunks.tolist()) - {-1}) for e in result.episodes],
+        "boundary": boundary_discontinuity(result, spec.robot),
+    }
+
+
+def held_out_error(settings: Settings, inference: Inference, out: Path) -> list[float]:
+    """Mean L1 distance to the expert by step of the chunk, over demonstrations that no arm was trained on.
+
+    In units of each dimension's standard deviation around the measured state, the same for all arms.
+    """
+    errors, longest = [], settings.horizons[-1]
+    for i, root in enumerate(demonstrations(settings, out)):
+        dataset = open_dataset(root)
+        frames = np.flatnonzero(dataset.columns["episode_index"] >= settings.demos - settings.held_out)
+        frames = np.sort(np.random.default_rng(i).choice(frames, min(settings.frames, len(frames)), replace=False))
+        batch = ChunkLoader(dataset, longest, len(frames), cameras=()).gather(frames)
+        rows = zip(batch[OBS_STATE], batch["task"], strict=True)
+        chunk = inference.infer([Observation(s, {}, task) for s, task in rows], list(range(len(frames)))).actions
+        action, pad = batch[ACTION][:, : chunk.shape[1]], batch[f"{ACTION}_is_pad"][:, : chunk.shape[1]]
+        relative = batch[ACTION] - batch[OBS_STATE][:, None, : action.shape[-1]]
+        scale = relative[~batch[f"{ACTION}_is_pad"]].std(0)
+        error = (np.abs(chunk - action) / scale).mean(-1)
+        errors.append(np.where(pad, np.nan, error))
+    return np.nanmean(np.concatenate(errors), axis=0).tolist()
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = path.with_suffix(f".tmp{os.getpid()}")
+    tmp.write_text(json.dumps(content))
+    tmp.replace(path)

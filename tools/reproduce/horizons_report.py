@@ -1,0 +1,229 @@
+"""Statistics, checks and plot of ``mixture_of_horizons.py``, from the cells that are there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from math import comb
+from typing import Any
+
+import numpy as np
+from horizons_cells import CLIP, EMA, EULER_STEPS, LR, NOISE, START_SEED, VALIDATION_SEED, Settings, arms
+from numpy.typing import NDArray
+from results import RESULTS, Check, write
+from vla_stack.statistics import wilson
+
+RESAMPLES = 10_000
+NULL = "the interval includes zero: at this scale the difference is not told from none"
+BELOW = "the whole interval is below zero: the claim's opposite is what is seen"
+
+Cells = list[dict[str, Any]]
+
+
+def report(name: str, settings: Settings, seeds: Sequence[int], cells: Cells) -> None:
+    """Write ``docs/results/<name>.json`` and its plot."""
+    validation = [c for c in cells if c["seed"] == VALIDATION_SEED]
+    cells = [c for c in cells if c["seed"] != VALIDATION_SEED]
+    known = {key: of_arm(cells, key, settings.execute) for key in arms(settings)}
+    table = {key: summary(settings, key, group) for key, group in known.items() if group}
+    pairs = {key: difference(known["full"], group) for key, group in known.items() if key != "full"}
+    pairs = {key: value for key, value in pairs.items() if value}
+    sweep = [executed(group) for group in by_execution(cells).values()]
+    checks = [*size_checks(settings, known), *level_checks(settings, known["plain"]), *claim_checks(settings, pairs)]
+    data = {
+        "settings": dataclasses.asdict(settings),
+        "training": {"lr": LR, "clip_norm": CLIP, "ema": EMA, "euler_steps": EULER_STEPS, "demo_noise": NOISE},
+        "start_seed": START_SEED,
+        "arms": table,
+        "full minus": pairs,
+        "executed steps": sweep,
+        "validation": {c["arm"]: {k: np.mean(t["success"]) for k, t in c["tasks"].items()} for c in validation},
+        "cells": [compact(c) for c in cells],
+    }
+    write(name, checks, data, seeds=sorted({c["seed"] for c in cells}))
+    if table:
+        plot(name, settings, table, pairs, sweep)
+
+
+# --- Statistics -------------------------------------------------------------------------------------------------------
+
+
+def of_arm(cells: Cells, arm: str, execute: int) -> Cells:
+    """An arm's cells with a fixed number of executed steps, by seed."""
+    return sorted((c for c in cells if c["arm"] == arm and c["execute"] == execute), key=lambda c: c["seed"])
+
+
+def outcomes(cell: dict[str, Any]) -> NDArray[np.float64]:
+    """Success at each start, all tasks end to end, float [N]."""
+    return np.concatenate([np.array(t["success"], np.float64) for t in cell["tasks"].values()])
+
+
+def mean_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap of the mean of float [S, N]: training seeds and starts are both drawn anew.
+
+    A training seed moves all starts of its row together, so rows are the larger source of variance, and resampling
+    starts alone would give an interval that is far too narrow.
+    """
+    rng, (rows, columns) = np.random.default_rng(seed), values.shape
+    by_row = rng.multinomial(rows, np.full(rows, 1 / rows), RESAMPLES) / rows
+    by_column = rng.multinomial(columns, np.full(columns, 1 / columns), RESAMPLES) / columns
+    low, high = np.quantile(((by_row @ values) * by_column).sum(1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def mcnemar(wins: int, losses: int) -> float:
+    """Two-sided exact McNemar test: p-value of ``wins`` against ``losses`` among discordant pairs."""
+    n, k = wins + losses, min(wins, losses)
+    return min(1.0, 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n)
+
+
+def difference(ours: Cells, theirs: Cells) -> dict[str, Any] | None:
+    """Success of ``ours`` minus that of ``theirs`` on shared seeds and starts; None where no seed is shared."""
+    a, b = ({c["seed"]: outcomes(c) for c in group} for group in (ours, theirs))
+    if not (shared := sorted(a.keys() & b.keys())):
+        return None
+    delta = np.stack([a[s] - b[s] for s in shared])
+    wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
+    return {
+        "mean": float(delta.mean()),
+        "interval": mean_interval(delta),
+        "by_seed": delta.mean(1).tolist(),
+        "seeds": shared,
+        "starts": delta.shape[1],
+        "wins": wins,
+        "losses": losses,
+        "mcnemar_p": mcnemar(wins, losses),
+    }
+
+
+def summary(settings: Settings, key: str, group: Cells) -> dict[str, Any]:
+    """An arm's figures."""
+    arm, success = arms(settings)[key], np.stack([outcomes(c) for c in group])
+    episodes = [t for c in group for t in c["tasks"].values()]
+    return {
+        "letter": arm.letter,
+        "about": arm.about,
+        "seeds": [c["seed"] for c in group],
+        "success": float(success.mean()),
+        "wilson": wilson(int(success.sum()), success.size),
+        "interval": mean_interval(success),
+        "by_seed": success.mean(1).tolist(),
+        "by_task": {task: float(np.mean([c["tasks"][task]["success"] for c in group])) for task in group[0]["tasks"]},
+        "held_out_l1": np.mean([c["l1"] for c in group], axis=0).tolist(),
+        "calls_per_episode": float(np.mean(np.concatenate([t["chunks"] for t in episodes]))),
+        "boundary": float(np.mean([t["boundary"] for t in episodes])),
+        "train_cpu_s": [c["train"]["cpu_s"] for c in group],
+        "policy_ms_per_chunk": [1e3 * c["policy_cpu_s"] / c["policy_calls"] for c in group],
+        "parameters": group[0]["parameters"],
+        "clip_norm": CLIP * arm.clip,
+        "grad_norm": float(np.mean([c["train"]["log"][-1]["grad_norm"] for c in group])),
+        "gate": {
+            k: float(np.mean([c["train"]["log"][-1][k] for c in group]))
+            for k in group[0]["train"]["log"][-1]
+            if k.startswith(("gate_", "usage_")) and key in ("full", "unbalanced")
+        },
+    }
+
+
+def by_execution(cells: Cells) -> dict[tuple[Any, ...], Cells]:
+    """Cells grouped by arm and way of executing chunks."""
+    groups: dict[tuple[Any, ...], Cells] = {}
+    for c in cells:
+        if c["arm"] in ("plain", "full"):
+            groups.setdefault((c["arm"], c["execute"], c["ratio"], c["shuffled"]), []).append(c)
+    return groups
+
+
+def executed(group: Cells) -> dict[str, Any]:
+    """Success against steps executed per chunk, over the seeds of one way of executing."""
+    success = np.stack([outcomes(c) for c in group])
+    steps, chunks = (sum(sum(t[k]) for c in group for t in c["tasks"].values()) for k in ("steps", "chunks"))
+    first = group[0]
+    return {
+        "arm": first["arm"],
+        "execute": first["execute"],
+        "ratio": first["ratio"],
+        "shuffled": first["shuffled"],
+        "seeds": sorted(c["seed"] for c in group),
+        "steps_per_chunk": steps / chunks,
+        "success": float(success.mean()),
+        "interval": mean_interval(success),
+    }
+
+
+def compact(cell: dict[str, Any]) -> dict[str, Any]:
+    """A cell for the result file: outcomes as one digit a start."""
+    tasks = {k: "".join(map(str, t["success"])) for k, t in cell["tasks"].items()}
+    return {k: cell[k] for k in ("seed", "arm", "execute", "ratio", "shuffled")} | {"success": tasks}
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+def size_checks(settings: Settings, known: dict[str, Cells]) -> list[Check]:
+    """Whether the experiment is as large as it was meant to be, in the arms that the claim compares."""
+    done = min(len(known[k]) for k in ("plain", "full", "draws", "reweighted"))
+    short = f"the time for this run ended after {done} seeds"
+    return [
+        Check("tasks", len(settings.tasks), 3, why="a smaller run"),
+        Check("training seeds of plain, mixture, draws and reweighted", done, 5, why=short),
+        Check("paired starts a seed", settings.starts * len(settings.tasks), 500, why="a smaller run"),
+    ]
+
+
+def level_checks(settings: Settings, plain: Cells) -> list[Check]:
+    """Whether the baseline leaves room in both directions."""
+    checks = []
+    for task in settings.tasks if plain else ():
+        rate = float(np.mean([c["tasks"][task]["success"] for c in plain]))
+        why = "harder than meant at this budget of training; it still has room in both directions"
+        checks.append(Check(f"{task}: success of plain", rate, 0.4, why=why))
+    return checks
+
+
+def claim_checks(settings: Settings, pairs: dict[str, Any]) -> list[Check]:
+    """The claim: the mixture's advantage over each control, by the lower end of its interval."""
+    table, checks = arms(settings), []
+    for key in ("plain", "draws", "reweighted", "longest"):
+        if key in pairs:
+            low, high = pairs[key]["interval"]
+            title = f"mixture minus '{table[key].about}' ({table[key].letter}): lower end"
+            checks.append(Check(title, low, 0.0, interval=(low, high), why=BELOW if high < 0 else NULL))
+    for key in pairs.keys() - {"plain", "draws", "reweighted", "longest"}:
+        title = f"mixture minus '{table[key].about}' ({table[key].letter})"
+        checks.append(Check(title, pairs[key]["mean"], interval=tuple(pairs[key]["interval"])))
+    return checks
+
+
+# --- Plot -------------------------------------------------------------------------------------------------------------
+
+
+def plot(name: str, settings: Settings, table: dict[str, Any], pairs: dict[str, Any], sweep: list[Any]) -> None:
+    """Success by arm, the mixture's advantage, and success against executed steps."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    for axes, rows, title in (
+        (left, {k: (v["success"], v["interval"], v["by_seed"]) for k, v in table.items()}, "success"),
+        (middle, {k: (v["mean"], v["interval"], v["by_seed"]) for k, v in pairs.items()}, "mixture minus arm"),
+    ):
+        for y, (key, (mean, (low, high), seeds)) in enumerate(rows.items()):
+            axes.plot(seeds, np.full(len(seeds), y), ".", color="0.7")
+            axes.errorbar(mean, y, xerr=[[mean - low], [high - mean]], fmt="o", capsize=3)
+        labels = [f"{table[k]['about']} ({table[k]['letter']})" for k in rows]
+        axes.set(yticks=range(len(rows)), yticklabels=labels, xlabel=title)
+        axes.invert_yaxis()
+    middle.axvline(0, color="0.5", lw=0.8)
+    for arm, mark in (("plain", "s-"), ("full", "o-")):
+        fixed = sorted((s for s in sweep if s["arm"] == arm and not s["ratio"]), key=lambda s: s["steps_per_chunk"])
+        right.plot([s["steps_per_chunk"] for s in fixed], [s["success"] for s in fixed], mark, label=f"{arm}, fixed")
+    dynamic = sorted((s for s in sweep if s["ratio"] and not s["shuffled"]), key=lambda s: s["steps_per_chunk"])
+    if dynamic:
+        right.plot([s["steps_per_chunk"] for s in dynamic], [s["success"] for s in dynamic], "^", label="full, dynamic")
+    right.set(xlabel="steps executed per chunk", ylabel="success")
+    right.legend()
+    figure.savefig(RESULTS / f"{name}.svg")
+    plt.close(figure)

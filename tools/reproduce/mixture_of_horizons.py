@@ -1,0 +1,122 @@
+"""Mixture of horizons against its controls, on tasks of ``sim`` with state observations.
+
+    python tools/reproduce/mixture_of_horizons.py --jobs 2     # runs what is missing, then reports
+    python tools/reproduce/mixture_of_horizons.py --report     # reports what is there
+
+Claim: a policy that predicts chunks of several lengths at once and mixes them (arXiv:2511.19433) succeeds more often
+than the same policy with its best single length, than one with the mixture's loss weights, and than one that gets the
+same compute as more (noise, time) draws an observation; and executing as many actions as the branches agree on beats
+executing a fixed number.
+
+All arms share demonstrations, network, optimiser steps, learning rate and batch; the gradient clip grows with the
+number of terms in the loss. They meet the same starts with the same seeds of their noise. A cell is one arm of one
+training seed rolled out in one way, and one small file: a stopped run continues, and a report can be made at any time.
+Observations hold the poses of the objects (``sim.privileged``): about algorithms, not about seeing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fcntl
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import horizons_report
+from horizons_cells import SMOKE, VALIDATION_SEED, Cell, Settings, arms, collect_demonstrations, run_cell, write_json
+from results import ROOT
+
+OUT = ROOT / "outputs" / "reproduce" / "mixture_of_horizons"
+MAIN = ("plain", "full", "draws", "reweighted", "longest")
+EXECUTE = (7, 10, 15, 1)
+RATIOS = (1.0, 1.2, 1.4)
+
+
+def grid(settings: Settings, seeds: Sequence[int]) -> list[Cell]:
+    """All cells, the most informative first: the claim's own comparisons on all seeds, then ablations, then sweeps."""
+    k, few = settings.execute, seeds[:2]
+    cells = [Cell(VALIDATION_SEED, arm, k) for arm in ("plain", "two_thirds", "third")]
+    cells += [Cell(seed, arm, k) for seed in seeds for arm in MAIN]
+    cells += [Cell(seed, arm, k) for seed in seeds for arm in ("mean", "unbalanced", "averaged")]
+    for seed in few:
+        cells += [Cell(seed, "full", 0, ratio) for ratio in RATIOS] + [Cell(seed, "full", 0, RATIOS[1], True)]
+        cells += [Cell(seed, arm, fixed) for fixed in EXECUTE for arm in ("full", "plain")]
+    cells += [Cell(seed, "again", k) for seed in seeds]
+    cells += [Cell(seed, arm, k) for seed in seeds for arm in ("two_thirds", "third")]
+    limit = settings.horizons[-1]
+    return [c for c in cells if c.execute <= limit]
+
+
+def work(settings: Settings, seeds: Sequence[int], out: Path) -> None:
+    """Run cells until none is left; several processes may do so at once."""
+    torch.set_num_threads(1)
+    for cell in grid(settings, seeds):
+        path = cell.path(out)
+        # Arms that share weights wait for each other: whoever comes first trains.
+        training = f"{arms(settings)[cell.arm].weights}-seed{cell.seed}"
+        with claimed(out / "locks" / training) as ours:
+            if ours and not path.exists():
+                record = run_cell(settings, cell, out)
+                write_json(path, record)
+                rates = {task: sum(r["success"]) / len(r["success"]) for task, r in record["tasks"].items()}
+                print(cell.name, *(f"{t} {r:.0%}" for t, r in rates.items()), f"{record['cpu_s']:.0f} s", flush=True)
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this process holds the lock; the kernel lets go of it when the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    parser.add_argument("--seeds", type=int, default=5, help="training seeds (5)")
+    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of demonstrations, runs and cells")
+    parser.add_argument("--name", default="mixture_of_horizons", help="stem of the result files")
+    args = parser.parse_args(argv)
+    settings, seeds = SMOKE if args.smoke else Settings(), range(args.seeds)
+    if not args.report:
+        prepare(settings, args.out)
+        flags = [a for a in (argv or sys.argv[1:]) if not a.startswith("--jobs")]
+        others = [subprocess.Popen([sys.executable, __file__, *flags, "--jobs", "1"]) for _ in range(args.jobs - 1)]
+        work(settings, seeds, args.out)
+        if any(process.wait() for process in others):
+            return 1
+        work(settings, seeds, args.out)  # what another process held while this one passed by
+    horizons_report.report(args.name, settings, seeds, load_cells(args.out))
+    return 0
+
+
+def prepare(settings: Settings, out: Path) -> None:
+    """Demonstrations, and a note of the settings, which the cells of one folder share."""
+    path, text = out / "settings.json", dataclasses.asdict(settings)
+    if path.exists() and json.loads(path.read_text()) != json.loads(json.dumps(text)):
+        sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
+    collect_demonstrations(settings, out)
+    write_json(path, text)
+
+
+def load_cells(out: Path) -> list[dict]:
+    """Finished cells."""
+    return [json.loads(path.read_text()) for path in sorted((out / "cells").glob("*.json"))]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
