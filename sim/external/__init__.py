@@ -54,7 +54,10 @@ def make(env_id: str, **options: Any) -> gym.Env:
     if importlib.util.find_spec(family.package) is None:
         raise UserError(f"{env_id} needs the package '{family.package}'", family.install)
     limit = options.pop("max_episode_steps", None)
-    env: BenchmarkEnv = importlib.import_module(f"sim.external.{name}").make(task, **options)
+    try:
+        env: BenchmarkEnv = importlib.import_module(f"sim.external.{name}").make(task, **options)
+    except TypeError as e:
+        raise UserError(f"{env_id} does not take these options: {e}") from e
     return gym.wrappers.TimeLimit(env, limit or env.default_steps)
 
 

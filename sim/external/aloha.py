@@ -85,7 +85,7 @@ class AlohaEnv(BenchmarkEnv):
         spec = robot_spec(self.model, tuple(cameras), image_size, control_hz)
         super().__init__(spec, INSTRUCTIONS[task], STEPS // self._repeat, render_mode)
         self._pictures = Pictures(self.model, spec.cameras, visuals, "top", render_size)
-        self._target = np.zeros(14)
+        self._target: NDArray[np.float64] = np.zeros(14)
 
     def begin(self, seed: int) -> None:
         pose = sample_box_pose(seed) if self.name == "transfer_cube" else np.concatenate(sample_insertion_pose(seed))

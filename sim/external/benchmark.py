@@ -43,11 +43,11 @@ class BenchmarkEnv(gym.Env[dict[str, Any], NDArray[np.float32]], ABC):
         self.render_mode = render_mode
         self.metadata = {**self.metadata, "render_fps": round(spec.rate_hz)}
         self.action_space = spaces.Box(spec.action_low, spec.action_high, dtype=np.float32)
-        observation: dict[str, spaces.Space] = {
-            "agent_pos": spaces.Box(-10.0, 10.0, (len(spec.state),), np.float32)
-        }
+        observation: dict[str, spaces.Space] = {"agent_pos": spaces.Box(-10.0, 10.0, (len(spec.state),), np.float32)}
         if spec.cameras:
-            pictures = {c.name: spaces.Box(0, 255, (c.height, c.width, 3), np.uint8) for c in spec.cameras}
+            pictures: dict[str, spaces.Space] = {
+                c.name: spaces.Box(0, 255, (c.height, c.width, 3), np.uint8) for c in spec.cameras
+            }
             observation["pixels"] = spaces.Dict(pictures)
         self.observation_space = spaces.Dict(observation)
 

@@ -136,7 +136,8 @@ class MetaworldExpert(BenchmarkExpert):
     def __init__(self, env: MetaworldEnv, noise: float, seed: int) -> None:
         delta = 1.0 if env.control_mode == "ee_delta" else DELTA * NATIVE_HZ * env.spec_robot.dt
         super().__init__(np.array([delta, delta, delta, 0.0]), noise, seed)
-        self._env, self._policy = env, ENV_POLICY_MAP[env.name]()
+        self._env = env
+        self._policy: Any = ENV_POLICY_MAP[env.name]()  # type: ignore[abstract]
 
     def act(self) -> NDArray[np.float32]:
         with warnings.catch_warnings():

@@ -50,6 +50,11 @@ def test_an_unknown_task_is_named_with_the_known_ones(tmp_path: Path) -> None:
         collect(CollectConfig("juggle"), tmp_path / "d", 1)
 
 
+def test_options_of_benchmarks_are_refused_for_our_tasks(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["collect", "--task", "pick", "--control-mode", "ee_delta", "--root", str(tmp_path / "d")]) == 1
+    assert "--control-mode and --visuals are for benchmarks" in capsys.readouterr().err
+
+
 def test_attempt_seeds_differ_between_tasks_seeds_and_attempts() -> None:
     seeds = [CollectConfig(t, s).env_seed(i) for t in ("pick", "place") for s in (0, 1) for i in range(500)]
     assert len(set(seeds)) == len(seeds)

@@ -169,6 +169,7 @@ def test_pictures_are_official_on_request():
             "control_mode='joint' does not exist -- use ee_delta or ee_abs",
         ),
         ("metaworld/push-v3", {"visuals": "pretty"}, "visuals='pretty' does not exist -- use fast or official"),
+        ("aloha/insertion", {"control_mode": "ee_abs"}, "aloha/insertion does not take these options: .*control_mode"),
         ("aloha/stack", {}, "gym-aloha has no task 'stack' -- use transfer_cube or insertion"),
     ],
 )

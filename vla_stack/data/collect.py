@@ -270,6 +270,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.episodes < 1 or args.workers < 1:
         raise UserError("--episodes and --workers must be at least 1")
+    if args.task and (args.control_mode or args.visuals):
+        raise UserError("--control-mode and --visuals are for benchmarks (--env); our experts act in ee_abs")
     given = {"cameras": args.cameras and tuple(args.cameras), "control_hz": args.control_hz}
     given |= {"control_mode": args.control_mode, "visuals": args.visuals}
     options = {key: value for key, value in given.items() if value is not None}
