@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "collect": ("vla_stack.data.collect", "record scripted experts into a LeRobotDataset"),
     "data": ("vla_stack.data.tools", "inspect, check and repair a dataset"),
     "train": ("vla_stack.training.train", "train a policy from a recipe"),
+    "policy": ("vla_stack.policies.tools", "look into a policy: parameters, normalisation, latency, memory"),
     "eval": ("vla_stack.evaluation.evaluate", "roll a policy out in simulation and report success"),
     "serve": ("vla_stack.serving.serve", "serve a policy over ZeroMQ"),
     "keys": ("vla_stack.serving.keys_verb", "keys for policy servers and robots on different machines"),

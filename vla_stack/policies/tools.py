@@ -1,0 +1,131 @@
+"""``vla policy``: what a trained policy is, before it is served or trained further."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+from typing import Any
+
+from vla_stack.policies.shipped import resolve_policy
+
+HELP = "Look into a policy: parameters, inputs, normalisation, horizons, latency and memory on this machine."
+EXAMPLES = (
+    "vla policy info shipped",
+    "vla policy info outputs/train/pick-20260101-120000 --device cuda --repeats 50",
+    "vla policy info outputs/train/pick-20260101-120000 --json | jq .latency_ms",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("info",))
+    parser.add_argument("policy", help="LeRobot policy directory, a run directory, or the name of a shipped policy")
+    parser.add_argument("--embodiment", help="which robot, of a policy that drives several")
+    parser.add_argument("--device", default="cpu", help="torch device that is measured (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=20, help="timed calls, 0: none (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def main(args: argparse.Namespace) -> int:
+    directory = resolve_policy(args.policy)
+    from vla_stack.policies.anatomy import describe, measure
+    from vla_stack.policies.chunk_policy import load_policy
+
+    with contextlib.redirect_stdout(io.StringIO()):  # LeRobot announces what it loads
+        policy = load_policy(directory, args.device, args.embodiment)
+        report = {"path": str(directory), **describe(policy)} | (measure(policy, args.repeats) if args.repeats else {})
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        show(report)
+    return 0
+
+
+def show(report: dict[str, Any]) -> None:
+    """The report as tables."""
+    from rich.console import Console
+
+    console = Console()
+    console.print(f"[bold]{report['type']}[/] {report['path']}", highlight=False, soft_wrap=True)
+    for table in (about(report), part_table(report), feature_table(report), cost_table(report)):
+        console.print(table)
+
+
+def about(report: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    robot = report["robot"]
+    cameras = ", ".join(f"{c['name']} {c['height']}x{c['width']}" for c in robot["cameras"]) or "none"
+    rows = {
+        "class": report["class"],
+        "weights": report["model_version"],
+        "robot": f"{robot['name']}, {robot['action_kind']} actions at {robot['rate_hz']:g} Hz",
+        "embodiment": f"{report['embodiment']} of {', '.join(report['embodiments'])}" if report["embodiments"] else "",
+        "cameras": cameras,
+        "actions": " ".join(d["name"] for d in robot["action"]),
+        "chunk": f"{report['horizon']} actions, {report['executed']} executed by default"
+        + (", learnt relative to the state" if report["relative_actions"] else ""),
+        "horizons": ", ".join(map(str, report["horizons"])),
+        "sampling": f"{report['euler_steps']} Euler steps" if report["euler_steps"] else "one call",
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
+    return table
+
+
+def part_table(report: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    whole = report["parameters"]
+    table = Table("part", title="parameters", title_justify="left")
+    table.add_column("all", justify="right")
+    table.add_column("trained", justify="right")
+    for row in (*whole["parts"], {"part": "together", **whole}):
+        table.add_row(row["part"], number(row["total"]), number(row["trainable"]))
+    return table
+
+
+def feature_table(report: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("", title="features", title_justify="left")
+    table.add_column("feature", no_wrap=True)
+    for column in ("shape", "normalisation", "from ... to, over the entries"):
+        table.add_column(column)
+    for kind in ("inputs", "outputs"):
+        for row in report[kind]:
+            shape = "x".join(map(str, row["shape"]))
+            table.add_row(kind[:-1], row["key"], shape, row["normalisation"], spans(row["statistics"]))
+    return table
+
+
+def cost_table(report: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("cost", "", title="cost at batch 1", title_justify="left")
+    for dtype, size in report["weights_bytes"].items():
+        table.add_row(f"weights, {dtype}", bytes_(size))
+    for name, ms in report.get("latency_ms", {}).items():
+        table.add_row(f"{name}, median of {report['repeats']}", f"{ms:.1f} ms on {report['device']}")
+    if "peak_bytes" in report:
+        table.add_row("peak of the process, or of the GPU's tensors", bytes_(report["peak_bytes"]))
+    return table
+
+
+def spans(numbers: dict[str, list[float]]) -> str:
+    """Smallest and largest entry of each statistic that normalisation uses."""
+    return ", ".join(f"{name} {min(x):.3g} ... {max(x):.3g}" for name, x in numbers.items())
+
+
+def number(n: int) -> str:
+    """A count with three digits and its unit: 12.3 M."""
+    power = min(3, int(math.log10(n) // 3)) if n else 0
+    return f"{n / 1000**power:.4g}{('', ' k', ' M', ' G')[power]}"
+
+
+def bytes_(n: int) -> str:
+    return f"{number(n)}B" if n >= 1000 else f"{n} B"
