@@ -38,7 +38,7 @@ class Rehearsed:
         self.plan = np.stack(actions + [actions[-1]] * 8)
         env.close()
 
-    def infer(self, observations, seeds):
+    def infer(self, observations, seeds, *_):
         for o in observations:
             o.check(self.spec.robot)
         return Chunks(np.stack([self.plan[o.step : o.step + 8] for o in observations]))
