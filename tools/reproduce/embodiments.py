@@ -3,8 +3,9 @@
     python tools/reproduce/embodiments.py [--out outputs/embodiments]
 
 Demonstrations of `pick` for both, one training run on the mixture (configs/mixture.yaml without its third robot), and
-100 unseen scenes for each robot, with one step (100 ms) of delay under the virtual clock. A policy that takes any of the
-three cubes, deaf to the instruction, succeeds in one scene of three: the lower end of each interval has to lie above.
+100 unseen scenes for each robot, with one step (100 ms) of delay under the virtual clock. A policy that takes any of
+the three cubes, deaf to the instruction, succeeds in one scene of three: the lower end of each interval has to lie
+above.
 """
 
 from __future__ import annotations

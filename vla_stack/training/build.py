@@ -39,6 +39,7 @@ from vla_stack.training.loaders import make_loader
 from vla_stack.training.policies import new_policy, restore
 from vla_stack.training.recipe import PolicyRecipe, Recipe
 from vla_stack.training.sources import Stats, open_sources, pooled
+from vla_stack.training.text_pairs import co_trained, with_pairs
 
 OWN_LOSS = "own_loss"  # the one method that asks no more of a policy than LeRobot does
 Batch = dict[str, Any]
@@ -124,7 +125,11 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
         pre, post = make_pre_post_processors(config, dataset_stats=dataset_stats(datasets, metas, config))
     described = (sources[0].dataset.root / "meta" / "robot.json").is_file()
     robot = read_robot_spec(sources[0].dataset.root) if described else None
-    return Parts(policy, pre, post, make_loader(recipe, sources, config, rank), loss, robot)
+    demonstrations = make_loader(recipe, sources, config, rank)
+    if not (pairs := recipe.data.text_pairs).root:
+        return Parts(policy, pre, post, demonstrations, loss, robot)
+    loader = with_pairs(pairs, demonstrations, config, pre, seed=recipe.seed * 1000 + rank)
+    return Parts(policy, pre, post, loader, co_trained(loss, pairs.weight), robot)
 
 
 def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | None = None) -> PreTrainedConfig:

@@ -28,6 +28,7 @@ from vla_stack.training.mixture import Mixture
 from vla_stack.training.placement import Accelerated, Local
 from vla_stack.training.recipe import OptimizerRecipe, Recipe
 from vla_stack.training.stop import Stop
+from vla_stack.training.text_pairs import PairedLoader
 
 Evaluate = Callable[[Path, int], dict[str, float]]  # (policy directory, step) -> metrics
 
@@ -157,6 +158,7 @@ class Trainer:
 
 def samples(loader: Loader) -> dict[str, float]:
     """Rows that this process has drawn so far from each dataset of a mixture."""
+    loader = loader.demonstrations if isinstance(loader, PairedLoader) else loader
     drawn = loader.samples if isinstance(loader, Mixture) else {}
     return {f"samples/{name}": n for name, n in drawn.items()}
 

@@ -62,6 +62,21 @@ class SourceRecipe:
 
 
 @dataclass(frozen=True)
+class TextPairsRecipe:
+    """Image-text pairs that a pretrained backbone is trained on beside the demonstrations, to keep what it knows.
+
+    Attributes:
+        root: Folder of pictures and ``metadata.jsonl``, see ``vla_stack.data.text_pairs``; empty trains without.
+        weight: What the cross entropy of the answers counts beside the method's loss.
+        batch_size: Pairs per forward pass and process.
+    """
+
+    root: str = ""
+    weight: float = 0.1
+    batch_size: int = 8
+
+
+@dataclass(frozen=True)
 class DataRecipe:
     """What to train on: ``root``, or ``sources`` where datasets differ in robot, cameras or weight.
 
@@ -71,6 +86,7 @@ class DataRecipe:
         episodes: Episode indices to use, of every root; null uses all.
         cameras: Cameras to feed; null feeds all that the dataset has.
         sources: Datasets of a mixture.
+        text_pairs: Image-text pairs to train on as well.
         opening_frames: Frames at the start of each episode that are drawn more often.
         opening_weight: How much more often. Once the arm moves, its motion gives the goal away, and a policy that
             learns from such frames alone reads the goal off the motion instead of the instruction and the scene
@@ -81,6 +97,7 @@ class DataRecipe:
     episodes: tuple[int, ...] | None = None
     cameras: tuple[str, ...] | None = None
     sources: tuple[SourceRecipe, ...] = ()
+    text_pairs: TextPairsRecipe = field(default_factory=TextPairsRecipe)
     opening_frames: int = 0
     opening_weight: float = 1.0
 
@@ -294,6 +311,8 @@ def _check(recipe: Recipe, path: Path) -> None:
         "optimizer.lr": recipe.optimizer.lr,
         "optimizer.backbone_lr_scale": recipe.optimizer.backbone_lr_scale,
         "data.opening_weight": recipe.data.opening_weight,
+        "data.text_pairs.weight": recipe.data.text_pairs.weight,
+        "data.text_pairs.batch_size": recipe.data.text_pairs.batch_size,
     }
     for key, value in positive.items():
         if not value > 0:
