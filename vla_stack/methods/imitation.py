@@ -54,7 +54,7 @@ def loss(
 
     context = policy.encode(batch).repeat(draws)
     velocity = policy.velocity(context, flow.interpolate(actions, noise, t), t)[..., : actions.shape[-1]]
-    error = (velocity.float() - flow.target(actions, noise)).square()  # [b, h, a]
+    error = (velocity - flow.target(actions, noise)).square()  # [b, h, a]
     if emphasis:
         error = error * step_emphasis(emphasis).to(error)[:, None]
     value = flow.mean_error(error, valid)

@@ -59,8 +59,7 @@ def loss(
     error = (mixed.velocity - u).square()
     l_mix = flow.mean_error(error, valid)
     l_ind = sum(
-        flow.mean_error((mixed.branches[:, n, :h].float() - u[:, :h]).square(), valid[:, :h])
-        for n, h in enumerate(horizons)
+        flow.mean_error((mixed.branches[:, n, :h] - u[:, :h]).square(), valid[:, :h]) for n, h in enumerate(horizons)
     )
     l_bal = load_balance(mixed.weights, horizons, valid.any(2))
     value = mixture * l_mix + individual * l_ind + balance * l_bal

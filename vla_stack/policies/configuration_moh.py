@@ -41,6 +41,8 @@ class MohConfig(PreTrainedConfig):
         horizons: Branch lengths in ascending order; the last one is the base's chunk length.
         fusion: ``gate`` mixes by the learnt gate, ``mean`` equally, ``last`` takes the longest branch alone.
         gate_noise: Noise on the gate's scores in training.
+        bidirectional: Let the base's action tokens read later ones although it was pretrained otherwise (SmolVLA); its
+            predictions are no longer those of its weights, so it has to be trained.
         consensus_ratio: r of dynamic inference: how far branches may disagree, relative to their disagreement over the
             first ``consensus_min_steps``, for a further action to be executed; null executes ``n_action_steps``.
         consensus_min_steps: Actions that are executed in any case, n.
@@ -52,6 +54,7 @@ class MohConfig(PreTrainedConfig):
     horizons: tuple[int, ...] = HORIZONS
     fusion: Fusion = "gate"
     gate_noise: bool = True
+    bidirectional: bool = False
     consensus_ratio: float | None = None
     consensus_min_steps: int = 5
     consensus_min_active: int = 5

@@ -75,7 +75,7 @@ def squared_error(
 ) -> Float[Tensor, "b h a"]:
     """Unreduced flow-matching error of a policy at given noise and time, in float32."""
     velocity = policy.velocity(context, interpolate(actions, noise, t), t)[..., : actions.shape[-1]]
-    return (velocity.float() - target(actions, noise)).square()
+    return (velocity - target(actions, noise)).square()
 
 
 def valid_entries(batch: dict[str, Any]) -> Bool[Tensor, "b h a"]:

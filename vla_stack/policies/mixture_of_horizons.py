@@ -144,7 +144,7 @@ def fusion_weights(
             ``last``: the longest branch alone, a plain policy that was trained with shorter ones beside it.
     """
     if fusion == "mean":
-        return (valid / valid.sum(0)).to(scores).expand_as(scores)
+        return (valid.to(scores) / valid.sum(0)).expand_as(scores)
     if fusion == "last":
         return torch.zeros_like(scores).index_fill(1, torch.tensor([len(valid) - 1], device=scores.device), 1.0)
     # The dtype's smallest number, not -inf: its exponential is exactly 0 and never meets another -inf.

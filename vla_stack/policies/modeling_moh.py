@@ -178,7 +178,7 @@ class MohPolicy(PreTrainedPolicy):
         u = flow.target(actions, noise)
         loss = flow.masked_mean((mixture.velocity - u).square(), valid)
         for n, h in enumerate(self.config.horizons):
-            loss = loss + flow.masked_mean((mixture.branches[:, n, :h].float() - u[:, :h]).square(), valid[:, :h])
+            loss = loss + flow.masked_mean((mixture.branches[:, n, :h] - u[:, :h]).square(), valid[:, :h])
         loss = loss + 1e-3 * load_balance(mixture.weights, self.config.horizons, valid.any(2))
         return (loss if reduction == "none" else loss.mean()), {"moh_loss": loss.mean().item()}
 
@@ -232,9 +232,10 @@ def _make_base(config: MohConfig, dataset_meta: Any) -> PreTrainedPolicy:
         policy = kind(base, dataset_meta=dataset_meta)
     if getattr(policy, "head", None) is not None:
         raise UserError(f"a mixture of horizons needs a flow, base.head is '{base.head}'", "set base.head=flow")
-    if policy.causal_actions:
+    if policy.causal_actions and not config.bidirectional:
         raise UserError(
             f"action attention of policy '{base.type}' is causal, so all horizons would predict the same",
-            "make it bidirectional",
+            "set bidirectional=true and train it",
         )
+    policy.causal_actions = False
     return policy

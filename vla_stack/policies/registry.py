@@ -12,11 +12,13 @@ import vla_stack.policies.configuration_moh  # noqa: F401  registers the policy 
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
 from vla_stack.errors import UserError
 
+# LeRobot's VLAs as flow policies. They fit any cameras and, by padding, any state and action.
 ADAPTERS = {
     "smolvla": ("vla_stack.policies.adapters.smolvla", "SmolVLA"),
     "pi0": ("vla_stack.policies.adapters.pi", "Pi0"),
     "pi05": ("vla_stack.policies.adapters.pi", "Pi05"),
 }
+PLAIN = {"diffusion": ("vla_stack.policies.adapters.diffusion", "Diffusion")}
 
 
 def policy_class(kind: str) -> type[PreTrainedPolicy]:
@@ -29,8 +31,8 @@ def policy_class(kind: str) -> type[PreTrainedPolicy]:
         known = ", ".join(sorted(PreTrainedConfig.get_known_choices()))
         raise UserError(f"there is no policy type '{kind}'", f"the types are {known}")
     try:
-        if kind in ADAPTERS:
-            module, name = ADAPTERS[kind]
+        if ours := {**ADAPTERS, **PLAIN}.get(kind):
+            module, name = ours
             return getattr(importlib.import_module(module), name)
         return get_policy_class(kind)
     except ImportError as e:

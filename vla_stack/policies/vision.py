@@ -54,12 +54,12 @@ def random_shift(
 
 
 def shifted(batch: dict[str, Any], pixels: int, generator: torch.Generator) -> dict[str, Any]:
-    """A batch with each of its images shifted by :func:`random_shift`."""
+    """A batch with each of its images shifted by :func:`random_shift`; with 0 pixels nothing is drawn either."""
 
     def is_image(key: str) -> bool:  # `<camera>_is_pad` beside them says which samples have none
         return key.startswith(f"{OBS_IMAGES}.") and not key.endswith("_is_pad")
 
-    return {k: random_shift(v, pixels, generator) if is_image(k) else v for k, v in batch.items()}
+    return {k: random_shift(v, pixels, generator) if pixels and is_image(k) else v for k, v in batch.items()}
 
 
 class ImageEncoder(nn.Module):
