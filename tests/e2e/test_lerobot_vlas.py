@@ -1,4 +1,4 @@
-"""SmolVLA, pi0, pi0.5 and ACT, tiny and random, through the whole loop: train, resume, evaluate, serve."""
+"""SmolVLA, pi0, pi0.5, ACT and Diffusion Policy, tiny, through the whole loop: train, resume, evaluate, serve."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import sim  # noqa: F401  registers the environments
 from vla_stack.cli import main
 from vla_stack.data import load_stats
 from vla_stack.evaluation.rollouts import evaluate
+from vla_stack.policies.anatomy import made_up
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.schema import Observation
 from vla_stack.serving.client import PolicyClient
@@ -25,7 +26,10 @@ from vla_stack.serving.server import PolicyServer, ServerConfig
 RESNET: dict[str, Any] = {"pretrained_backbone_weights": None}
 ACT = RESNET | {"chunk_size": 6, "n_action_steps": 4, "dim_model": 32, "n_heads": 2, "dim_feedforward": 32}
 ACT |= {"n_encoder_layers": 1, "n_vae_encoder_layers": 1, "latent_dim": 4}
-PLAIN = {"act": ACT}
+DIFFUSION = RESNET | {"use_group_norm": True, "n_obs_steps": 1, "horizon": 8, "n_action_steps": 4, "n_groups": 4}
+DIFFUSION |= {"down_dims": (8, 16), "diffusion_step_embed_dim": 16, "spatial_softmax_num_keypoints": 8}
+DIFFUSION |= {"use_separate_rgb_encoder_per_camera": False, "num_inference_steps": 2, "do_mask_loss_for_padding": True}
+PLAIN = {"act": ACT, "diffusion": DIFFUSION}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +85,12 @@ def test_train_resume_and_evaluate(kind: str, folder: Path, demonstrations: Path
     run = train(tmp_path, demonstrations, kind, options)
     policy_dir = run / "checkpoints/last/pretrained_model"
     robot = gym.make("sim/pick-v0").unwrapped.spec_robot  # type: ignore[attr-defined]
-    assert load_policy(policy_dir).spec.robot.fingerprint() == robot.fingerprint()
+    policy = load_policy(policy_dir)
+    assert policy.spec.robot.fingerprint() == robot.fingerprint()
+    observations = [made_up(policy, seed) for seed in range(3)]
+    together = policy.infer(observations, [4, 5, 4]).actions
+    assert together.shape == (3, policy.spec.horizon, len(robot.action)) and np.isfinite(together).all()
+    np.testing.assert_allclose(policy.infer(observations[1:2], [5]).actions[0], together[1], atol=1e-4)
     acts_in_its_environment(policy_dir)
 
     assert main(["train", "--resume", str(run), "steps=3"]) == 0

@@ -8,7 +8,7 @@ from lerobot.configs import PreTrainedConfig
 from lerobot.policies import PreTrainedPolicy
 from lerobot.policies.factory import get_policy_class
 
-import vla_stack.policies.configuration_moh  # noqa: F401  registers the policy type `moh`
+import vla_stack.policies.configuration_moh  # registers the policy type `moh`
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
 from vla_stack.errors import UserError
 
