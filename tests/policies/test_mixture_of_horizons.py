@@ -495,7 +495,7 @@ def test_a_mixture_starts_from_a_trained_policy(native, tmp_path):
     ("options", "message"),
     [
         ({"horizons": (5, 2, 8)}, r"horizons are \[5, 2, 8\], expected whole numbers in ascending order"),
-        ({"horizons": (2, 6)}, "longest horizon is 6, the base policy 'vla' predicts 8 actions.*chunk_size to 6"),
+        ({"horizons": (2, 6)}, "longest horizon is 6, the base 'vla' predicts 8 actions.*chunk_size=6"),
         ({"horizons": ()}, "ascending order"),
     ],
 )

@@ -41,8 +41,8 @@ def loss(
             used here, without the mixture, to tell one effect from the other.
 
     Returns:
-        The loss and ``{"flow_loss": loss}``, detached, and of a mixed batch the loss of each dataset. Where the policy's
-        head is another, those of :mod:`vla_stack.methods.imitation_heads`.
+        The loss and ``{"flow_loss": loss}``, detached, and of a mixed batch the loss of each dataset. Where the
+        policy's head is another, those of :mod:`vla_stack.methods.imitation_heads`.
     """
     if isinstance(policy, VlaPolicy) and policy.head is not None:
         return imitation_heads.loss(policy, batch, generator, shift)

@@ -67,8 +67,8 @@ class MohConfig(PreTrainedConfig):
             raise UserError(f"horizons are {list(self.horizons)}, expected whole numbers in ascending order")
         if self.horizons[-1] != chunk:
             raise UserError(
-                f"the longest horizon is {self.horizons[-1]}, the base policy '{self.base.type}' predicts {chunk} actions",
-                f"end horizons with {chunk}, or set the base's chunk_size to {self.horizons[-1]}",
+                f"the longest horizon is {self.horizons[-1]}, the base '{self.base.type}' predicts {chunk} actions",
+                f"end horizons with {chunk}, or set base.chunk_size={self.horizons[-1]}",
             )
         if self.base.type == self.type:
             raise UserError("the base of a mixture of horizons is one itself", "give another base.type")
