@@ -142,6 +142,16 @@ def test_repeated_context_shares_gradients(policy, batch, noise):
     assert policy.features(context).shape == (3, 32)
 
 
+@pytest.mark.slow
+@torch.no_grad()
+def test_sampling_is_one_graph(directory, noise):
+    """No host synchronisation and no shape that depends on data: the whole chunk is captured without a break."""
+    policy = make_base(directory, backbone_layers=2, num_inference_steps=2, backbone_dtype="bfloat16")
+    batch = preprocess(policy, make_batch(3))
+    sample = torch.compile(policy.predict_action_chunk, fullgraph=True, backend="eager")
+    assert torch.equal(sample(batch, noise), policy.predict_action_chunk(batch, noise))
+
+
 # --- Cameras, state, text ----------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """Training the preset `base`: a recipe from dataset to a directory that stands alone, parameter groups, memory."""
 
+import importlib.util
+import json
 import shutil
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from small_vla import ROBOT, make_batch, make_observations, make_policy, make_st
 from transformers import LlamaConfig, SmolVLMConfig, SmolVLMForConditionalGeneration
 
 from vla_stack.data import EpisodeRecorder
+from vla_stack.errors import UserError
 from vla_stack.methods import imitation
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
@@ -164,3 +167,29 @@ def test_memory_without_a_formula_says_so():
     memory = estimate(make_policy(), recipes.Recipe())
     assert memory.activations == 0
     assert str(memory).endswith("and activations")
+
+
+# --- The bench of a GPU machine ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bench():
+    path = Path(__file__).resolve().parents[2] / "tools" / "bench" / "base_gpu.py"
+    spec = importlib.util.spec_from_file_location("base_gpu", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_gpu_bench_runs_small_on_a_cpu(bench, capsys):
+    assert bench.main(["--smoke"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [run["batch_size"] for run in data["training"]] == [2, 4]
+    assert data["inference"]["compiled_ms"] > 0
+
+
+def test_gpu_bench_says_that_it_needs_a_gpu(bench, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="needs a CUDA device.*--smoke"):
+        bench.main([])

@@ -94,12 +94,13 @@ def load_backbone(config: VlaConfig) -> PreTrainedModel:
     Raises:
         UserError: Unknown family, or files that are missing, incomplete or out of reach.
     """
+    dtype = torch.float32 if config.train_backbone == "full" else getattr(torch, config.backbone_dtype)
     # A configuration that was filled in by this process, not read from a saved policy, still means the source.
     if config.backbone_config is not None and "_from_source" not in vars(config):
         architecture = AutoConfig.for_model(**config.backbone_config)
         check_architecture(architecture, config.backbone)
         with no_init_weights():
-            model = AutoModelForImageTextToText.from_config(architecture, attn_implementation="sdpa")
+            model = AutoModelForImageTextToText.from_config(architecture, dtype=dtype, attn_implementation="sdpa")
         model.tie_weights()  # which is otherwise a part of the initialisation
         return model
     try:
@@ -111,7 +112,6 @@ def load_backbone(config: VlaConfig) -> PreTrainedModel:
                 f"backbone_layers is {config.backbone_layers}, '{config.backbone}' has {text.num_hidden_layers}"
             )
         text.num_hidden_layers = config.backbone_layers or text.num_hidden_layers
-        dtype = torch.float32 if config.train_backbone == "full" else getattr(torch, config.backbone_dtype)
         model, report = AutoModelForImageTextToText.from_pretrained(
             config.backbone,
             config=architecture,
