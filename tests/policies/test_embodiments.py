@@ -10,7 +10,9 @@ from lerobot.policies.factory import make_pre_post_processors
 from small_vla import SIZE, make_config
 
 from vla_stack.errors import UserError
+from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.embodiment import OBS_EMBODIMENT, Embodiment, relative_dims, select
+from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE, Camera, Dim, RobotSpec, image_key
@@ -193,3 +195,16 @@ def test_relative_dimensions_of_a_robot():
     assert relative_dims(robot("d", 3, 2, (), action_kind="delta"), []) == (False, False)
     unmeasured = replace(robot("m", 3, 2, ()), state=(Dim("j0.pos", "rad"),))
     assert relative_dims(unmeasured, []) == (False, False)
+
+
+def test_horizons_disagree_on_real_dimensions_alone(policy, processors):
+    """What branches predict for dimensions that a robot lacks is held to nothing, so it must not end a chunk early."""
+    mixture = MohPolicy(MohConfig(base=config(), horizons=(2, 4, H), device="cpu")).eval()
+    mixture.base.load_state_dict(policy.state_dict())
+    out, noise = processors[0](raw([1, 0])), torch.randn(2, H, A, generator=torch.Generator().manual_seed(2))
+    before = mixture.sample(out, noise).disagreement
+    with torch.no_grad():
+        mixture.base.expert.head.weight[2:] *= 50.0
+    after = mixture.sample(out, noise).disagreement
+    assert torch.equal(after[0], before[0]) and before[0].max() > 0
+    assert not torch.allclose(after[1], before[1])

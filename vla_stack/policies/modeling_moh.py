@@ -25,8 +25,9 @@ from vla_stack.policies.mixture_of_horizons import (
     load_balance,
     packed_states,
 )
+from vla_stack.policies.directory import read_policy
 from vla_stack.policies.registry import policy_class
-from vla_stack.schema import ACTION, OBS_STATE
+from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE
 
 
 class Sample(NamedTuple):
@@ -144,11 +145,15 @@ class MohPolicy(PreTrainedPolicy):
             noise = torch.randn(len(state), self.horizon, self.noise_dim, dtype=state.dtype, device=state.device)
             noise *= getattr(self.config, "noise_scale", 1.0)
         disagreement = noise.new_zeros(noise.shape[:2])
+        lacking = batch.get(ACTION_DIM_IS_PAD)  # [b, a], of embodiments with fewer dimensions
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
             nonlocal disagreement
             mixture = self.mix(context, x, t)
-            disagreement = disagreement + mixture.cut(self.action_dim).disagreement / steps
+            real = mixture.cut(self.action_dim)
+            if lacking is not None:
+                real = real._replace(branches=real.branches.masked_fill(lacking[:, None, None], 0.0))
+            disagreement = disagreement + real.disagreement / steps
             return mixture.velocity
 
         return Sample(flow.euler(velocity, noise, steps, prefix)[..., : self.action_dim], disagreement)
@@ -226,7 +231,7 @@ def _make_base(config: MohConfig, dataset_meta: Any) -> PreTrainedPolicy:
             f"policy '{base.type}' cannot be the base of a mixture of horizons", "it has no flow of actions"
         )
     if base.pretrained_path:
-        policy = kind.from_pretrained(base.pretrained_path, config=base, dataset_meta=dataset_meta, strict=True)
+        policy = read_policy(base.pretrained_path, base, dataset_meta=dataset_meta)
         base.pretrained_path = None  # from here on the weights are part of this policy's own
     else:
         policy = kind(base, dataset_meta=dataset_meta)
