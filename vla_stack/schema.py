@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -188,6 +189,10 @@ class Observation:
     step: int = 0
     t_capture_ns: int = 0
 
+    def expecting(self, state: NDArray[np.float32] | None) -> Observation:
+        """The same with other first entries of the state, float32 [A]; itself where there are none."""
+        return self if state is None else replace(self, state=np.concatenate([state, self.state[len(state) :]]))
+
     def check(self, spec: RobotSpec) -> None:
         """Raise :class:`SchemaError` naming the first field that does not match ``spec``."""
         if self.state.dtype != np.float32 or self.state.shape != (len(spec.state),):
@@ -206,6 +211,26 @@ class Observation:
                     f"camera '{cam.name}' is {image.dtype}{list(image.shape)}, "
                     f"expected uint8[{cam.height}, {cam.width}, 3]"
                 )
+
+
+CONTINUE = ("rtc", "rtc_identity", "bid", "prefix")
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What a robot is doing while it asks: the plan that a new chunk should continue.
+
+    Attributes:
+        mode: How: ``rtc``, ``rtc_identity``, ``bid`` or ``prefix``, see ``vla_stack.policies.continuation``.
+        actions: float32 [L, A], 1 <= L <= H; commands as planned so far, ``actions[i]`` due at the new chunk's step i.
+        delay: How many of them will probably be over before the new chunk takes over, 0 to L.
+        execute: Control steps from one chunk's origin to the next one's.
+    """
+
+    mode: str
+    actions: NDArray[np.float32]
+    delay: int
+    execute: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +291,14 @@ class Chunks:
     def row(self, i: int) -> tuple[NDArray[np.float32], int]:
         """Chunk ``i`` and its ``execute``, 0 where there is none, as :class:`ActionChunk` has them."""
         return self.actions[i], self.execute[i] if self.execute else 0
+
+    @classmethod
+    def gathered(cls, parts: Sequence[Chunks], rows: Sequence[Sequence[int]]) -> Chunks:
+        """One answer from several, whose chunks are the given rows of it."""
+        order = np.argsort([i for part in rows for i in part])
+        execute = [part.row(i)[1] for part in parts for i in range(len(part))]
+        actions = np.concatenate([part.actions for part in parts])[order]
+        return cls(actions, tuple(execute[i] for i in order) if any(execute) else None)
 
 
 @dataclass(frozen=True)

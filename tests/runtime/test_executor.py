@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vla_stack.errors import UserError
+from vla_stack.runtime import executor as executor_module
 from vla_stack.runtime.executor import DelayEstimator, Dispatch, Executor, ExecutorConfig, Request, State
-from vla_stack.runtime.timeline import MERGE_RULES
-from vla_stack.schema import ActionChunk, Dim, PolicySpec, RobotSpec
+from vla_stack.schema import CONTINUE, ActionChunk, Dim, PolicySpec, RobotSpec
 
 HORIZON = 16
-MODES = st.sampled_from(["sync", "naive"])
+MODES = st.sampled_from(executor_module.MODES)
+MAX_DELAY = 4  # that the policy was trained with
 
 
 def robot(kind: str = "absolute") -> RobotSpec:
@@ -27,7 +28,8 @@ def robot(kind: str = "absolute") -> RobotSpec:
 
 def executor(mode: str = "naive", kind: str = "absolute", **config) -> Executor:
     spec = robot(kind)
-    return Executor(spec, PolicySpec(spec, HORIZON), ExecutorConfig(mode=mode, **config))
+    policy = PolicySpec(spec, HORIZON, d_train_max=MAX_DELAY, extras={"continues": CONTINUE})
+    return Executor(spec, policy, ExecutorConfig(mode=mode, **config))
 
 
 def answer(r: Request, **changes) -> ActionChunk:
@@ -66,11 +68,11 @@ def check_labels(ex: Executor, log) -> None:
     for _, k, d in log:
         if d.state is not State.RUN:
             continue
-        assert d.action[0] == d.action[1] == d.k_obs + d.index
-        waited = k - (d.k_obs + d.index)
-        if ex.config.mode == "naive":
-            assert waited == 0
+        if ex.config.mode != "sync":
+            assert d.action[0] == d.action[1] == k
         else:  # the plan's time stops while the robot waits, by exactly the steps held since the request
+            assert d.action[0] == d.action[1] == d.k_obs + d.index
+            waited = k - (d.k_obs + d.index)
             held = [kk for _, kk, dd in log if d.k_obs <= kk < k and dd.state is not State.RUN]
             assert waited == len(held)
         assert k - d.k_obs <= ex.max_age
@@ -83,7 +85,7 @@ DELAYS = st.lists(st.one_of(st.integers(0, 12), st.none()), min_size=1, max_size
 @settings(max_examples=200, deadline=None)
 @given(
     MODES,
-    st.sampled_from(sorted(MERGE_RULES)),
+    st.sampled_from(["", "append", "crossfade", "ensemble", "replace"]),
     DELAYS,
     st.lists(st.integers(0, 3), min_size=1, max_size=4),
     st.integers(1, HORIZON),
@@ -112,11 +114,87 @@ def test_duplicates_change_nothing(mode, delays, copies):
     assert _trace(once) == _trace(often)
 
 
+@pytest.mark.parametrize("mode", [m for m in executor_module.MODES if m not in ("sync", "ensemble")])
 @given(st.integers(1, HORIZON - 1))
-def test_without_delay_naive_is_sync(execute):
-    logs = [drive(executor(m, execute=execute), 80) for m in ("sync", "naive")]
+def test_without_delay_every_mode_is_sync(mode, execute):
+    logs = [drive(executor(m, execute=execute), 80) for m in ("sync", mode)]
     assert _trace(logs[0]) == _trace(logs[1])
     assert all(d.state is State.RUN for _, _, d in logs[0])
+
+
+# -- what a request carries ----------------------------------------------------------------------------------------
+
+
+def requests(mode, delay, execute=6, ticks=40, **config):
+    """Requests of a drive with a constant delay, each with the plan as it was at that moment."""
+    ex = executor(mode, execute=execute, hold_s=60.0, **config)
+    seen, plan = [], ex.plan
+    ex.plan = lambda k: seen.append((k, ex._now.timeline.since(k), plan(k))) or seen[-1][2]
+    drive(ex, ticks, [delay])
+    return [(k, before, r) for k, before, r in seen if r is not None]
+
+
+@pytest.mark.parametrize("mode", CONTINUE)
+def test_a_request_carries_the_plan_that_its_chunk_continues(mode):
+    first, *later = requests(mode, delay=3)
+    assert first[2].continuation is None and len(later) > 3
+    for k, plan, request in later[1:]:
+        c = request.continuation
+        np.testing.assert_array_equal(c.actions[:, 0], np.arange(k, plan.end))
+        assert (c.mode, c.delay, c.execute) == (mode, 3, HORIZON - len(c.actions)) and request.state is None
+
+
+def test_a_prefix_is_no_longer_than_training_knew():
+    later = requests("prefix", delay=MAX_DELAY + 2)[1:]
+    assert {r.continuation.delay for _, _, r in later} == {MAX_DELAY}
+
+
+@pytest.mark.parametrize("mode", ["sync", "naive", "ensemble"])
+def test_other_modes_carry_nothing(mode):
+    assert all(
+        r.continuation is None and r.state is None and r.origin == r.k_obs for _, _, r in requests(mode, delay=2)
+    )
+
+
+def test_future_state_is_where_the_plan_leads_to():
+    """The new chunk starts at the step at which it arrives; the policy is shown the last command before that."""
+    for k, _, request in requests("future_state", delay=3)[2:]:
+        assert (request.k_obs, request.origin) == (k, k + 3)
+        np.testing.assert_array_equal(request.state, [k + 2, k + 2])
+
+
+def test_future_state_discards_nothing():
+    ex = executor("future_state", execute=6)
+    log = drive(ex, 60, [3])
+    used = [d.index for _, k, d in log if k > 20 and d.state is State.RUN]
+    assert set(used) == set(range(6))
+
+
+def test_a_chunk_later_than_it_was_made_for_is_faded_in():
+    ex = executor("prefix", execute=8, hold_s=60.0)
+    shifted = lambda r: replace(answer(r), actions=answer(r).actions + 10.0 * (r.rid > 1))  # noqa: E731
+    ex.reset(0)
+    ex.deliver(shifted(ex.plan(0)), 0)
+    asked, values = None, []
+    for k in range(14):
+        asked = asked or (ex.plan(k) if k else None)
+        if k == 13:  # conditioned on a delay of 0, it comes five steps late
+            assert asked.origin == 8 and asked.continuation.delay == 0
+            ex.deliver(shifted(asked), k)
+        values.append(ex.dispatch(k).action.copy())
+    assert 13 < values[13][0] < 23 and values[13][1] == 23  # on the way; the gripper has switched
+    assert ex.counters["later than conditioned"] == 1
+
+
+@pytest.mark.parametrize("mode", CONTINUE)
+def test_a_policy_that_cannot_continue_plans_is_refused(mode):
+    with pytest.raises(UserError, match=f"cannot continue a plan in mode '{mode}'.* its modes are none"):
+        Executor(robot(), PolicySpec(robot(), HORIZON), ExecutorConfig(mode=mode))
+
+
+def test_future_state_wants_absolute_actions():
+    with pytest.raises(UserError, match="needs absolute actions"):
+        executor("future_state", kind="delta")
 
 
 def _trace(log):
@@ -242,7 +320,7 @@ def test_noise_seeds_repeat_with_the_epoch_seed_alone():
 
 @pytest.mark.parametrize(
     ("config", "words"),
-    [({"mode": "rtc"}, "mode 'rtc'"), ({"merge": "mix"}, "rule 'mix'"), ({"execute": 17}, r"outside \[1, 16\]")],
+    [({"mode": "magic"}, "mode 'magic'"), ({"merge": "mix"}, "rule 'mix'"), ({"execute": 17}, r"outside \[1, 16\]")],
 )
 def test_bad_configuration_names_the_value(config, words):
     with pytest.raises(UserError, match=words):

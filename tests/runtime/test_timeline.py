@@ -3,10 +3,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_stack.runtime.timeline import MERGE_RULES, Timeline, merge
-from vla_stack.schema import ActionChunk
+from vla_stack.errors import UserError
+from vla_stack.runtime.merging import blender, crossfade, ensemble, merge_rule
+from vla_stack.runtime.timeline import Timeline, merge
+from vla_stack.schema import ActionChunk, Dim, RobotSpec
 
-GRIPPER = np.array([False, True])
+RULES = ("replace", "append", "crossfade", "ensemble")
+DIMS = (Dim("x", "m"), Dim("gripper", "ratio", kind="gripper"))
+ROBOT = RobotSpec("test", DIMS, DIMS, (), 10.0)
+GRIPPER = ROBOT.gripper_mask
 
 
 def chunk(origin: int, value: float | None = None, rid: int = 1, horizon: int = 8) -> ActionChunk:
@@ -18,7 +23,7 @@ def lay(*steps, rule):
     """Merge (chunk, k_next) pairs into an empty plan."""
     plan = Timeline.empty(0, 2)
     for c, k_next in steps:
-        plan, report = merge(plan, c, k_next, MERGE_RULES[rule], GRIPPER)
+        plan, report = merge(plan, c, k_next, merge_rule(rule, ROBOT), GRIPPER)
     return plan, report
 
 
@@ -36,14 +41,14 @@ def test_append_keeps_what_was_planned():
     assert (plan.start, report.used, report.jump) == (6, 4, 0.0)
 
 
-@pytest.mark.parametrize("rule", MERGE_RULES)
+@pytest.mark.parametrize("rule", RULES)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7)), min_size=1, max_size=6))
 def test_identical_plans_merge_to_themselves_and_the_past_is_not_touched(rule, moves):
     plan, origin, k = Timeline.empty(0, 2), 0, 0
     for rid, (step, delay) in enumerate(moves):
         origin = max(origin + step, k)
         before, k = plan, origin + delay
-        plan, _ = merge(plan, chunk(origin, rid=rid), k, MERGE_RULES[rule], GRIPPER)
+        plan, _ = merge(plan, chunk(origin, rid=rid), k, merge_rule(rule, ROBOT), GRIPPER)
         assert plan.start >= k
         ticks = np.arange(plan.start, plan.end)
         np.testing.assert_array_equal(plan.actions[:, 0], ticks)
@@ -67,3 +72,48 @@ def test_until_and_since_split_a_plan():
     joined = plan.until(6).followed_by(plan.since(6))
     np.testing.assert_array_equal(joined.actions, plan.actions)
     assert plan.row(2) is None and plan.row(3) == 0 and plan.row(11) is None
+
+
+# -- rules that blend ----------------------------------------------------------------------------------------------
+
+ARM = (Dim("x", "m"), Dim("yaw", "rad", kind="angle"), Dim("gripper", "ratio", kind="gripper"))
+BLEND = blender(RobotSpec("arm", ARM, ARM, (), 10.0))
+
+
+def plan_of(rows, origin=0, rid=1):
+    return Timeline.of(ActionChunk(np.array(rows, np.float32), origin, origin, rid=rid))
+
+
+def test_positions_blend_linearly_angles_the_short_way_grippers_not_at_all():
+    old, new = plan_of([[0.0, 3.0, 0.0]] * 4), plan_of([[1.0, -3.0, 1.0]] * 4, rid=2)
+    faded = crossfade(old, new, BLEND, steps=3)
+    np.testing.assert_allclose(faded.actions[:, 0], [0.25, 0.5, 0.75, 1.0])
+    assert (faded.actions[:, 2] == 1.0).all()
+    way = np.remainder(faded.actions[:3, 1] - 3.0, 2 * np.pi)  # onwards past pi, not back through 0
+    np.testing.assert_allclose(way, np.array([0.25, 0.5, 0.75]) * (2 * np.pi - 6.0), atol=1e-6)
+    assert faded.actions[3, 1] == -3.0 and (faded.rid == 2).all()
+
+
+def test_ensemble_is_the_weighted_average_of_all_chunks():
+    """Against the definition: weights exp(-m j), j = 0 for the oldest."""
+    m, values = 0.3, [1.0, 5.0, -2.0, 4.0]
+    plan = plan_of([[values[0], 0.0, 0.0]] * 6)
+    for rid, value in enumerate(values[1:], start=2):
+        plan = ensemble(plan, plan_of([[value, 0.0, float(rid)]] * 6, rid=rid), BLEND, decay=m)
+    weights = np.exp(-m * np.arange(4))
+    np.testing.assert_allclose(plan.actions[:, 0], (weights @ values) / weights.sum(), rtol=1e-6)
+    assert (plan.actions[:, 2] == 4.0).all() and (plan.votes == 4).all() and (plan.rid == 4).all()
+
+
+def test_a_chunk_that_starts_ahead_leaves_the_plan_until_then():
+    old = plan_of([[float(i), 0.0, 0.0] for i in range(6)])
+    later = ActionChunk(np.full((6, 3), 9.0, np.float32), origin=4, k_obs=1, rid=2)
+    plan, report = merge(old, later, 2, merge_rule("replace", ROBOT), np.array([False, False, True]))
+    assert (plan.start, plan.end) == (2, 10)
+    np.testing.assert_array_equal(plan.actions[:, 0], [2, 3, 9, 9, 9, 9, 9, 9])
+    assert report.used == 6 and report.jump == 0.0
+
+
+def test_an_unknown_rule_is_named():
+    with pytest.raises(UserError, match="merge rule 'mean' does not exist.*replace, append, crossfade, ensemble"):
+        merge_rule("mean", ROBOT)

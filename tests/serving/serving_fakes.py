@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,14 +46,31 @@ class GatedPolicy(TickPolicy):
         super().__init__()
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
+        self.batches: list[list[int]] = []  # steps of the observations that were computed together
         self._warm_up = WARM_UP_RUNS
 
     def infer(self, observations, seeds):
         if self._warm_up:
             self._warm_up -= 1
-        else:
-            self.entered.release()
-            assert self.gate.acquire(timeout=WAIT_S)
+            return super().infer(observations, seeds)
+        self.entered.release()
+        assert self.gate.acquire(timeout=WAIT_S)
+        if any(o.task == "fail" for o in observations):
+            raise ValueError("an observation that this policy cannot take")
+        self.batches.append([o.step for o in observations])
+        return super().infer(observations, seeds)
+
+
+class ContinuingPolicy(TickPolicy):
+    """Continues plans by prefixes of up to two steps, and keeps the plans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = replace(self.spec, d_train_max=2, extras={"continues": ["prefix"]})
+        self.plans: list = []
+
+    def infer(self, observations, seeds, continuations=()):
+        self.plans += continuations
         return super().infer(observations, seeds)
 
 

@@ -14,6 +14,7 @@ from serving_fakes import (
     HORIZON,
     ROBOT,
     WAIT_S,
+    ContinuingPolicy,
     GatedPolicy,
     TickPolicy,
     barrier,
@@ -23,7 +24,7 @@ from serving_fakes import (
 )
 
 from vla_stack.errors import UserError
-from vla_stack.schema import Chunks
+from vla_stack.schema import Chunks, Continuation
 from vla_stack.serving import messages, wire
 from vla_stack.serving.client import PolicyClient
 from vla_stack.serving.server import PolicyServer, ServerConfig
@@ -143,23 +144,97 @@ def test_latest_request_wins_and_the_others_are_told(serve, connect):
     assert server.metrics.rejected == {"expired": 2}
 
 
-def test_robots_take_turns(serve, connect):
+def test_what_waits_is_computed_together(serve, connect):
+    policy = GatedPolicy()
+    server = serve(policy, config=ServerConfig(max_batch=2))
+    clients = [connect(server.endpoint) for _ in range(4)]
+    for step, client in enumerate(clients):
+        client.request(observation(step), rid=0, epoch=0, origin=0, seed=step)
+        assert step or policy.entered.acquire(timeout=WAIT_S)  # the first one is being computed, alone
+        barrier(client)
+    policy.gate.release(3)
+    for step, client in enumerate(clients):
+        assert collect(client, 1)[0].actions[0, 0] == step
+    assert policy.batches == [[0], [1, 2], [3]]
+
+
+def test_who_can_wait_least_is_served_first(serve, connect):
+    policy = GatedPolicy()
+    server = serve(policy, config=ServerConfig(max_batch=1))
+    clients = [connect(server.endpoint) for _ in range(4)]
+    for step, slack_ms in enumerate((None, 9_000, 3_000, None)):
+        clients[step].request(observation(step), rid=0, epoch=0, origin=0, seed=0, slack_ms=slack_ms)
+        assert step or policy.entered.acquire(timeout=WAIT_S)
+        barrier(clients[step])
+    policy.gate.release(4)
+    for client in clients:
+        collect(client, 1)
+    assert policy.batches == [[0], [2], [1], [3]]
+
+
+def test_what_is_overdue_is_not_computed(serve, connect):
     policy = GatedPolicy()
     server = serve(policy)
-    first, eager, patient = (connect(server.endpoint) for _ in range(3))
+    first, late = connect(server.endpoint), connect(server.endpoint)
     first.request(observation(0), rid=0, epoch=0, origin=0, seed=0)
     assert policy.entered.acquire(timeout=WAIT_S)
-    eager.request(observation(1), rid=0, epoch=0, origin=0, seed=0)
-    barrier(eager)
-    patient.request(observation(2), rid=0, epoch=0, origin=0, seed=0)
-    barrier(patient)
-    eager.request(observation(3), rid=1, epoch=0, origin=0, seed=0)  # keeps the turn of the one it replaces
-    barrier(eager)
+    late.request(observation(1), rid=7, epoch=0, origin=0, seed=0, slack_ms=0)
+    barrier(late)
     policy.gate.release(2)
-    assert collect(eager, 1)[-1].rid == 1
-    assert patient.poll() == []  # its turn is next, and the gate is closed
-    policy.gate.release(1)
-    assert collect(patient, 1)[0].actions[0, 0] == 2
+    collect(first, 1)
+    assert codes(collect(late, 1)) == [("EXPIRED", 7)] and policy.batches == [[0]]
+
+
+def test_one_bad_observation_does_not_fail_its_batch(serve, connect, caplog):
+    policy = GatedPolicy()
+    server = serve(policy)
+    clients = [connect(server.endpoint) for _ in range(3)]
+    for step, client in enumerate(clients):
+        task = "fail" if step == 1 else "pick"
+        client.request(observation(step, task), rid=0, epoch=0, origin=0, seed=0)
+        assert step or policy.entered.acquire(timeout=WAIT_S)
+        barrier(client)
+    policy.gate.release(9)
+    assert collect(clients[2], 1)[0].actions[0, 0] == 2
+    assert codes(collect(clients[1], 1)) == [("INTERNAL", 0)]
+
+
+# -- plans to continue -------------------------------------------------------------------------------------------
+
+
+def test_a_plan_reaches_the_policy_as_it_was(serve, connect):
+    policy = ContinuingPolicy()
+    client = connect(serve(policy).endpoint)
+    plan = Continuation("prefix", np.arange(6, dtype=np.float32).reshape(3, 2), delay=2, execute=2)
+    client.request(observation(), rid=0, epoch=0, origin=0, seed=0, continuation=plan)
+    (chunk,) = collect(client, 1)
+    assert chunk.d_cond == 2
+    (seen,) = policy.plans
+    np.testing.assert_array_equal(seen.actions, plan.actions)
+    assert (seen.mode, seen.delay, seen.execute) == ("prefix", 2, 2)
+
+
+PLAN = np.zeros((3, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    "plan,text",
+    [
+        (Continuation("rtc", PLAN, 1, 1), "cannot continue a plan by 'rtc'"),
+        (Continuation("prefix", PLAN[:, :1], 1, 1), "'plan' is not float32 of at most [4, 2]"),
+        (Continuation("prefix", np.zeros((5, 2), np.float32), 1, 1), "'plan' is not float32 of at most [4, 2]"),
+        (Continuation("prefix", PLAN.astype(np.float64), 1, 1), "'plan' is not float32 of at most [4, 2]"),
+        (Continuation("prefix", np.full((3, 2), np.nan, np.float32), 1, 1), "'plan' is not finite"),
+        (Continuation("prefix", PLAN, 3, 3), "delay 3 and execute 3 do not fit"),
+        (Continuation("prefix", PLAN, 2, 1), "delay 2 and execute 1 do not fit"),
+        (Continuation("prefix", PLAN, -1, 1), "delay -1"),
+    ],
+)
+def test_a_plan_that_cannot_be_continued_is_refused(serve, connect, plan, text):
+    client = connect(serve(ContinuingPolicy()).endpoint)
+    client.request(observation(), rid=0, epoch=0, origin=0, seed=0, continuation=plan)
+    (refusal,) = collect(client, 1)
+    assert refusal.code == Code.BAD_SCHEMA and text in refusal.text
 
 
 def test_reset_forgets_what_was_asked_before(serve, connect):

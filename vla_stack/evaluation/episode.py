@@ -20,7 +20,7 @@ from vla_stack.errors import UserError
 from vla_stack.evaluation.environments import observe, robot_of
 from vla_stack.evaluation.records import IDLE, EpisodeRecord
 from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
-from vla_stack.schema import ActionChunk, Observation, PolicySpec, RobotSpec
+from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
 
 Instruct = Literal["swap"] | None
 
@@ -52,6 +52,7 @@ class Query:
 
     observation: Observation
     seed: int
+    continuation: Continuation | None = None
 
 
 Reply = tuple[NDArray[np.float32], int]  # float32 [H, A], and how many of them to execute (0: as configured)
@@ -80,7 +81,8 @@ def run_episode(env: gym.Env, config: EpisodeConfig, seed: int) -> Episode:
     k = 0
     while not ended:
         if (request := timeline.plan(k)) is not None:
-            reply = yield Query(observe(raw, config.policy.robot, told, k), request.seed)
+            observation = observe(raw, config.policy.robot, told, k).expecting(request.state)
+            reply = yield Query(observation, request.seed, request.continuation)
             arrivals.append((k + config.latency_ticks, _chunk(request, reply)))
         while arrivals and arrivals[0][0] <= k:
             timeline.deliver(arrivals.pop(0)[1], k)

@@ -19,7 +19,7 @@ from vla_stack.evaluation.episode import Episode, EpisodeConfig, Instruct, Query
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.link import ignored_interrupts
-from vla_stack.schema import Chunks, Observation, PolicySpec
+from vla_stack.schema import Chunks, Continuation, Observation, PolicySpec
 
 OnEpisode = Callable[[EpisodeRecord], None]
 
@@ -30,7 +30,12 @@ class ChunkPolicy(Protocol):
     @property
     def spec(self) -> PolicySpec: ...
 
-    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> Chunks: ...
+    def infer(
+        self,
+        observations: Sequence[Observation],
+        seeds: Sequence[int],
+        continuations: Sequence[Continuation | None] = (),
+    ) -> Chunks: ...
 
 
 def evaluate(
@@ -120,7 +125,8 @@ def _serve(
     flat = [q for wanted in queries for q in wanted]
     replies: list[Reply] = []
     if flat:
-        chunks = policy.infer([q.observation for q in flat], [q.seed for q in flat])
+        plans = [q.continuation for q in flat]
+        chunks = policy.infer([q.observation for q in flat], [q.seed for q in flat], *([plans] if any(plans) else []))
         replies = [chunks.row(i) for i in range(len(chunks))]
     for group, wanted in zip(waiting, queries, strict=True):
         if wanted:

@@ -19,6 +19,7 @@ from torch import Tensor
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
+from vla_stack.policies.continuation import continue_chunk, continuing_modes, max_delay
 from vla_stack.policies.directory import read_config, read_policy, read_processors
 from vla_stack.policies.embodiment import Embodiment, select
 from vla_stack.policies.modeling_moh import MohPolicy
@@ -29,6 +30,7 @@ from vla_stack.schema import (
     OBS_STATE,
     Camera,
     Chunks,
+    Continuation,
     Dim,
     Observation,
     PolicySpec,
@@ -63,7 +65,12 @@ class ChunkPolicy:
         self._sizes = {c.name: (c.height, c.width) for c in spec.robot.cameras} | (image_sizes or {})
         self._takes_noise = "noise" in inspect.signature(policy.predict_action_chunk).parameters
 
-    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> Chunks:
+    def infer(
+        self,
+        observations: Sequence[Observation],
+        seeds: Sequence[int],
+        continuations: Sequence[Continuation | None] = (),
+    ) -> Chunks:
         """One chunk of commands an observation.
 
         The chunk of an observation depends on its own seed alone, not on who shares its batch (up to the rounding of
@@ -72,6 +79,7 @@ class ChunkPolicy:
         Args:
             observations: What each robot knew.
             seeds: Seed of each observation's noise.
+            continuations: For each observation the plan that its chunk should continue, or None; empty: none at all.
 
         Returns:
             Absolute commands in the units of ``spec.robot.action``, and, from a policy with dynamic inference, how many
@@ -82,11 +90,35 @@ class ChunkPolicy:
         """
         for observation in observations:
             observation.check(self.spec.robot)
+        plans = list(continuations) or [None] * len(observations)
+        modes = {plan.mode if plan else "" for plan in plans}
+        if len(modes) > 1:  # one way of sampling at a time
+            groups = [[i for i, p in enumerate(plans) if (p.mode if p else "") == mode] for mode in sorted(modes)]
+            parts = [
+                self.infer([observations[i] for i in rows], [seeds[i] for i in rows], [plans[i] for i in rows])
+                for rows in groups
+            ]
+            return Chunks.gathered(parts, groups)
+        if plans[0] is not None:
+            return self._continue(observations, seeds, plans, modes.pop())
         with torch.inference_mode():
             batch = self.preprocessor(self._collate(observations))
             chunk, execute = self._predict(batch, seeds)
             commands = self.postprocessor(chunk[:, : self.spec.horizon])
         return Chunks(commands.float().numpy(), None if execute is None else tuple(execute.tolist()))
+
+    def _continue(
+        self, observations: Sequence[Observation], seeds: Sequence[int], plans: Sequence[Any], mode: str
+    ) -> Chunks:
+        """Chunks that continue plans, sampled in one way."""
+        # Commands become actions as in training: relative to the state of now, normalised.
+        steps = range(self.spec.horizon)
+        commands = np.stack([p.actions[[min(i, len(p.actions) - 1) for i in steps]] for p in plans])
+        with torch.no_grad():  # not inference_mode: guidance differentiates the velocity
+            batch = self.preprocessor({**self._collate(observations), ACTION: torch.from_numpy(commands)})
+            noise = torch.stack([self._noise(seed) for seed in seeds]).to(self.policy.config.device)
+            chunk = continue_chunk(self.policy, batch, noise, batch[ACTION], plans, seeds, mode)
+            return Chunks(self.postprocessor(chunk[:, : self.spec.horizon]).float().numpy())
 
     def _collate(self, observations: Sequence[Observation]) -> dict[str, Any]:
         robot = self.spec.robot
@@ -148,12 +180,17 @@ def load_policy(path: str | Path, device: str = "cpu", embodiment: str | None = 
     policy = read_policy(path, config)
     pre, post = read_processors(path, config, device, served)
     normalisation = _digest(*sorted(path.glob("policy_p*processor*.safetensors")))
-    extras = {"type": config.type, "n_action_steps": getattr(config, "n_action_steps", 1)}
+    extras = {
+        "type": config.type,
+        "n_action_steps": getattr(config, "n_action_steps", 1),
+        "continues": continuing_modes(policy),
+    }
     spec = PolicySpec(
         robot=robot,
         horizon=len(config.action_delta_indices or [0]),
         normalisation=normalisation if served is None else f"{normalisation}/{embodiments[served].name}",
         model_version=_digest(find_weights(path)),
+        d_train_max=max_delay(policy),
         extras=extras if served is None else {**extras, "embodiment": embodiments[served].name},
     )
     cameras = {} if served is None else embodiments[served].cameras

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vla_stack.policies.contract import Time
@@ -61,6 +61,7 @@ def guided_euler(
     steps: int = 10,
     beta: float | None = None,
     jacobian: Literal["full", "identity"] = "full",
+    real: Bool[Tensor, " a"] | None = None,
 ) -> Float[Tensor, "b h a"]:
     """Sample a chunk that agrees with ``guide`` where its weights say so.
 
@@ -76,9 +77,10 @@ def guided_euler(
         beta: Largest guidance weight; n by default. For n = beta the error of a fixed velocity field is removed
             exactly by the first step; larger values overshoot.
         jacobian: How the error is carried back.
+        real: Entries of an action that are to agree; the others are padding. None: all.
     """
     x, dt = noise, 1.0 / steps
-    weights = guide.weights[..., None].to(noise)
+    weights = guide.weights[..., None].to(noise) * (1.0 if real is None else real.to(noise))
     for i in range(steps):
         t = 1.0 - i * dt
         time = noise.new_full(noise.shape[:1], t)

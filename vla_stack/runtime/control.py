@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -199,9 +199,11 @@ class LinkPort:
     def offer(self, obs: Observation, request: Request | None) -> None:
         if request is None and not (self.film and self._slots.spare > 1):  # the last slot is for requests
             return
-        if (note := self._slots.put(obs)) is None:
+        plan = request.continuation if request else None
+        obs = obs.expecting(request.state) if request else obs
+        if (note := self._slots.put(obs, plan.actions if plan else None)) is None:
             return  # the node is busy; an executor asks again
-        if not self._link.post("observation", **note, request=request and asdict(request)):
+        if not self._link.post("observation", **note, request=request and request_fields(request)):
             self._slots.free(note["slot"])
 
     def receive(self) -> list[ActionChunk | str]:
@@ -215,6 +217,18 @@ class LinkPort:
 
     def announce(self, k: int, state: State, why: str) -> None:
         self._link.post("state", tick=k, state=state.value, why=why)
+
+
+def request_fields(request: Request) -> Message:
+    """A request as a message; its plan and its state travel with the observation."""
+    fields = {name: getattr(request, name) for name in ("rid", "epoch", "origin", "seed")}
+    fields["patience"] = request.deadline - request.k_obs
+    if (c := request.continuation) is None:
+        return {**fields, "continuation": None}
+    return {
+        **fields,
+        "continuation": {"mode": c.mode, "length": len(c.actions), "delay": c.delay, "execute": c.execute},
+    }
 
 
 def chunk_fields(chunk: ActionChunk) -> Message:
@@ -260,7 +274,7 @@ def _serve(link: Link, driver: Driver) -> None:
     setup = _next(link, "setup")
     executor = Executor(driver.spec, PolicySpec.from_json(setup["policy"]), ExecutorConfig(**setup["executor"]))
     envelope = SafetyEnvelope(driver.spec, SafetyConfig(**setup["safety"]))
-    slots = ObservationSlots(driver.spec, setup["slots"])
+    slots = ObservationSlots(driver.spec, setup["slots"], executor.policy.horizon)
     port = LinkPort(link, slots)
     loop = ControlLoop(driver, executor, envelope, RealClock(), port)
     gc.freeze()  # what start-up left behind need not be walked at every collection

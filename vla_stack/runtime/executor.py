@@ -9,10 +9,15 @@ Modes:
         number of steps waited.
     naive: Ask ahead and keep moving. A reply takes over at its own steps; its first d actions are too late and are
         dropped. Nothing makes old and new agree at the seam.
+    ensemble: As naive, but every step executes the average of all chunks that plan it (ACT).
+    rtc, rtc_identity, bid, prefix: As naive, but the request carries the plan, and the policy samples a chunk that
+        continues it (``policies/continuation.py``). A chunk that comes later than it was made for is faded in.
+    future_state: The new chunk starts where it will probably take over, and the policy is shown the state that the plan
+        leads to by then, with the pictures of now (VLASH, arXiv:2512.01031). Nothing is dropped.
 
-With no delay both dispatch the same. The trigger, deadlines and acceptance rules keep one request in flight and
-d <= s <= H - d (Black et al. 2025, arXiv:2506.07339, for s and d). This file knows no clock, socket or robot; the
-evaluation under the virtual clock and the robot's control process run it unchanged.
+The trigger, deadlines and acceptance rules keep one request in flight and d <= s <= H - d (Black et al. 2025,
+arXiv:2506.07339, for s and d). This file knows no clock, socket or robot; the evaluation under the virtual clock and
+the robot's control process run it unchanged.
 """
 
 from __future__ import annotations
@@ -20,16 +25,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
-from vla_stack.runtime.timeline import MERGE_RULES, MergeReport, Timeline, merge
-from vla_stack.schema import ActionChunk, PolicySpec, RobotSpec
+from vla_stack.runtime.merging import merge_rule
+from vla_stack.runtime.timeline import MergeReport, Timeline, merge
+from vla_stack.schema import CONTINUE, ActionChunk, Continuation, PolicySpec, RobotSpec
 
 AGE_CAP_S = 2.0  # asynchronous motion rests on no older observation by default, whatever the horizon
+MODES = ("sync", "naive", "ensemble", *CONTINUE, "future_state")
 DEADLINE_CAP_S = 8.0  # resends slow down, one to the next, to at most this
 
 
@@ -46,11 +52,12 @@ class ExecutorConfig:
     """How chunks become motion.
 
     Attributes:
-        mode: ``sync`` or ``naive``, see the module.
+        mode: One of :data:`MODES`, see the module.
         execute: s_min, control steps between the origins of two requests (at least); by default the policy's
             own ``n_action_steps``, or half a chunk. A chunk that says itself how much of it to execute
             (:attr:`~vla_stack.schema.ActionChunk.execute`) is followed where nothing is set here.
-        merge: Name in :data:`~vla_stack.runtime.timeline.MERGE_RULES`; ``sync`` has nothing to merge.
+        merge: Rule of :func:`~vla_stack.runtime.merging.merge_rule` where two chunks plan the same steps; by default
+            the mode's own, which is ``ensemble`` or ``replace``. ``sync`` has nothing to merge.
         margin: Spare control steps, beyond the predicted delay, at which a request is due in any case.
         max_age_s: Oldest observation an action may rest on, seconds; by default the chunk's length, at most 2 s, in
             ``sync``, where the robot stands still meanwhile, that length and the longest HOLD.
@@ -60,9 +67,9 @@ class ExecutorConfig:
         seed: Seeds of the policy's noise follow from this, the epoch and the request's step in it.
     """
 
-    mode: Literal["sync", "naive"] = "naive"
+    mode: str = "naive"
     execute: int | None = None
-    merge: str = "replace"
+    merge: str = ""
     margin: int = 1
     max_age_s: float | None = None
     hold_s: float | None = None
@@ -72,14 +79,28 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Ask the policy, with the observation of control step ``k_obs``; answer with a chunk of the same rid and epoch."""
+    """Ask the policy, with the observation of control step ``k_obs``; answer with a chunk of the same rid and epoch.
+
+    Attributes:
+        rid: Counts the requests of an executor.
+        epoch: The executor's.
+        origin: Control step of the first action that is wanted.
+        k_obs: Control step of the observation.
+        seed: Of the policy's noise.
+        deadline: Control step at which the executor gives up on this request.
+        continuation: The plan to continue, where the mode has one.
+        state: float32 [A], where the plan will have led to at ``origin``: what the policy is to be shown instead of the
+            measured ``state[:A]``. None: what is measured.
+    """
 
     rid: int
     epoch: int
     origin: int
     k_obs: int
     seed: int
-    deadline: int  # control step at which the executor gives up on this request
+    deadline: int
+    continuation: Continuation | None = None
+    state: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +186,9 @@ class Executor:
         self.execute = _default_execute(policy) if c.execute is None else c.execute
         self.max_hold = _ticks(hold_s, robot)
         self.max_age = _ticks(age_s, robot)
+        own = "ensemble" if c.mode == "ensemble" else "replace"
+        self._rule = merge_rule(own if sync or not c.merge else c.merge, robot)
+        self._fade = merge_rule("crossfade", robot)
         self.delay = DelayEstimator()
         self.counters: Counter[str] = Counter()
         self.epoch = 0
@@ -213,20 +237,33 @@ class Executor:
             return None
         self._rid += 1
         self.counters["requests"] += 1
-        self._now.request = Request(self._rid, self.epoch, k, k, self._noise_seed(k), k + self._patience(k))
+        ahead, deadline = self._ahead(k), k + self._patience(k)
+        self._now.request = Request(
+            self._rid,
+            self.epoch,
+            k + ahead,
+            k,
+            self._noise_seed(k),
+            deadline,
+            self._continuation(k),
+            self._now.timeline.since(k + ahead - 1).actions[0] if ahead else None,
+        )
         return self._now.request
 
     def deliver(self, chunk: ActionChunk, k_next: int) -> MergeReport:
         """Take a reply. ``k_next`` is the first control step that has not been dispatched."""
         if reason := self._refusal(chunk, k_next):
             self.counters[f"rejected.{reason}"] += 1
-            return MergeReport(False, reason, delay=k_next - chunk.origin)
-        delay = k_next - chunk.origin
+            return MergeReport(False, reason, delay=k_next - chunk.k_obs)
+        delay = k_next - chunk.k_obs
         (self.delay.observe if self._now.moved else self.delay.observe_first)(delay)
         execute = chunk.execute if chunk.execute and self.config.execute is None else self.execute
         if self.config.mode == "sync":
             chunk = replace(chunk, origin=k_next, actions=chunk.actions[:execute])
-        rule = MERGE_RULES["replace" if self.config.mode == "sync" else self.config.merge]
+        rule = self._rule
+        if (continued := self._continued()) is not None and delay > continued.delay:
+            self.counters["later than conditioned"] += 1
+            rule = self._fade
         self._now.timeline, report = merge(self._now.timeline, chunk, k_next, rule, self.robot.gripper_mask)
         self._now.origin, self._now.execute = chunk.origin, execute
         self._now.request, self._now.resends = None, 0
@@ -271,7 +308,29 @@ class Executor:
         if self.config.mode == "sync":
             return False
         delay = self.delay.predict()
-        return k - self._now.origin >= max(self._now.execute, delay) or left <= delay + self.config.margin
+        return (
+            k + self._ahead(k) - self._now.origin >= max(self._now.execute, delay) or left <= delay + self.config.margin
+        )
+
+    def _ahead(self, k: int) -> int:
+        """Control steps from the observation to the first action wanted: the delay to come, where there is a plan."""
+        if self.config.mode != "future_state" or self._now.origin is None:
+            return 0
+        return min(self.delay.predict(), self._left(k))
+
+    def _continuation(self, k: int) -> Continuation | None:
+        """The plan from control step ``k`` on, for a policy that is to continue it; None where there is none."""
+        plan = self._now.timeline.since(k)
+        actions = plan.actions[: self._horizon] if plan.start == k else plan.actions[:0]
+        if self.config.mode not in CONTINUE or not len(actions):
+            return None
+        longest = len(actions) if self.config.mode != "prefix" else min(len(actions), self.policy.d_train_max)
+        delay = min(self.delay.predict(), longest)
+        execute = max(self._horizon - len(actions), delay)  # the old chunk began that many steps ago
+        return Continuation(self.config.mode, actions, delay, min(execute, self._horizon - delay))
+
+    def _continued(self) -> Continuation | None:
+        return self._now.request.continuation if self._now.request else None
 
     def _left(self, k: int) -> int:
         """Control steps from ``k`` on for which there is an action that is not too old."""
@@ -321,10 +380,14 @@ def _ticks(seconds: float, robot: RobotSpec) -> int:
 
 
 def _check(robot: RobotSpec, policy: PolicySpec, c: ExecutorConfig) -> None:
-    if c.mode not in ("sync", "naive"):
-        raise UserError(f"execution mode '{c.mode}' does not exist", "use sync or naive")
-    if c.merge not in MERGE_RULES:
-        raise UserError(f"merge rule '{c.merge}' does not exist", f"use one of {', '.join(MERGE_RULES)}")
+    if c.mode not in MODES:
+        raise UserError(f"execution mode '{c.mode}' does not exist", f"use one of {', '.join(MODES)}")
+    if c.mode in CONTINUE and c.mode not in policy.extras.get("continues", ()):
+        able = ", ".join(policy.extras.get("continues", ())) or "none"
+        why = ": it was not trained with max_delay" if c.mode == "prefix" and able != "none" else ""
+        raise UserError(f"the policy cannot continue a plan in mode '{c.mode}'{why}", f"its modes are {able}")
+    if c.mode == "future_state" and robot.action_kind != "absolute":
+        raise UserError("mode 'future_state' needs absolute actions", f"{robot.name} takes {robot.action_kind} ones")
     if c.execute is not None and not 1 <= c.execute <= policy.horizon:
         raise UserError(f"execute={c.execute} is outside [1, {policy.horizon}], the policy's horizon")
     if len(robot.action) != len(policy.robot.action):

@@ -27,6 +27,7 @@ from vla_stack.schema import Observation, RobotSpec
 
 Message = dict[str, Any]
 SLOTS = 4
+PLAN = "plan\0"  # no camera can have this name
 ROOM = 4096  # bytes that a pipe takes at once where select() calls it writable (PIPE_BUF)
 
 
@@ -87,10 +88,12 @@ class ObservationSlots:
     Args:
         robot: Shapes of state and pictures.
         name: Existing block to attach to; None creates one.
+        horizon: Longest plan that goes with an observation, control steps.
     """
 
-    def __init__(self, robot: RobotSpec, name: str | None = None) -> None:
+    def __init__(self, robot: RobotSpec, name: str | None = None, horizon: int = 0) -> None:
         layout: list[tuple[str, type, tuple[int, ...]]] = [("state", np.float32, (len(robot.state),))]
+        layout.append((PLAN, np.float32, (horizon, len(robot.action))))
         layout += [(c.name, np.uint8, (c.height, c.width, 3)) for c in robot.cameras]
         sizes = [int(np.prod(shape)) * np.dtype(kind).itemsize for _, kind, shape in layout]
         offsets = np.cumsum([0] + [-(-s // 64) * 64 for s in sizes])
@@ -114,14 +117,20 @@ class ObservationSlots:
         """Writer: slots that are free."""
         return len(self._free)
 
-    def put(self, obs: Observation) -> Message | None:
-        """Writer: copy ``obs`` in and return what the reader needs to :meth:`get` it, or None where no slot is free."""
+    def put(self, obs: Observation, plan: NDArray[np.float32] | None = None) -> Message | None:
+        """Writer: copy ``obs``, and a plan [L, A] if there is one, in.
+
+        Returns:
+            What the reader needs to :meth:`get` them, or None where no slot is free.
+        """
         if not self._free:
             return None
         slot = self._free.pop()
         np.copyto(self._rows[slot]["state"], obs.state)
         for camera, image in obs.images.items():
             np.copyto(self._rows[slot][camera], image)
+        if plan is not None:
+            self._rows[slot][PLAN][: len(plan)] = plan
         return {"slot": slot, "task": obs.task, "step": obs.step, "t": obs.t_capture_ns}
 
     def free(self, slot: int) -> None:
@@ -130,8 +139,12 @@ class ObservationSlots:
 
     def get(self, note: Message) -> Observation:
         """Reader: a copy of the observation that ``note`` names; the slot can then be given back."""
-        row = {key: value.copy() for key, value in self._rows[note["slot"]].items()}
+        row = {key: value.copy() for key, value in self._rows[note["slot"]].items() if key != PLAN}
         return Observation(row.pop("state"), row, note["task"], note["step"], note["t"])
+
+    def get_plan(self, note: Message, length: int) -> NDArray[np.float32]:
+        """Reader: a copy of the first ``length`` steps of the plan beside an observation."""
+        return self._rows[note["slot"]][PLAN][:length].copy()
 
     def close(self) -> None:
         """Let go of the memory; the owner removes it."""

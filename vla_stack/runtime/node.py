@@ -25,7 +25,7 @@ from vla_stack.runtime.control import chunk_fields, control_process
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.link import Link, Message, ObservationSlots, ignored_interrupts
 from vla_stack.runtime.safety import SafetyConfig
-from vla_stack.schema import ActionChunk, Observation, PolicySpec, RobotSpec
+from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
 from vla_stack.serving.client import PolicyClient
 
 PING_S = 0.5
@@ -120,7 +120,7 @@ class RobotNode:
         self.robot, self.stages = RobotSpec.from_json(ready["spec"]), tuple(ready["stages"])
         self._client = PolicyClient(self._server)
         self.policy: PolicySpec = self._client.hello(self.robot, self._hello_timeout_s)
-        self._slots = ObservationSlots(self.robot)
+        self._slots = ObservationSlots(self.robot, horizon=self.policy.horizon)
         self._link.send(
             "setup",
             policy=self.policy.to_json(),
@@ -181,10 +181,14 @@ class RobotNode:
     def _handle(self, message: Message, on_observation: Callable[[Observation], None] | None) -> None:
         if message["kind"] == "observation":
             assert self._slots is not None
-            obs = self._slots.get(message)
+            obs, request = self._slots.get(message), message["request"]
+            plan = request["continuation"] if request else None
+            continuation = None
+            if plan:
+                continuation = Continuation(actions=self._slots.get_plan(message, plan.pop("length")), **plan)
             self._link.send("free", slot=message["slot"])
-            if message["request"] is not None:
-                self._ask(obs, message["request"])
+            if request:
+                self._ask(obs, request, continuation)
             if on_observation is not None:
                 on_observation(obs)
         elif message["kind"] == "state":
@@ -194,12 +198,16 @@ class RobotNode:
             if self._on_state is not None:
                 self._on_state(message["tick"], message["state"], message["why"])
 
-    def _ask(self, obs: Observation, request: Message) -> None:
+    def _ask(self, obs: Observation, request: Message, plan: Continuation | None) -> None:
         assert self._client is not None
         if request["epoch"] != self._epoch:
             self._epoch = request["epoch"]
             self._client.reset(self._epoch)
-        sent = self._client.request(obs, request["rid"], request["epoch"], request["origin"], request["seed"])
+        names = ("rid", "epoch", "origin", "seed")
+        slack_ms = round(request["patience"] * self.robot.dt * 1000)
+        sent = self._client.request(
+            obs, **{name: request[name] for name in names}, continuation=plan, slack_ms=slack_ms
+        )
         self.counters["requests" if sent else "requests unsent"] += 1
         self._awaited = True
 

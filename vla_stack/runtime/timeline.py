@@ -3,7 +3,7 @@
 A :class:`Timeline` is immutable. :func:`merge` is pure and touches only ticks that have not been dispatched, so a reply
 that arrives at any moment cannot rewrite the past, and the same function serves a real robot and a simulated delay.
 What happens where an old and a new chunk disagree is a :data:`MergeRule`: a function of the two plans over the ticks
-still to come. Rules that blend must leave ``kind == "gripper"`` dimensions to the newer plan.
+still to come; the rules are in ``merging.py``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Timeline:
         rid: int64 [N], request id of the chunk that a row came from.
         index: int64 [N], position of the row in that chunk.
         k_obs: int64 [N], control step of the observation behind the row.
+        votes: int64 [N], chunks that a row averages.
     """
 
     start: int
@@ -34,12 +35,13 @@ class Timeline:
     rid: NDArray[np.int64]
     index: NDArray[np.int64]
     k_obs: NDArray[np.int64]
+    votes: NDArray[np.int64]
 
     @classmethod
     def empty(cls, start: int, dims: int) -> Timeline:
         """A plan with no actions at all."""
         none = np.empty(0, np.int64)
-        return cls(start, np.empty((0, dims), np.float32), none, none, none)
+        return cls(start, np.empty((0, dims), np.float32), none, none, none, none)
 
     @classmethod
     def of(cls, chunk: ActionChunk) -> Timeline:
@@ -51,6 +53,7 @@ class Timeline:
             rid=np.full(n, chunk.rid, np.int64),
             index=np.arange(n, dtype=np.int64),
             k_obs=np.full(n, chunk.k_obs, np.int64),
+            votes=np.ones(n, np.int64),
         )
 
     @property
@@ -84,29 +87,15 @@ class Timeline:
             rid=join([self.rid, later.rid]),
             index=join([self.index, later.index]),
             k_obs=join([self.k_obs, later.k_obs]),
+            votes=join([self.votes, later.votes]),
         )
 
     def _rows(self, rows: slice, start: int) -> Timeline:
-        return Timeline(start, self.actions[rows], self.rid[rows], self.index[rows], self.k_obs[rows])
+        return Timeline(start, self.actions[rows], self.rid[rows], self.index[rows], self.k_obs[rows], self.votes[rows])
 
 
 # (old, new) -> merged; both begin at the first tick that is still open, or are empty.
 MergeRule = Callable[[Timeline, Timeline], Timeline]
-
-
-def replace(old: Timeline, new: Timeline) -> Timeline:
-    """The newest chunk wins wherever it plans: naive asynchronous execution."""
-    return new
-
-
-def append(old: Timeline, new: Timeline) -> Timeline:
-    """What is planned stays; the newest chunk only continues it."""
-    if not len(old.actions):
-        return new
-    return old.followed_by(new.since(old.end)) if new.end > old.end else old
-
-
-MERGE_RULES: dict[str, MergeRule] = {"replace": replace, "append": append}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +133,10 @@ def merge(
     Returns:
         The new plan, which begins at ``k_next`` or later, and a report.
     """
-    old, new = timeline.since(k_next), Timeline.of(chunk).since(k_next)
-    merged = rule(old, new)
+    new = Timeline.of(chunk).since(k_next)
+    old = timeline.since(k_next)
+    # A chunk whose first step lies ahead leaves the plan until then as it is.
+    merged = old.until(new.start).followed_by(rule(old.since(new.start), new))
     a, b = timeline.row(k_next), merged.row(k_next)
     jump = 0.0
     if a is not None and b is not None and not gripper.all():

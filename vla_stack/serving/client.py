@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import zmq
 
 from vla_stack.errors import UserError
-from vla_stack.schema import ActionChunk, Observation, PolicySpec, RobotSpec
+from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
 from vla_stack.serving import messages, wire
 from vla_stack.serving.keys import KeyFolder
 from vla_stack.serving.transport import CurveKeys, is_local, new_socket, receive, send, zmq_address
@@ -123,8 +123,20 @@ class PolicyClient:
                         raise UserError(f"policy server {self._endpoint} refused: {item.text} [{item.code}]")
         return self.policy
 
-    def request(self, obs: Observation, rid: int, epoch: int, origin: int, seed: int) -> bool:
-        """Ask for a chunk that starts at tick ``origin``. Never blocks.
+    def request(
+        self,
+        obs: Observation,
+        rid: int,
+        epoch: int,
+        origin: int,
+        seed: int,
+        continuation: Continuation | None = None,
+        slack_ms: int | None = None,
+    ) -> bool:
+        """Ask for a chunk that starts at tick ``origin`` and continues a plan, if there is one. Never blocks.
+
+        The server serves those first whose answer is due first, ``slack_ms`` from now, and does not compute what is
+        overdue.
 
         The arrays of ``obs`` are sent without a copy: they must not be written to afterwards.
 
@@ -138,7 +150,7 @@ class PolicyClient:
             self._forget_until(epoch)
         if not self.connected or epoch < self._epoch:
             return False
-        if not self._send(messages.infer(obs, self._sid, epoch, rid, origin, seed)):
+        if not self._send(messages.infer(obs, self._sid, epoch, rid, origin, seed, continuation, slack_ms)):
             return False
         self._pending[rid] = epoch
         if len(self._pending) > PENDING:

@@ -12,6 +12,7 @@ from vla_stack.schema import (
     ACTION,
     OBS_STATE,
     ActionChunk,
+    Continuation,
     Dim,
     Observation,
     PolicySpec,
@@ -23,6 +24,7 @@ from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 ROBOT = "robot"
 POLICY = "policy"
+PLAN = "plan"
 MAX_JSON_BYTES = 256 << 10
 
 
@@ -60,11 +62,25 @@ def read_welcome(message: Message) -> PolicySpec:
     return policy
 
 
-def infer(obs: Observation, sid: str, epoch: int, rid: int, origin: int, seed: int) -> Message:
+def infer(
+    obs: Observation,
+    sid: str,
+    epoch: int,
+    rid: int,
+    origin: int,
+    seed: int,
+    continuation: Continuation | None = None,
+    slack_ms: int | None = None,
+) -> Message:
     """INFER: a chunk is wanted that starts at tick ``origin``, computed from ``obs`` with noise seed ``seed``."""
     tensors: dict[str, NDArray[Any]] = {OBS_STATE: obs.state}
     tensors |= {image_key(camera): image for camera, image in obs.images.items()}
     fields = {"k_obs": obs.step, "t_obs": obs.t_capture_ns, "origin": origin, "seed": seed, "task": obs.task}
+    if slack_ms is not None:
+        fields["slack_ms"] = slack_ms
+    if continuation is not None:
+        tensors[PLAN] = continuation.actions
+        fields |= {"continue": continuation.mode, "delay": continuation.delay, "execute": continuation.execute}
     return Message(Kind.INFER, sid, epoch, rid, fields, tensors)
 
 
@@ -86,6 +102,30 @@ def read_infer(message: Message, robot: RobotSpec) -> tuple[Observation, int, in
     except SchemaError as e:
         raise WireError(Code.BAD_SCHEMA, str(e)) from None
     return obs, values["origin"], values["seed"]
+
+
+def read_continuation(message: Message, policy: PolicySpec) -> Continuation | None:
+    """The plan that an INFER wants continued, None if it has none.
+
+    Raises:
+        WireError: It is malformed, or the policy cannot continue plans in this way.
+    """
+    if "continue" not in message.fields:
+        return None
+    values = _require(message, "continue", "delay", "execute")
+    mode, plan = values["continue"], message.tensors.get(PLAN)
+    if mode not in policy.extras.get("continues", ()):
+        raise WireError(Code.BAD_SCHEMA, f"the policy cannot continue a plan by '{mode[:20]}'")
+    steps, width = policy.horizon, len(policy.robot.action)
+    if plan is None or plan.dtype != np.float32 or plan.ndim != 2 or plan.shape[1] != width or len(plan) > steps:
+        raise WireError(Code.BAD_SCHEMA, f"'{PLAN}' is not float32 of at most [{steps}, {width}]")
+    if not np.isfinite(plan).all():
+        raise WireError(Code.BAD_SCHEMA, f"'{PLAN}' is not finite")
+    delay, execute = values["delay"], values["execute"]
+    limit = min(len(plan), policy.d_train_max) if mode == "prefix" else len(plan)
+    if not (0 <= delay <= limit and delay <= execute <= steps):
+        raise WireError(Code.BAD_SCHEMA, f"delay {delay} and execute {execute} do not fit a plan of {len(plan)} steps")
+    return Continuation(mode, plan, delay, execute)
 
 
 def chunk(c: ActionChunk, t_obs: int) -> Message:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
 import sys
 from functools import partial
+from pathlib import Path
 
 from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import PolicySpec
-from vla_stack.serving.server import PolicyServer, ServerConfig, load_directory
+from vla_stack.serving.server import PolicyServer, ServerConfig
+from vla_stack.serving.worker import ChunkPolicy
 
 HELP = "Serve a policy to robots over ZeroMQ."
 EXAMPLES = (
@@ -61,3 +64,14 @@ def main(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: server.stop())
     server.run()
     return 0
+
+
+def load_directory(path: Path, device: str, threads: int, embodiment: str | None = None) -> ChunkPolicy:
+    """The policy in a LeRobot policy directory, with torch limited to ``threads`` threads. Imports torch."""
+    import torch
+
+    from vla_stack.policies.chunk_policy import load_policy
+
+    torch.set_num_threads(threads)
+    with contextlib.redirect_stdout(sys.stderr):  # LeRobot reports on stdout, where READY should be the only line
+        return load_policy(path, device, embodiment)

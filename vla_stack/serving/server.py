@@ -13,15 +13,12 @@ allowed to connect can make libzmq hold memory.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import zmq
 
@@ -40,6 +37,7 @@ from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker
 log = logging.getLogger(__name__)
 
 READ_NS = 250_000_000  # a client loses what it has not read when the connection ends (a property of ZMQ_IMMEDIATE)
+SLACK_MS = 10_000  # of a request that does not say how long it can wait
 BURST = 32  # messages read before finished inferences are sent again
 
 
@@ -50,12 +48,14 @@ class ServerConfig:
     Attributes:
         metrics_port: Port of the metrics page on loopback, 0 for any free one, None for no page.
         max_sessions: Robots at the same time.
+        max_batch: Requests that are computed together, where that many wait.
         idle_s: Silence in seconds after which a session is forgotten.
         drain_s: Longest time in seconds that shutting down waits for requests in progress.
     """
 
     metrics_port: int | None = None
     max_sessions: int = 64
+    max_batch: int = 8
     idle_s: float = 60.0
     drain_s: float = 5.0
 
@@ -110,8 +110,8 @@ class PolicyServer:
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake_in, zmq.POLLIN)
-        self._mailbox = Mailbox()
-        self._results: queue.SimpleQueue[Result | PolicySpec | BaseException] = queue.SimpleQueue()
+        self._mailbox = Mailbox(config.max_batch)
+        self._results: queue.SimpleQueue[list[Result] | PolicySpec | BaseException] = queue.SimpleQueue()
         self._baton = Baton()
         self._leads = False  # whether the inference thread has the baton; it alone reads and writes this
         self._retired = False  # the inference thread is to leave the network to run()
@@ -206,21 +206,21 @@ class PolicyServer:
 
     # -- inference thread ----------------------------------------------------------------------------------------
 
-    def _next(self) -> Job | None:
-        """The next job; until there is one, this thread attends to the network."""
+    def _next(self) -> list[Job]:
+        """The next jobs; until there is one, this thread attends to the network."""
         while self._leads:
             if self._retired:
                 self._leads = False
                 self._baton.release()
-            elif job := self._mailbox.poll():
+            elif jobs := self._mailbox.poll():
                 self._leads = False
                 self._baton.compute()
-                return job
+                return jobs
             else:
                 self._turn()
         return self._mailbox.take()
 
-    def _deliver(self, item: Result | PolicySpec) -> None:
+    def _deliver(self, item: list[Result] | PolicySpec) -> None:
         """What the policy has computed: sent from here, unless the other thread has the network."""
         self._leads = self._baton.computed()
         if self._leads:
@@ -248,9 +248,10 @@ class PolicyServer:
             self._wake_in.recv()
             self._accept(self._results.get())
 
-    def _accept(self, item: Result | PolicySpec | BaseException) -> None:
-        if isinstance(item, Result):
-            self._finish(item)
+    def _accept(self, item: list[Result] | PolicySpec | BaseException) -> None:
+        if isinstance(item, list):
+            for result in item:
+                self._finish(result)
         elif isinstance(item, BaseException):
             raise item
         else:
@@ -264,8 +265,8 @@ class PolicyServer:
         self._unanswered -= 1
         for stage, seconds in result.seconds.items():
             self.metrics.observe(stage, seconds)
-        if result.frames is None:
-            self._refuse(result.job, WireError(Code.INTERNAL, "inference failed; see the server's log"))
+        if isinstance(result.frames, WireError):
+            self._refuse(result.job, result.frames)
             return
         self._send(result.job.peer, result.frames)
         self._replied_ns = time.monotonic_ns()
@@ -346,8 +347,21 @@ class PolicyServer:
             raise WireError(Code.EXPIRED, f"epoch {message.epoch} is over, {session.epoch} runs")
         self._on_reset(session, message.epoch)
         observation, origin, seed = messages.read_infer(message, policy.robot)
+        plan = messages.read_continuation(message, policy)
         queued_ns = time.monotonic_ns()
-        job = Job(peer, session.sid, message.epoch, message.rid, observation, origin, seed, received_ns, queued_ns)
+        job = Job(
+            peer,
+            session.sid,
+            message.epoch,
+            message.rid,
+            observation,
+            origin,
+            seed,
+            plan,
+            received_ns,
+            queued_ns,
+            deadline_ns=received_ns + max(0, message.fields.get("slack_ms", SLACK_MS)) * 1_000_000,
+        )
         self.metrics.observe("decode", (queued_ns - received_ns) * 1e-9)
         self._unanswered += 1
         superseded = self._mailbox.put(job)
@@ -376,14 +390,3 @@ class PolicyServer:
         if self._policy is None:
             raise WireError(Code.NOT_READY, "the policy is loading")
         return self._policy
-
-
-def load_directory(path: Path, device: str, threads: int, embodiment: str | None = None) -> ChunkPolicy:
-    """The policy in a LeRobot policy directory, with torch limited to ``threads`` threads. Imports torch."""
-    import torch
-
-    from vla_stack.policies.chunk_policy import load_policy
-
-    torch.set_num_threads(threads)
-    with contextlib.redirect_stdout(sys.stderr):  # LeRobot reports on stdout, where READY should be the only line
-        return load_policy(path, device, embodiment)

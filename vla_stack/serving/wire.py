@@ -54,6 +54,9 @@ FIELDS: dict[str, type] = {
     "d_cond": int,  # delay in ticks that the policy was conditioned on
     "execute": int,  # actions of the chunk to execute before the next request, 0 if the policy leaves that open
     "seed": int,  # noise seed of this request, >= 0
+    "continue": str,  # how to continue the plan in tensor "plan"
+    "slack_ms": int,  # how long the robot can wait for the answer
+    "delay": int,  # steps of the plan that will be over before the new chunk takes over
     "task": str,  # language instruction
     "model_version": str,
     "code": str,  # of an ERR, see Code

@@ -18,8 +18,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.schema import ActionChunk, Chunks, Observation, PolicySpec, SchemaError
+from vla_stack.schema import ActionChunk, Chunks, Continuation, Observation, PolicySpec, SchemaError
 from vla_stack.serving import messages, wire
+from vla_stack.serving.wire import Code, WireError
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +33,19 @@ class ChunkPolicy(Protocol):
     @property
     def spec(self) -> PolicySpec: ...
 
-    def infer(self, observations: Sequence[Observation], seeds: Sequence[int]) -> Chunks:
-        """One chunk an observation."""
+    def infer(
+        self,
+        observations: Sequence[Observation],
+        seeds: Sequence[int],
+        continuations: Sequence[Continuation | None] = (),
+    ) -> Chunks:
+        """One chunk an observation; ``continuations`` are empty or one an observation."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request on its way through inference; ``received_ns`` and ``queued_ns`` on the server's clock."""
+    """One request on its way through inference; times are the server's clock."""
 
     peer: bytes
     sid: str
@@ -48,27 +54,32 @@ class Job:
     observation: Observation
     origin: int
     seed: int
+    continuation: Continuation | None
     received_ns: int
     queued_ns: int
+    deadline_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a job: the frames to send, or None where inference failed. ``seconds`` by stage."""
+    """What became of a job: the frames to send, or why there are none. ``seconds`` by stage."""
 
     job: Job
-    frames: list[bytes | memoryview] | None
+    frames: list[bytes | memoryview] | WireError
     seconds: dict[str, float]
 
 
 class Mailbox:
-    """One slot a session, the latest request wins; sessions take turns.
+    """One slot a session, the latest request wins; whose robot can wait least is served first.
 
-    A newer request takes the slot, and so the turn, of the one it supersedes: neither can a robot that asks often
-    overtake the others, nor is it set back for asking. Deadline order and batching belong in :meth:`take`.
+    Whatever has gathered while a batch was computed is the next batch: an idle policy never waits for company.
+
+    Args:
+        max_batch: Jobs taken at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_batch: int) -> None:
+        self._max_batch = max_batch
         self._slots: dict[str, Job] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -84,18 +95,22 @@ class Mailbox:
             self._changed.notify()
         return superseded
 
-    def take(self) -> Job | None:
-        """The next job, once there is one; None after :meth:`close`."""
+    def take(self) -> list[Job]:
+        """The next jobs, once there is one; none after :meth:`close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._slots or self._closed)
-            if self._closed:
-                return None
-            return self._slots.pop(next(iter(self._slots)))
+            return [] if self._closed else self._pop()
 
-    def poll(self) -> Job | None:
-        """The next job, None if there is none."""
+    def poll(self) -> list[Job]:
+        """The next jobs, none if there are none."""
         with self._changed:
-            return self._slots.pop(next(iter(self._slots))) if self._slots else None
+            return self._pop()
+
+    def _pop(self) -> list[Job]:
+        jobs = sorted(self._slots.values(), key=lambda job: job.deadline_ns)[: self._max_batch]
+        for job in jobs:
+            del self._slots[job.sid]
+        return jobs
 
     def drop(self, sid: str) -> Job | None:
         """Remove and return what a session has queued."""
@@ -103,7 +118,7 @@ class Mailbox:
             return self._slots.pop(sid, None)
 
     def close(self) -> None:
-        """Let :meth:`take` return None from now on."""
+        """Let :meth:`take` return nothing from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -114,28 +129,28 @@ class Worker(threading.Thread):
 
     Args:
         load: Returns the policy.
-        next_job: Waits for the next job; None ends the thread.
-        deliver: Takes the policy's description once it is warm, then the result of each job.
+        next_jobs: Waits for the next jobs; none ends the thread.
+        deliver: Takes the policy's description once it is warm, then the results of each batch.
         fail: Takes what ended the thread, if anything did.
     """
 
     def __init__(
         self,
         load: Callable[[], ChunkPolicy],
-        next_job: Callable[[], Job | None],
-        deliver: Callable[[Result | PolicySpec], None],
+        next_jobs: Callable[[], list[Job]],
+        deliver: Callable[[list[Result] | PolicySpec], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         super().__init__(name="vla-inference", daemon=True)
-        self._load, self._next_job, self._deliver, self._fail = load, next_job, deliver, fail
+        self._load, self._next_jobs, self._deliver, self._fail = load, next_jobs, deliver, fail
 
     def run(self) -> None:
         try:
             policy = self._load()
             _warm_up(policy)
             self._deliver(policy.spec)
-            while (job := self._next_job()) is not None:
-                self._deliver(_answer(policy, job))
+            while jobs := self._next_jobs():
+                self._deliver(_answer(policy, jobs))
         except BaseException as e:  # whatever it is, run() of the server raises it on the thread of its caller
             self._fail(e)
 
@@ -149,40 +164,63 @@ def _warm_up(policy: ChunkPolicy) -> None:
         task="",
     )
     for _ in range(WARM_UP_RUNS):
-        _infer(policy, blank, seed=0)
+        _infer(policy, [blank], [0], [None])
 
 
-def _infer(policy: ChunkPolicy, observation: Observation, seed: int) -> tuple[NDArray[np.float32], int]:
-    """Actions float32 [H, A] and how many of them to execute; SchemaError if the policy breaks its own promise."""
-    chunks = policy.infer([observation], [seed])
+def _infer(
+    policy: ChunkPolicy,
+    observations: list[Observation],
+    seeds: list[int],
+    continuations: list[Continuation | None],
+) -> Chunks:
+    """Chunks of a batch; SchemaError if the policy breaks its own promise."""
+    plans = (continuations,) if any(continuations) else ()
+    chunks = policy.infer(observations, seeds, *plans)
     actions = chunks.actions
-    expected = (1, policy.spec.horizon, len(policy.spec.robot.action))
+    expected = (len(observations), policy.spec.horizon, len(policy.spec.robot.action))
     if actions.shape != expected or actions.dtype != np.float32:
         raise SchemaError(f"policy returned {actions.dtype}{list(actions.shape)}, promised float32{list(expected)}")
     if not np.isfinite(actions).all():
         raise SchemaError("policy returned actions that are not finite")
-    return chunks.row(0)
+    return chunks
 
 
-def _answer(policy: ChunkPolicy, job: Job) -> Result:
+def _answer(policy: ChunkPolicy, jobs: list[Job]) -> list[Result]:
+    """Results of a batch, in any order. One request that the policy cannot compute does not fail the others."""
     start = time.monotonic_ns()
-    seconds = {"queue": (start - job.queued_ns) * 1e-9}
+    late = [job for job in jobs if job.deadline_ns < start]
+    overdue = WireError(Code.EXPIRED, "the robot can no longer use an answer")
+    results = [Result(job, overdue, {"queue": (start - job.queued_ns) * 1e-9}) for job in late]
+    jobs = [job for job in jobs if job.deadline_ns >= start]
+    if not jobs:
+        return results
     try:
-        actions, execute = _infer(policy, job.observation, job.seed)
-        done = time.monotonic_ns()
-        chunk = ActionChunk(
-            actions=actions,
-            origin=job.origin,
-            k_obs=job.observation.step,
-            rid=job.rid,
-            epoch=job.epoch,
-            session=job.sid,
-            model_version=policy.spec.model_version,
-            execute=execute,
+        chunks = _infer(
+            policy, [job.observation for job in jobs], [job.seed for job in jobs], [job.continuation for job in jobs]
         )
-        frames = wire.encode(messages.chunk(chunk, job.observation.t_capture_ns))
     except Exception:  # the robot is told INTERNAL, the reason stays here
-        log.exception("inference failed for request %d of session %.8s", job.rid, job.sid)
-        return Result(job, None, seconds)
-    seconds |= {"infer": (done - start) * 1e-9, "encode": (time.monotonic_ns() - done) * 1e-9}
-    return Result(job, frames, seconds)
+        if len(jobs) > 1:
+            return results + [result for job in jobs for result in _answer(policy, [job])]
+        log.exception("inference failed for request %d of session %.8s", jobs[0].rid, jobs[0].sid)
+        failed = WireError(Code.INTERNAL, "inference failed; see the server's log")
+        return [*results, Result(jobs[0], failed, {"queue": (start - jobs[0].queued_ns) * 1e-9})]
+    done = time.monotonic_ns()
+    for i, job in enumerate(jobs):
+        frames = wire.encode(messages.chunk(_chunk(job, *chunks.row(i), policy.spec), job.observation.t_capture_ns))
+        seconds = {"queue": start - job.queued_ns, "infer": done - start, "encode": time.monotonic_ns() - done}
+        results.append(Result(job, frames, {stage: ns * 1e-9 for stage, ns in seconds.items()}))
+    return results
+
+
+def _chunk(job: Job, actions: NDArray[np.float32], execute: int, spec: PolicySpec) -> ActionChunk:
+    return ActionChunk(
+        actions=actions,
+        origin=job.origin,
+        k_obs=job.observation.step,
+        rid=job.rid,
+        epoch=job.epoch,
+        session=job.sid,
+        d_cond=job.continuation.delay if job.continuation else 0,
+        model_version=spec.model_version,
+        execute=execute,
+    )

@@ -1,0 +1,98 @@
+"""Chunks that continue what a robot is doing while the policy computes.
+
+Every way is a function of ``encode`` and ``velocity``, and so works for any flow policy:
+
+rtc: Guided sampling towards the plan, with the network's Jacobian (``guidance.py``).
+rtc_identity: The same with the identity in its place; no backward pass.
+bid: Bidirectional decoding's backward coherence (Liu et al. 2024, arXiv:2408.17355): of several sampled chunks, the one
+    that stays closest to the plan. Its forward contrast, which needs a second, weaker policy, is left out.
+prefix: The steps that will be over are given as clean actions, as the policy was trained to take them
+    (``max_delay``; Black et al. 2025, arXiv:2512.05964). Costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vla_stack.policies import flow
+from vla_stack.policies.contract import FlowPolicy
+from vla_stack.policies.guidance import Guide, guided_euler, soft_mask
+from vla_stack.schema import Continuation
+
+BID_SAMPLES = 16
+
+
+def continuing_modes(policy: Any) -> list[str]:
+    """The ways in which a policy can continue a plan."""
+    if not (hasattr(policy, "velocity") and getattr(policy, "head", None) is None):
+        return []
+    return ["rtc", "rtc_identity", "bid"] + (["prefix"] if max_delay(policy) else [])
+
+
+def max_delay(policy: Any) -> int:
+    """Largest delay in steps that training conditioned a policy on, 0 if on none."""
+    return int(getattr(policy.config, "max_delay", 0))
+
+
+def continue_chunk(
+    policy: FlowPolicy,
+    batch: dict[str, Any],
+    noise: Float[Tensor, "b h a"],
+    plan: Float[Tensor, "b h a"],
+    continuations: Sequence[Continuation],
+    seeds: Sequence[int],
+    mode: str,
+) -> Float[Tensor, "b h a"]:
+    """Sample chunks that continue plans, all in the same way.
+
+    Args:
+        policy: The policy.
+        batch: Preprocessed batch of b observations.
+        noise: Where sampling starts.
+        plan: The plans, normalised as the policy's actions are, one step of the new chunk a row; read where there is
+            one.
+        continuations: What is known of each plan.
+        seeds: One an observation, for further noise.
+        mode: ``rtc``, ``rtc_identity``, ``bid`` or ``prefix``.
+    """
+    horizon, steps = noise.shape[1], policy.inference_steps
+    plan = torch.nn.functional.pad(plan, (0, noise.shape[2] - plan.shape[2]))
+    if mode == "prefix":
+        mask = torch.stack([torch.arange(horizon) < c.delay for c in continuations]).to(noise.device)
+        context = policy.encode(batch)
+        chunk = flow.euler(lambda x, t: policy.velocity(context, x, t), noise, steps, flow.ActionPrefix(plan, mask))
+        return chunk[..., : policy.action_dim]
+    weights = torch.stack([soft_mask(horizon, c.delay, c.execute) for c in continuations]).to(noise)
+    known = torch.stack([torch.arange(horizon) < len(c.actions) for c in continuations]).to(noise)
+    guide = Guide(plan, weights * known)
+    if mode == "bid":
+        return closest(policy, batch, noise, guide, seeds)[..., : policy.action_dim]
+    jacobian: Literal["full", "identity"] = "full" if mode == "rtc" else "identity"
+    context = policy.encode(batch)
+    # The padding of actions means nothing to the robot, so nothing is to agree there.
+    real = torch.arange(noise.shape[2], device=noise.device) < policy.action_dim
+    chunk = guided_euler(lambda x, t: policy.velocity(context, x, t), noise, guide, steps, jacobian=jacobian, real=real)
+    return chunk[..., : policy.action_dim]
+
+
+def closest(
+    policy: FlowPolicy, batch: dict[str, Any], noise: Float[Tensor, "b h a"], guide: Guide, seeds: Sequence[int]
+) -> Float[Tensor, "b h a"]:
+    """Of several chunks an observation, the one at the smallest weighted distance from the guide."""
+    b, n = len(noise), BID_SAMPLES
+    scale = getattr(policy.config, "noise_scale", 1.0)  # type: ignore[attr-defined]
+    # The first is the one that sampling without a plan would give; seeds are shifted so that it is not drawn twice.
+    generators = [torch.Generator().manual_seed(seed ^ 1) for seed in seeds]
+    others = torch.stack([torch.randn(n - 1, *noise.shape[1:], generator=g) for g in generators]).to(noise) * scale
+    starts = torch.cat((noise[:, None], others), dim=1).flatten(0, 1)
+    context = policy.encode(batch).repeat(n)
+    chunks = flow.euler(lambda x, t: policy.velocity(context, x, t), starts, policy.inference_steps)
+    chunks = chunks.unflatten(0, (b, n))
+    error = (chunks - guide.actions[:, None])[..., : policy.action_dim]
+    distance = (error.norm(dim=-1) * guide.weights[:, None]).sum(-1)
+    return chunks[torch.arange(b, device=chunks.device), distance.argmin(1)]
