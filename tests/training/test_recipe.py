@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from vla_stack.errors import UserError
 from vla_stack.training.recipe import Recipe, load
+from vla_stack.training.train import pairings
 
 
 @pytest.fixture
@@ -63,6 +65,59 @@ def test_a_slip_is_one_line_that_names_the_key(path: Path, override: str, messag
         load(path, [override])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+SOURCES = """
+sources:
+  - {root: a, weight: 2, embodiment: one, cameras: {front: top}, episodes: [0, 1]}
+  - {root: b, weight: 0.5, embodiment: two}
+"""
+
+
+def test_sources_read_back_equal(path: Path) -> None:
+    path.write_text(yaml.safe_dump({"data": yaml.safe_load(SOURCES) | {"text_pairs": {"root": "pairs"}}}))
+    recipe = load(path)
+    first, second = recipe.data.sources
+    assert first.cameras == {"front": "top"} and first.episodes == (0, 1) and second.weight == 0.5
+    path.write_text(recipe.to_yaml())
+    assert load(path) == recipe
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("{root: a, weight: 0}", "'data.sources[0].weight' is 0.0, expected more than 0 -- or drop the source"),
+        ("{root: a, weight: -1}", "'data.sources[0].weight' is -1.0, expected more than 0"),
+        ("{root: a}", "'data.sources[0].weight' is missing and others have one -- weigh all or none"),
+        ("{weight: 1}", "'data.sources[0].root' is missing"),
+        (
+            "{root: a, wieght: 1}",
+            "unknown key 'data.sources[0].wieght' -- the nearest valid key is 'data.sources",
+        ),
+        ("{root: a, weight: 1, cameras: [front]}", "'data.sources[0].cameras' is ['front'], expected a mapping"),
+    ],
+)
+def test_a_slip_in_a_source_names_it(path: Path, change: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        load(path, ["data.root=[]", f"data.sources=[{change}, {{root: b, weight: 1}}]"])
+    assert message in str(error.value)
+
+
+def test_sources_and_root_are_two_ways_of_which_one_is_taken(path: Path) -> None:
+    for override in ("data.root=c", "data.episodes=3", "data.cameras=[front]"):
+        key = override.split("=")[0]
+        with pytest.raises(
+            UserError, match=f"both 'data.sources' and '{key}' are set -- set '{key[5:]}' of"
+        ):
+            load(path, ["data.root=[]", "data.sources=[{root: a}]", override])
+
+
+def test_an_evaluation_names_the_robot_or_takes_all() -> None:
+    assert pairings(["sim/pick-v0"], []) == [(None, "sim/pick-v0")]
+    pairs = pairings(["sim/pick-v0", "b@my.module:my/env-v0"], ["a", "b"])
+    assert pairs == [("a", "sim/pick-v0"), ("b", "sim/pick-v0"), ("b", "my.module:my/env-v0")]
+    with pytest.raises(UserError, match="the policy has no embodiment 'c' -- it has a, b"):
+        pairings(["c@sim/pick-v0"], ["a", "b"])
 
 
 def test_an_unknown_key_of_the_file_names_the_file(path: Path) -> None:

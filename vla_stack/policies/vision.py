@@ -41,7 +41,7 @@ def random_shift(
         generator: Source of the shifts.
     """
     recorded = images.dtype == torch.uint8
-    b, h, w = (len(images), *(images.shape[1:3] if recorded else images.shape[2:]))
+    b, (h, w) = len(images), images.shape[1:3] if recorded else images.shape[2:]
     shift = torch.randint(-pixels, pixels + 1, (2, b, 1), generator=generator, device=generator.device)
     rows, cols = shift.to(images.device)
     rows = (torch.arange(h, device=images.device) + rows).clamp(0, h - 1)

@@ -74,7 +74,7 @@ class Mixture:
         self._parts, self._layout = parts, layout
         self._sources = [_Source(part.loader) for part in parts]
         self._batch_size, self._seed, self._drawn = batch_size, seed, 0
-        self._rows = np.zeros(len(parts), np.int64)
+        self._rows: NDArray[np.int64] = np.zeros(len(parts), np.int64)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while True:
