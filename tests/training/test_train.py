@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from vla_stack.cli import main
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.schema import Observation
 
+GATE = ("score", "spread")  # of a mixture of horizons
 TINY = """
 name: tiny
 policy:
@@ -102,6 +104,13 @@ def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, 
             "policy.options.chunk_sise=4",
             "policy 'vla' has no option 'chunk_sise' -- the nearest option is 'chunk_size'",
         ),
+        (
+            "policy={type: moh, options: {base: {chunk_sise: 4}}}",
+            "policy 'vla' has no option 'chunk_sise' -- the nearest option is 'chunk_size'",
+        ),
+        ("policy={type: moh, options: {base: {type: pi}}}", "there is no policy type 'pi'"),
+        ("policy={type: moh, options: {base: {pretrained_path: nowhere}}}", "'nowhere' is no directory here"),
+        ("policy={type: moh, options: {horizons: [2, 6]}}", "the longest horizon is 6, the base 'vla' predicts 30"),
         ("policy.pretrained=nowhere", "'nowhere' is no directory here, and config.json cannot be had"),
         ("data.root=nowhere", "nowhere"),
         ("data.cameras=[side]", "has no camera 'side' -- it has front"),
@@ -115,6 +124,29 @@ def test_mistakes_are_one_line_and_leave_no_run(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("vla train: ") and message in error
     assert not (tmp_path / "a").exists()
+
+
+def test_a_mixture_of_horizons_starts_from_a_policy_and_resumes(recipe_file: Path, tmp_path: Path) -> None:
+    plain, mixture = tmp_path / "plain", tmp_path / "mixture"
+    assert main(["train", str(recipe_file), f"output_dir={plain}", "steps=2", "ema=0"]) == 0
+    plain /= "checkpoints/last/pretrained_model"
+    options = f"{{horizons: [2, 4], base: {{pretrained_path: {plain}, n_action_steps: 3}}}}"
+    recipe = ["method=mixture_of_horizons", f"policy={{type: moh, options: {options}}}", "ema=0", "steps=1"]
+    frozen = ["optimizer.lr=1e-12", "optimizer.weight_decay=0"]
+    assert main(["train", str(recipe_file), f"output_dir={mixture}", *recipe, *frozen]) == 0
+    trained = mixture / "checkpoints/last/pretrained_model"
+    before, after = (load_file(d / "model.safetensors") for d in (plain, trained))
+    assert set(after) == {f"base.{k}" for k in before} | {f"gate.{a}.{b}" for a in GATE for b in ("weight", "bias")}
+    assert all(np.allclose(before[k], after[f"base.{k}"], atol=1e-6) for k in before)
+    normaliser = "policy_preprocessor_step_6_normalizer_processor.safetensors"  # of relative actions, as for its base
+    assert (trained / normaliser).read_bytes() == (plain / normaliser).read_bytes()
+
+    shutil.rmtree(plain)  # a checkpoint needs no other one
+    assert main(["train", "--resume", str(mixture), "steps=2"]) == 0
+    records = [json.loads(line) for line in (mixture / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["step"] == 2 and records[-1]["loss_individual"] > 0
+    policy = load_policy(mixture / "checkpoints/last/pretrained_model")
+    assert policy.spec.extras["n_action_steps"] == 3 and policy.spec.robot.name == "test/arm"
 
 
 def test_a_run_is_not_overwritten(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

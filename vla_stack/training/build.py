@@ -36,6 +36,7 @@ from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
 from vla_stack.training.loaders import make_loader
+from vla_stack.training.lora import save_merged
 from vla_stack.training.policies import new_policy, restore
 from vla_stack.training.recipe import PolicyRecipe, Recipe
 from vla_stack.training.sources import Stats, open_sources, pooled
@@ -64,6 +65,7 @@ class Parts:
     loader: Loader
     loss: Loss
     robot: RobotSpec | None = None
+    lora: bool = False
 
     @property
     def float_images(self) -> bool:
@@ -72,7 +74,7 @@ class Parts:
 
     def save_pretrained(self, directory: Path) -> None:
         """Write the LeRobot policy directory: config, weights, processors."""
-        self.policy.save_pretrained(directory)
+        save_merged(self.policy, directory) if self.lora else self.policy.save_pretrained(directory)
         for processor in (self.preprocess, self.postprocess):
             processor.save_pretrained(directory)  # type: ignore[union-attr]
         if self.robot is not None and not hasattr(self.policy.config, "robot"):
@@ -111,9 +113,9 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
     sources = open_sources(recipe.data, config)
     torch.manual_seed(recipe.seed)
     if checkpoint is not None:
-        policy, pre, post = restore(checkpoint, config)
+        policy, pre, post = restore(checkpoint, config, recipe.policy)
         if not is_plain(config, sources):
-            add_embodiments(getattr(config, "base", config), sources, grow=False)
+            add_embodiments(base_config(config), sources, grow=False)
     elif not is_plain(config, sources):
         policy, pre, post = mixed_policy(config, sources)
     else:
@@ -121,15 +123,16 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
         metas = [LeRobotDatasetMetadata(f"local/{d.root.name}", root=d.root) for d in datasets]
         if any(s.recipe.cameras is not None for s in sources) and not config.input_features:
             config.input_features = input_features(metas[0], tuple(sources[0].embodiment.cameras))
-        policy = new_policy(config, metas[0])
+        policy = new_policy(config, metas[0], recipe.policy.lora)
         pre, post = make_pre_post_processors(config, dataset_stats=dataset_stats(datasets, metas, config))
     described = (sources[0].dataset.root / "meta" / "robot.json").is_file()
     robot = read_robot_spec(sources[0].dataset.root) if described else None
+    lora = bool(recipe.policy.lora.rank)
     demonstrations = make_loader(recipe, sources, config, rank)
     if not (pairs := recipe.data.text_pairs).root:
-        return Parts(policy, pre, post, demonstrations, loss, robot)
+        return Parts(policy, pre, post, demonstrations, loss, robot, lora)
     loader = with_pairs(pairs, demonstrations, config, pre, seed=recipe.seed * 1000 + rank)
-    return Parts(policy, pre, post, loader, co_trained(loss, pairs.weight), robot)
+    return Parts(policy, pre, post, loader, co_trained(loss, pairs.weight), robot, lora)
 
 
 def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | None = None) -> PreTrainedConfig:
@@ -143,7 +146,7 @@ def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | N
     options = without_base_weights(recipe.options) if checkpoint else recipe.options
     config = with_options(config, {**options, "device": device.type, "push_to_hub": False})
     config.pretrained_path = Path(source) if source else None
-    if config.type in ADAPTERS and not checkpoint:
+    if base_config(config).type in ADAPTERS and not checkpoint:
         config.input_features = {}  # LeRobot's VLAs fit any cameras and, by padding, any state: take the dataset's
     if len(config.observation_delta_indices or [0]) > 1:
         raise UserError(f"policy '{config.type}' wants a history of observations", "set policy.options.n_obs_steps=1")
@@ -153,7 +156,8 @@ def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | N
 def with_options(config: PreTrainedConfig, options: dict[str, Any]) -> PreTrainedConfig:
     """A configuration with some fields replaced; a mapping given for a nested policy replaces some of that one's.
 
-    Another ``type`` of the nested policy starts from that type's defaults.
+    With a ``pretrained_path`` the nested configuration is that of the weights; another ``type`` starts from that type's
+    defaults.
 
     Raises:
         UserError: Unknown type or option; the nearest is named.
@@ -163,11 +167,22 @@ def with_options(config: PreTrainedConfig, options: dict[str, Any]) -> PreTraine
     for key, value in options.items():
         nested = getattr(config, key)
         if isinstance(nested, PreTrainedConfig) and isinstance(value, dict):
-            kind = value.get("type", nested.type)
-            start = nested if kind == nested.type else new_config(kind, config.device or "cpu")
-            value = with_options(start, {k: v for k, v in value.items() if k != "type"})
+            value = nested_config(nested, value, config.device or "cpu")
         values[key] = value
     return replace(config, **values)  # runs the configuration's own checks again
+
+
+def nested_config(config: PreTrainedConfig, options: dict[str, Any], device: str) -> PreTrainedConfig:
+    """See :func:`with_options`."""
+    source, kind = options.get("pretrained_path"), options.get("type", config.type)
+    if source:
+        start = read_config(source, device)
+        if options.get("type", start.type) != start.type:
+            raise UserError(f"{source} holds a policy of type '{start.type}', not '{kind}'", f"set type={start.type}")
+        options = {**options, "pretrained_path": Path(source)}
+    else:
+        start = config if kind == config.type else new_config(kind, device)
+    return with_options(start, {k: v for k, v in options.items() if k != "type"})
 
 
 def new_config(kind: str, device: str) -> PreTrainedConfig:
