@@ -322,6 +322,27 @@ def test_saved_policy_needs_no_backbone_directory(directories, directory, tmp_pa
     assert {n: p.dtype for n, p in loaded.policy.named_parameters()} == types
 
 
+@pytest.mark.parametrize("steps", [("expert_only", "lora", "full"), ("full", "lora", "expert_only")])
+def test_stages_of_training_follow_each_other(directory, tmp_path, batch, noise, steps):
+    """Each stage starts with the actions of the one before, whatever of the backbone it trains."""
+    policy = make_base(directory, train_backbone=steps[0], keep_language_head=True)
+    expected = policy.predict_action_chunk(batch, noise)
+    for mode in steps[1:]:
+        policy.save_pretrained(tmp_path / mode)
+        config = type(policy.config).from_pretrained(tmp_path / mode)
+        config.train_backbone, config.keep_language_head = mode, False
+        policy = type(policy).from_pretrained(tmp_path / mode, config=config)
+        torch.testing.assert_close(policy.predict_action_chunk(batch, noise), expected, atol=1e-5, rtol=1e-5)
+        if mode == "lora":
+            with torch.no_grad():
+                for name, p in policy.named_parameters():
+                    if "lora_B" in name:
+                        p.normal_(std=0.2, generator=torch.Generator().manual_seed(0))
+            moved = policy.predict_action_chunk(batch, noise)
+            assert (moved - expected).abs().max() > 1e-3
+            expected = moved
+
+
 def test_a_configuration_made_twice_loads_the_backbone_twice(directories):
     policy = make_base(directories["smolvlm"])
     again = type(policy)(policy.config)

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vla_stack.errors import UserError
 from vla_stack.policies.backbone_family import FAMILIES, drop_language_head, geometry, load_backbone, set_trainable
+from vla_stack.policies.backbone_weights import fit_weights
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.policies.transformer import KeyValue, PrefixContext, rotate
@@ -55,11 +56,15 @@ class PretrainedPrefix(nn.Module):
         if not config.keep_language_head:
             drop_language_head(self.backbone, self.text)
         set_trainable(self.backbone, self.family, config)
+        self._register_load_state_dict_pre_hook(self._fit_weights)
         self.width = self.backbone.config.text_config.hidden_size
         self.size = self.backbone.config.vision_config.image_size
         states = config.robot_state_feature.shape[0]
         self.state = nn.Linear(states, self.width) if config.state_input == "token" else None
         self.embodiment = nn.Embedding(len(config.embodiments), self.width) if config.embodiments else None
+
+    def _fit_weights(self, weights: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        fit_weights(self.backbone, weights, f"{prefix}backbone.", self.config.lora_alpha)
 
     @property
     def text(self) -> Any:
