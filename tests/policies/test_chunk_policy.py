@@ -53,7 +53,8 @@ def act(tmp_path_factory):
 def test_spec_tells_the_robot_and_the_weights(chunk_policy, saved):
     spec = chunk_policy.spec
     assert spec.robot == ROBOT and spec.horizon == 8
-    assert spec.extras == {"type": "vla", "n_action_steps": 4}
+    modes = ["rtc", "rtc_identity", "bid"]
+    assert spec.extras == {"type": "vla", "n_action_steps": 4, "continues": modes} and spec.d_train_max == 0
     assert len(spec.normalisation) == len(spec.model_version) == 16
     assert load_policy(saved).spec == spec
 

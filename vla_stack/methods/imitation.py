@@ -30,6 +30,9 @@ def loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean squared error of the velocity at random times on the path from each demonstrated chunk to noise.
 
+    Where the policy's ``max_delay`` is set, a chunk's first steps are clean at random (``flow.sample_prefix``): at time
+    0, and not counted.
+
     Args:
         policy: The policy.
         batch: Preprocessed batch of b samples: observations with images uint8 [b, h, w, 3] or float [b, 3, h, w],
@@ -51,6 +54,9 @@ def loss(
     valid = flow.valid_entries(batch).repeat_interleave(draws, 0)
     noise = flow.sample_noise((*actions.shape[:2], policy.noise_dim), generator, actions.device)
     t = flow.sample_time(len(actions), generator, actions.device)
+    if max_delay := getattr(policy, "max_delay", 0):
+        prefix = flow.sample_prefix(*actions.shape[:2], max_delay, generator, actions.device)
+        t, valid = torch.where(prefix, 0.0, t[:, None]), valid & ~prefix[..., None]
 
     context = policy.encode(batch).repeat(draws)
     velocity = policy.velocity(context, flow.interpolate(actions, noise, t), t)[..., : actions.shape[-1]]

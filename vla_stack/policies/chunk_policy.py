@@ -19,7 +19,7 @@ from torch import Tensor
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
-from vla_stack.policies.continuation import continue_chunk, continuing_modes, max_delay
+from vla_stack.policies.continuation import continue_chunk, continuing_modes
 from vla_stack.policies.directory import read_config, read_policy, read_processors
 from vla_stack.policies.embodiment import Embodiment, select
 from vla_stack.policies.modeling_moh import MohPolicy
@@ -190,7 +190,7 @@ def load_policy(path: str | Path, device: str = "cpu", embodiment: str | None = 
         horizon=len(config.action_delta_indices or [0]),
         normalisation=normalisation if served is None else f"{normalisation}/{embodiments[served].name}",
         model_version=_digest(find_weights(path)),
-        d_train_max=max_delay(policy),
+        d_train_max=getattr(policy, "max_delay", 0),
         extras=extras if served is None else {**extras, "embodiment": embodiments[served].name},
     )
     cameras = {} if served is None else embodiments[served].cameras

@@ -32,6 +32,9 @@ class VlaConfig(PreTrainedConfig):
         chunk_size: Actions per chunk, H.
         n_action_steps: Actions of a chunk that ``select_action`` executes before it asks for the next chunk.
         num_inference_steps: Euler steps of one chunk.
+        max_delay: Largest delay, in control steps, that training conditions on: up to so many steps at a chunk's start
+            are given as clean actions, and asynchronous execution can hand over the actions that the robot executes
+            meanwhile (execution mode ``prefix``). 0 trains without.
         noise_scale: Standard deviation of the noise that sampling starts from; training always uses 1. Below 1 chunks
             keep to the likely ones, and consecutive chunks agree with each other: a policy that is drawn anew every few
             steps otherwise hesitates wherever the demonstrations leave the moment of a grasp open. 0 is deterministic.
@@ -78,6 +81,7 @@ class VlaConfig(PreTrainedConfig):
     chunk_size: int = 16
     n_action_steps: int = 8
     num_inference_steps: int = 10
+    max_delay: int = 0
     noise_scale: float = 1.0
 
     width: int = 128
@@ -136,6 +140,11 @@ class VlaConfig(PreTrainedConfig):
         if not 1 <= self.n_action_steps <= self.chunk_size:
             raise UserError(
                 f"n_action_steps is {self.n_action_steps}, it must lie in 1 ... chunk_size={self.chunk_size}"
+            )
+        if not 0 <= self.max_delay < self.chunk_size or (self.max_delay and self.head != "flow"):
+            raise UserError(
+                f"max_delay is {self.max_delay}",
+                f"it must lie in 0 ... {self.chunk_size - 1}, and needs the flow head where it is not 0",
             )
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:

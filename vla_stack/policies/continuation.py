@@ -31,12 +31,7 @@ def continuing_modes(policy: Any) -> list[str]:
     """The ways in which a policy can continue a plan."""
     if not (hasattr(policy, "velocity") and getattr(policy, "head", None) is None):
         return []
-    return ["rtc", "rtc_identity", "bid"] + (["prefix"] if max_delay(policy) else [])
-
-
-def max_delay(policy: Any) -> int:
-    """Largest delay in steps that training conditioned a policy on, 0 if on none."""
-    return int(getattr(policy.config, "max_delay", 0))
+    return ["rtc", "rtc_identity", "bid"] + (["prefix"] if getattr(policy, "max_delay", 0) else [])
 
 
 def continue_chunk(

@@ -42,6 +42,18 @@ def sample_time(batch: int, generator: torch.Generator, device: torch.device | s
     return uniform.pow(1.0 / BETA) * (1.0 - T_MIN) + T_MIN
 
 
+def sample_prefix(
+    batch: int, horizon: int, max_delay: int, generator: torch.Generator, device: torch.device | str
+) -> Bool[Tensor, "b h"]:
+    """Steps that are given as clean actions in training: the first d of each chunk, d uniform in 0 ... max_delay.
+
+    So a policy learns to continue what the robot executes while it computes (Black et al. 2025, "Training-Time Action
+    Conditioning for Efficient Real-Time Chunking", arXiv:2512.05964).
+    """
+    delay = torch.randint(max_delay + 1, (batch, 1), generator=generator, device=generator.device)
+    return (torch.arange(horizon, device=generator.device) < delay).to(device)
+
+
 def sample_noise(shape: tuple[int, ...], generator: torch.Generator, device: torch.device | str) -> Tensor:
     """Standard normal noise from an explicit generator, drawn where the generator lives."""
     return torch.randn(shape, generator=generator, device=generator.device).to(device)

@@ -46,6 +46,7 @@ class VlaPolicy(PreTrainedPolicy):
         if dataset_meta is not None:
             adopt_dataset(config, dataset_meta)
         self.config = config
+        self.max_delay = config.max_delay
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
         self.noise_dim, self.state_width = self.action_dim, config.expert_width
         self.prefix = make_prefix(config)
@@ -165,13 +166,17 @@ class VlaPolicy(PreTrainedPolicy):
             The loss, a scalar or ``[b]``, and values to log.
         """
         actions, generator, context = batch[ACTION], torch.default_generator, self.encode(batch)
+        valid = flow.valid_entries(batch)
         if self.head is not None:
             error = self.head.error(self.query_states(context), actions)
         else:
             noise = flow.sample_noise(tuple(actions.shape), generator, actions.device)
             t = flow.sample_time(len(actions), generator, actions.device)
+            if self.config.max_delay:
+                prefix = flow.sample_prefix(*actions.shape[:2], self.config.max_delay, generator, actions.device)
+                t, valid = torch.where(prefix, 0.0, t[:, None]), valid & ~prefix[..., None]
             error = flow.squared_error(self, context, actions, noise, t)
-        loss = flow.masked_mean(error, flow.valid_entries(batch))
+        loss = flow.masked_mean(error, valid)
         return (loss if reduction == "none" else loss.mean()), {f"{self.config.head}_loss": loss.mean().item()}
 
     @torch.no_grad()

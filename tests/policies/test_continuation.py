@@ -1,0 +1,140 @@
+"""Chunks that continue a plan: on the real policy, through its processors, in commands."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small_vla import ACTIONS, make_observations, make_policy, make_stats
+
+from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.continuation import continue_chunk
+from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.schema import ACTION, CONTINUE, Continuation
+
+H, D = 8, 3
+SEEDS = [11, 12]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The small policy, trained to take prefixes of up to four steps."""
+    path, policy = tmp_path_factory.mktemp("policy"), make_policy(max_delay=4)
+    for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
+        part.save_pretrained(path)
+    return load_policy(path)
+
+
+@pytest.fixture(scope="module")
+def observations():
+    return make_observations(2)
+
+
+@pytest.fixture(scope="module")
+def plans(served, observations):
+    """Plausible plans: chunks of other noise, as the robot would have them two steps later."""
+    return served.infer(observations, [1, 2]).actions[:, 2:]
+
+
+def continuations(mode, plans, delay=D):
+    return [Continuation(mode, plan, delay, H - len(plan) + 1) for plan in plans]
+
+
+def test_its_modes_are_announced(served):
+    assert set(served.spec.extras["continues"]) == set(CONTINUE) and served.spec.d_train_max == 4
+
+
+@pytest.mark.parametrize("mode", ["rtc", "rtc_identity", "prefix"])
+def test_without_anything_to_continue_it_is_plain_sampling(served, observations, plans, mode):
+    """No step is over and none is known: the same chunk as without a plan."""
+    nothing = [Continuation(mode, plan[:1], 0, H) for plan in plans]
+    plain = served.infer(observations, SEEDS).actions
+    np.testing.assert_allclose(served.infer(observations, SEEDS, nothing).actions, plain, atol=1e-5)
+
+
+def test_a_prefix_comes_back_as_it_was_commanded(served, observations, plans):
+    chunk = served.infer(observations, SEEDS, continuations("prefix", plans)).actions
+    np.testing.assert_allclose(chunk[:, :D], plans[:, :D], atol=1e-5)
+    assert np.abs(chunk[:, D:] - served.infer(observations, SEEDS).actions[:, D:]).max() > 1e-3
+
+
+def test_in_model_space_the_prefix_is_kept_bit_for_bit_and_its_noise_is_not_read(served):
+    batch = served.preprocessor(served._collate(make_observations(2)))
+    generator = torch.Generator().manual_seed(0)
+    noise, plan = torch.randn(2, 2, H, ACTIONS, generator=generator)
+    known = continuations("prefix", np.zeros((2, 6, ACTIONS), np.float32))
+    chunk = continue_chunk(served.policy, batch, noise, plan, known, SEEDS, "prefix")
+    assert torch.equal(chunk[:, :D], plan[:, :D])
+    other = torch.cat((noise[:, :D] * 7.0 + 1.0, noise[:, D:]), dim=1)
+    assert torch.equal(continue_chunk(served.policy, batch, other, plan, known, SEEDS, "prefix"), chunk)
+
+
+@pytest.mark.parametrize("mode", ["rtc", "rtc_identity", "bid"])
+def test_it_stays_closer_to_the_plan(served, observations, plans, mode):
+    """On the steps that will be over; by guidance much closer than a fresh chunk."""
+
+    def distance(chunk):
+        return np.abs(chunk[:, :D] - plans[:, :D]).mean()
+
+    free = distance(served.infer(observations, SEEDS).actions)
+    near = distance(served.infer(observations, SEEDS, continuations(mode, plans)).actions)
+    assert near < (0.9 if mode == "bid" else 0.5) * free
+
+
+def test_modes_can_share_a_batch(served, observations, plans):
+    rtc, prefix = continuations("rtc", plans)[0], continuations("prefix", plans)[1]
+    both = served.infer(observations, SEEDS, [rtc, prefix]).actions
+    for i, plan in enumerate((rtc, prefix)):
+        alone = served.infer(observations[i : i + 1], SEEDS[i : i + 1], [plan]).actions
+        np.testing.assert_allclose(both[i], alone[0], atol=1e-5)
+    mixed = served.infer(observations, SEEDS, [None, prefix]).actions
+    np.testing.assert_allclose(mixed[0], served.infer(observations, SEEDS).actions[0], atol=1e-5)
+
+
+def test_a_plan_is_anchored_at_the_state_of_now(served, observations, plans):
+    """The plan is in commands; what the network sees of it moves with the state, what comes out does not."""
+    moved = [replace(o, state=o.state + 0.3) for o in observations]
+    for obs in (observations, moved):
+        chunk = served.infer(obs, SEEDS, continuations("prefix", plans)).actions
+        np.testing.assert_allclose(chunk[:, :D], plans[:, :D], atol=1e-5)
+
+
+def test_guidance_leaves_no_graph_behind(served, observations, plans):
+    assert isinstance(served.infer(observations, SEEDS, continuations("rtc", plans)).actions, np.ndarray)
+    assert all(p.grad is None for p in served.policy.parameters())
+
+
+def test_what_follows_is_the_plan_s_to_say(served, observations, plans):
+    """Steps that the plan does not reach are free: a change of what lies beyond its end changes nothing."""
+    short = [Continuation("rtc", plan[:4], 2, H - 4) for plan in plans]
+    beyond = [Continuation("rtc", np.concatenate([plan[:4], plan[:2] * 0 + 9.0]), 2, H - 4) for plan in plans]
+    a, b = (served.infer(observations, SEEDS, c).actions for c in (short, beyond))
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_training_on_prefixes_has_no_gradient_from_them(observations):
+    from vla_stack.methods import imitation
+
+    policy = make_policy(max_delay=4)
+    pre, _ = make_vla_pre_post_processors(policy.config, make_stats())
+    from small_vla import make_batch
+
+    batch = {**make_batch(6), "action_is_pad": torch.zeros(6, H, dtype=torch.bool)}
+    batch = {**pre(batch), "action_is_pad": batch["action_is_pad"]}
+    asked, velocity = {}, policy.velocity
+
+    def spy(context, x, t):
+        asked["t"], asked["v"] = t, velocity(context, x, t)
+        asked["v"].retain_grad()
+        return asked["v"]
+
+    policy.velocity = spy
+    loss, _ = imitation.loss(policy, batch, torch.Generator().manual_seed(0), draws=4)
+    loss.backward()
+    clean = asked["t"] == 0.0
+    delays = clean.sum(1)
+    assert clean.shape == (24, H) and set(delays.tolist()) == {0, 1, 2, 3, 4}
+    assert (clean == (torch.arange(H) < delays[:, None])).all()
+    gradient = asked["v"].grad
+    assert (gradient[clean] == 0).all() and (gradient[~clean] != 0).any(-1).all()
+    assert ACTION in batch
