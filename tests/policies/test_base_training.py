@@ -60,6 +60,10 @@ def test_recipe_trains_resumes_and_stands_alone(kind, tmp_path, capsys):
     weights = [load_file(c / "pretrained_model" / "model.safetensors") for c in (final, resumed)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    # The next stage trains the whole backbone, from the adapters' directory alone.
+    again = [f"policy.pretrained={resumed / 'pretrained_model'}", "policy.options.train_backbone=full", "steps=1"]
+    wider = train(load_base(data, f"policy.options.backbone={source}", *again), tmp_path / "full")
+    assert not any("lora" in name for name in load_file(wider / "pretrained_model" / "model.safetensors"))
     chunk = load_policy(resumed / "pretrained_model").infer(make_observations(2), [0, 1]).actions
     assert chunk.shape == (2, 4, 5) and np.isfinite(chunk).all()
 

@@ -15,6 +15,7 @@ from lerobot.configs import FeatureType, PipelineFeatureType, PolicyFeature
 from lerobot.lerobot_types import EnvTransition, TransitionKey
 from lerobot.processor import ProcessorStep, ProcessorStepRegistry
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -24,14 +25,21 @@ from vla_stack.schema import OBS_STATE
 STATE_BINS = 256
 IGNORED = -100  # label of tokens without a loss, as in transformers
 TOKENIZER = "tokenizer.json"
+STEP = "backbone_tokenizer_processor"
 
 
-def read_tokenizer(source: str) -> bytes:
+def read_tokenizer(source: str, policy: Path | None = None) -> bytes:
     """Content of ``tokenizer.json`` of a backbone's directory or hub repository.
+
+    Args:
+        source: The backbone.
+        policy: Directory of a policy to continue from; the tokenizer in its preprocessor comes first.
 
     Raises:
         UserError: It is not there, or the hub is out of reach.
     """
+    for state in sorted(policy.glob(f"policy_pre*{STEP}.safetensors")) if policy else []:
+        return load_file(state)["tokenizer"].numpy().tobytes()
     try:
         path = Path(source) / TOKENIZER if Path(source).is_dir() else Path(hf_hub_download(source, TOKENIZER))
         return path.read_bytes()
@@ -40,7 +48,7 @@ def read_tokenizer(source: str) -> bytes:
         raise UserError(f"cannot read {TOKENIZER} of the backbone '{source}': {what}", "give its directory") from None
 
 
-@ProcessorStepRegistry.register("backbone_tokenizer_processor")
+@ProcessorStepRegistry.register(STEP)
 @dataclass
 class BackboneTokenizerStep(ProcessorStep):
     """Adds ``observation.language.tokens`` int64 [b, n] and their mask, from the instruction ``task``.
@@ -48,19 +56,18 @@ class BackboneTokenizerStep(ProcessorStep):
     The tokenizer itself is the step's state, so a saved policy needs neither the backbone's directory nor the hub.
 
     Attributes:
-        source: Backbone to take the tokenizer from; empty where a saved state brings it.
         length: Tokens of the longest prompt.
         with_state: Write the state, normalised to [-1, 1], into the prompt (pi0.5, 2025).
+        content: ``tokenizer.json``; empty where a saved state is about to bring it.
     """
 
-    source: str = ""
     length: int = 48
     with_state: bool = False
-    content: bytes = field(default=b"", init=False, repr=False)
+    content: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
-        if self.source:
-            self._use(read_tokenizer(self.source))
+        if self.content:
+            self._use(self.content)
 
     def _use(self, content: bytes) -> None:
         self.content, self.tokenizer = content, Tokenizer.from_str(content.decode())

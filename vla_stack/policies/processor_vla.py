@@ -20,7 +20,7 @@ from lerobot.processor import (
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
 
 from vla_stack.errors import UserError
-from vla_stack.policies.backbone_text import BackboneTokenizerStep
+from vla_stack.policies.backbone_text import BackboneTokenizerStep, read_tokenizer
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.processor_embodiment import embodiment_steps
 from vla_stack.policies.processor_gripper import gripper_steps
@@ -119,7 +119,8 @@ def make_vla_pre_post_processors(
         inputs, outputs = [relative, steps.normalize], [steps.unnormalize, absolute]
     words: list[ProcessorStep] = []
     if config.backbone:  # behind the others: a state in the prompt is the normalised one
-        inputs.append(BackboneTokenizerStep(config.backbone, config.max_tokens, config.state_input == "prompt"))
+        tokenizer = read_tokenizer(config.backbone, config.pretrained_path)
+        inputs.append(BackboneTokenizerStep(config.max_tokens, config.state_input == "prompt", tokenizer))
     else:
         words = [HashTokenizerStep(config.vocabulary, config.max_words)]
     gripper = gripper_steps(config, dataset_stats)
