@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from vla_stack.data import ChunkLoader, open_dataset
 from vla_stack.data.collect import CollectConfig, collect
@@ -41,13 +39,13 @@ class Settings:
         held_out: Demonstrations a task on which predictions are compared with the expert's actions.
         frames: Frames of them a task.
         starts: Start states a task.
-        horizons: Branch lengths; the last one is H.
+        horizons: Branch lengths of the mixture; the last one is H.
+        singles: Chunk lengths of plain policies, H/3, 2H/3 and H, but no shorter than what is executed.
+        best: The one of them that did best on the validation seed; the baseline and its variants have it.
         execute: Actions of a chunk that are executed.
         width: Width of the action transformer.
         steps: Optimiser steps of every arm.
         batch: Observations a step.
-        draws: (noise, time) pairs an observation of the compute-matched control: at least as many action tokens as
-            the mixture has, sum(horizons) / H chunks.
         num_envs: Episodes at a time, the batch of inference.
     """
 
@@ -57,12 +55,24 @@ class Settings:
     frames: int = 200
     starts: int = 168
     horizons: tuple[int, ...] = (4, 8, 12, 16)
+    singles: tuple[int, ...] = (6, 11, 16)
+    best: int = 6
     execute: int = 5
     width: int = 128
-    steps: int = 600
+    steps: int = 400
     batch: int = 64
-    draws: int = 3
     num_envs: int = 56
+
+    @property
+    def baseline(self) -> str:
+        """Key of the plain arm with the best chunk length."""
+        return f"plain-{self.best}"
+
+    @property
+    def draws(self) -> int:
+        """(noise, time) pairs an observation of the compute-matched control: at least as many action tokens as the
+        mixture has."""
+        return -(-sum(self.horizons) // self.best)
 
 
 SMOKE = Settings(
@@ -72,6 +82,8 @@ SMOKE = Settings(
     frames=4,
     starts=2,
     horizons=(4, 8),
+    singles=(3, 8),
+    best=3,
     execute=2,
     width=16,
     steps=2,
@@ -92,10 +104,10 @@ class Arm:
         letter: Its name in the report.
         about: What it is.
         weights: Name of the training that it uses.
-        policy: Options of the policy, for a mixture those beside ``base``; None where another arm trains the weights.
+        horizon: Actions per chunk.
+        policy: Options of a mixture beside ``base`` and ``horizons``.
         method: Options of the method.
         mixture: Whether the policy is a mixture.
-        horizon: Chunk length as a share of H; that of "plain" did best of the three on the validation seed.
         clip: Gradient clip in units of the plain one: a loss that is the sum of n terms has n times the gradient.
         samples: Chunks averaged at inference.
         fusion: Fusion at inference where it is not that of training.
@@ -104,10 +116,10 @@ class Arm:
     letter: str
     about: str
     weights: str
-    policy: dict[str, Any] | None = field(default_factory=dict)
+    horizon: int
+    policy: dict[str, Any] = field(default_factory=dict)
     method: dict[str, Any] = field(default_factory=dict)
     mixture: bool = False
-    horizon: float = 1.0
     clip: float = 1.0
     samples: int = 1
     fusion: str = ""
@@ -115,20 +127,20 @@ class Arm:
 
 def arms(settings: Settings) -> dict[str, Arm]:
     """All arms, the most informative first."""
-    n = len(settings.horizons)
-    moh: dict[str, Any] = {"mixture": True, "clip": n + 1.0}
+    n, best = len(settings.horizons), settings.best
+    moh: dict[str, Any] = {"horizon": settings.horizons[-1], "mixture": True, "clip": n + 1.0}
+    emphasis = {"emphasis": list(settings.horizons)}
     return {
-        "plain": Arm("a", "plain, H", "plain"),
+        settings.baseline: Arm("a", f"plain, h = {best}, the best", settings.baseline, best),
         "full": Arm("g", "mixture of horizons", "full", **moh),
-        "draws": Arm("c", f"plain, {settings.draws} draws", "draws", method={"draws": settings.draws}),
-        "reweighted": Arm("b", "plain, reweighted", "reweighted", method={"emphasis": list(settings.horizons)}),
-        "longest": Arm("h", "mixture, longest branch", "full", policy=None, fusion="last", **moh),
+        "draws": Arm("c", f"plain, {settings.draws} draws", "draws", best, method={"draws": settings.draws}),
+        "reweighted": Arm("b", "plain, reweighted", "reweighted", settings.horizons[-1], method=emphasis),
+        "longest": Arm("h", "mixture, longest branch", "full", fusion="last", **moh),
         "mean": Arm("e", "mixture, mean fusion", "mean", policy={"fusion": "mean"}, **moh),
         "unbalanced": Arm("f", "mixture, no balance loss", "unbalanced", method={"balance": 0.0}, **moh),
-        "averaged": Arm("d", f"plain, mean of {n} samples", "plain", policy=None, samples=n),
-        "again": Arm("i", "plain, other random numbers", "again"),
-        "two_thirds": Arm("a", "plain, 2H/3", "two_thirds", horizon=2 / 3),
-        "third": Arm("a", "plain, H/3", "third", horizon=0.4),  # 6 steps, of which 5 can be executed
+        "averaged": Arm("d", f"plain, mean of {n} samples", settings.baseline, best, samples=n),
+        **{f"plain-{h}": Arm("a", f"plain, h = {h}", f"plain-{h}", h) for h in settings.singles if h != best},
+        "again": Arm("i", "plain, other random numbers", "again", best),
     }
 
 
@@ -174,7 +186,7 @@ def collect_demonstrations(settings: Settings, out: Path) -> None:
 def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[Path]) -> Recipe:
     """What every arm shares, and what this one changes."""
     base = {
-        "chunk_size": round(settings.horizons[-1] * arm.horizon),
+        "chunk_size": arm.horizon,
         "n_action_steps": 1,
         "num_inference_steps": EULER_STEPS,
         "depth": 4,
@@ -185,7 +197,7 @@ def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[P
         "max_words": 8,
         "vocabulary": 256,
     }
-    options = {"horizons": list(settings.horizons), "base": {"type": "vla", **base}, **(arm.policy or {})}
+    options = {"horizons": list(settings.horizons), "base": {"type": "vla", **base}, **arm.policy}
     return Recipe(
         name=name,
         method="mixture_of_horizons" if arm.mixture else "imitation",
@@ -204,21 +216,21 @@ def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[P
         seed=seed + 1000 * (arm.weights == "again"),
         threads=1,
         log_every=max(1, settings.steps // 10),
-        save_every=settings.steps,
+        save_every=100,
         keep=1,
     )  # fmt: skip
 
 
 def trained(settings: Settings, arm: Arm, seed: int, out: Path) -> tuple[Path, dict[str, Any]]:
-    """Policy directory of an arm's training, and what it cost and logged; trained where missing."""
+    """Policy directory of an arm's training, and what it cost and logged; trained, or continued, where missing."""
     run = out / "runs" / f"{arm.weights}-seed{seed}"
     done = run / "train.json"
     if not done.exists():
-        trainer = arms(settings)[arm.weights]
-        shutil.rmtree(run, ignore_errors=True)
+        plan = recipe(settings, run.name, arms(settings)[arm.weights], seed, demonstrations(settings, out))
         began = time.process_time()
-        checkpoint = train(recipe(settings, run.name, trainer, seed, demonstrations(settings, out)), run)
-        shutil.rmtree(checkpoint / "training_state", ignore_errors=True)
+        checkpoint = train(plan, run, resume=(run / "recipe.yaml").exists())
+        if int(checkpoint.name) < settings.steps:
+            raise KeyboardInterrupt  # a signal ended the training; the next run continues it
         log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         write_json(done, {"cpu_s": time.process_time() - began, "log": log, "policy": str(checkpoint.relative_to(run))})
     about = json.loads(done.read_text())
@@ -270,7 +282,8 @@ def load(arm: Arm, cell: Cell, directory: Path) -> ChunkPolicy:
 
 def run_cell(settings: Settings, cell: Cell, out: Path) -> dict[str, Any]:
     """Roll a cell out on all starts of all tasks."""
-    start_seed = VALIDATION_START if cell.seed == VALIDATION_SEED else START_SEED
+    validating = cell.seed == VALIDATION_SEED
+    start, count = (VALIDATION_START, -(-settings.starts // 3)) if validating else (START_SEED, settings.starts)
     arm = arms(settings)[cell.arm]
     directory, training = trained(settings, arm, cell.seed, out)
     policy = load(arm, cell, directory)
@@ -279,11 +292,10 @@ def run_cell(settings: Settings, cell: Cell, out: Path) -> dict[str, Any]:
     how = ExecutorConfig(mode="sync", execute=cell.execute or None)
     record: dict[str, Any] = asdict(cell)
     began = time.process_time()
-    record["tasks"] = {
-        task: outcome(evaluate(inference, f"sim/{task}-v0", settings.starts, start_seed, how, num_envs=settings.num_envs),
-                      policy.spec)
-        for task in settings.tasks
-    }  # fmt: skip
+    record["tasks"] = {}
+    for task in settings.tasks:
+        result = evaluate(inference, f"sim/{task}-v0", count, start, how, num_envs=settings.num_envs)
+        record["tasks"][task] = outcome(result, policy.spec)
     record["executed"] = inference.executed
     record |= {"policy_calls": inference.calls, "policy_cpu_s": inference.cpu_s, "cpu_s": time.process_time() - began}
     if cell.execute == settings.execute:

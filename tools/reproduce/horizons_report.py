@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from horizons_cells import CLIP, EMA, EULER_STEPS, LR, NOISE, START_SEED, VALIDATION_SEED, Settings, arms
 from numpy.typing import NDArray
+
 from results import RESULTS, Check, write
 from vla_stack.statistics import wilson
 
@@ -28,8 +29,12 @@ def report(name: str, settings: Settings, seeds: Sequence[int], cells: Cells) ->
     table = {key: summary(settings, key, group) for key, group in known.items() if group}
     pairs = {key: difference(known["full"], group) for key, group in known.items() if key != "full"}
     pairs = {key: value for key, value in pairs.items() if value}
-    sweep = [executed(group) for group in by_execution(cells).values()]
-    checks = [*size_checks(settings, known), *level_checks(settings, known["plain"]), *claim_checks(settings, pairs)]
+    sweep = [executed(group) for group in by_execution(settings, cells).values()]
+    checks = [
+        *size_checks(settings, known),
+        *level_checks(settings, known[settings.baseline]),
+        *claim_checks(settings, pairs),
+    ]
     data = {
         "settings": dataclasses.asdict(settings),
         "training": {"lr": LR, "clip_norm": CLIP, "ema": EMA, "euler_steps": EULER_STEPS, "demo_noise": NOISE},
@@ -125,11 +130,11 @@ def summary(settings: Settings, key: str, group: Cells) -> dict[str, Any]:
     }
 
 
-def by_execution(cells: Cells) -> dict[tuple[Any, ...], Cells]:
+def by_execution(settings: Settings, cells: Cells) -> dict[tuple[Any, ...], Cells]:
     """Cells grouped by arm and way of executing chunks."""
     groups: dict[tuple[Any, ...], Cells] = {}
     for c in cells:
-        if c["arm"] in ("plain", "full"):
+        if c["arm"] in ("full", f"plain-{settings.horizons[-1]}"):
             groups.setdefault((c["arm"], c["execute"], c["ratio"], c["shuffled"]), []).append(c)
     return groups
 
@@ -160,13 +165,18 @@ def compact(cell: dict[str, Any]) -> dict[str, Any]:
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 
+def controlled(settings: Settings) -> tuple[str, ...]:
+    """Arms that the claim is about: best single length, compute-matched, reweighted."""
+    return settings.baseline, "draws", "reweighted"
+
+
 def size_checks(settings: Settings, known: dict[str, Cells]) -> list[Check]:
     """Whether the experiment is as large as it was meant to be, in the arms that the claim compares."""
-    done = min(len(known[k]) for k in ("plain", "full", "draws", "reweighted"))
+    done = min(len(known[k]) for k in (*controlled(settings), "full"))
     short = f"the time for this run ended after {done} seeds"
     return [
         Check("tasks", len(settings.tasks), 3, why="a smaller run"),
-        Check("training seeds of plain, mixture, draws and reweighted", done, 5, why=short),
+        Check("training seeds of a, b, c and g", done, 5, why=short),
         Check("paired starts a seed", settings.starts * len(settings.tasks), 500, why="a smaller run"),
     ]
 
@@ -184,12 +194,13 @@ def level_checks(settings: Settings, plain: Cells) -> list[Check]:
 def claim_checks(settings: Settings, pairs: dict[str, Any]) -> list[Check]:
     """The claim: the mixture's advantage over each control, by the lower end of its interval."""
     table, checks = arms(settings), []
-    for key in ("plain", "draws", "reweighted", "longest"):
+    controls = (*controlled(settings), "longest")
+    for key in controls:
         if key in pairs:
             low, high = pairs[key]["interval"]
             title = f"mixture minus '{table[key].about}' ({table[key].letter}): lower end"
             checks.append(Check(title, low, 0.0, interval=(low, high), why=BELOW if high < 0 else NULL))
-    for key in pairs.keys() - {"plain", "draws", "reweighted", "longest"}:
+    for key in [k for k in pairs if k not in controls]:
         title = f"mixture minus '{table[key].about}' ({table[key].letter})"
         checks.append(Check(title, pairs[key]["mean"], interval=tuple(pairs[key]["interval"])))
     return checks
@@ -210,14 +221,14 @@ def plot(name: str, settings: Settings, table: dict[str, Any], pairs: dict[str, 
         (left, {k: (v["success"], v["interval"], v["by_seed"]) for k, v in table.items()}, "success"),
         (middle, {k: (v["mean"], v["interval"], v["by_seed"]) for k, v in pairs.items()}, "mixture minus arm"),
     ):
-        for y, (key, (mean, (low, high), seeds)) in enumerate(rows.items()):
+        for y, (mean, (low, high), seeds) in enumerate(rows.values()):
             axes.plot(seeds, np.full(len(seeds), y), ".", color="0.7")
             axes.errorbar(mean, y, xerr=[[mean - low], [high - mean]], fmt="o", capsize=3)
         labels = [f"{table[k]['about']} ({table[k]['letter']})" for k in rows]
         axes.set(yticks=range(len(rows)), yticklabels=labels, xlabel=title)
         axes.invert_yaxis()
     middle.axvline(0, color="0.5", lw=0.8)
-    for arm, mark in (("plain", "s-"), ("full", "o-")):
+    for arm, mark in ((f"plain-{settings.horizons[-1]}", "s-"), ("full", "o-")):
         fixed = sorted((s for s in sweep if s["arm"] == arm and not s["ratio"]), key=lambda s: s["steps_per_chunk"])
         right.plot([s["steps_per_chunk"] for s in fixed], [s["success"] for s in fixed], mark, label=f"{arm}, fixed")
     dynamic = sorted((s for s in sweep if s["ratio"] and not s["shuffled"]), key=lambda s: s["steps_per_chunk"])

@@ -29,12 +29,22 @@ from pathlib import Path
 import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
-import horizons_report
-from horizons_cells import SMOKE, VALIDATION_SEED, Cell, Settings, arms, collect_demonstrations, run_cell, write_json
-from results import ROOT
+import horizons_report  # noqa: E402
+from horizons_cells import (  # noqa: E402
+    SMOKE,
+    VALIDATION_SEED,
+    Cell,
+    Settings,
+    arms,
+    collect_demonstrations,
+    run_cell,
+    write_json,
+)
+
+from results import ROOT  # noqa: E402
 
 OUT = ROOT / "outputs" / "reproduce" / "mixture_of_horizons"
-MAIN = ("plain", "full", "draws", "reweighted", "longest")
+MAIN = ("full", "draws", "longest", "reweighted")
 EXECUTE = (7, 10, 15, 1)
 RATIOS = (1.0, 1.2, 1.4)
 
@@ -42,16 +52,17 @@ RATIOS = (1.0, 1.2, 1.4)
 def grid(settings: Settings, seeds: Sequence[int]) -> list[Cell]:
     """All cells, the most informative first: the claim's own comparisons on all seeds, then ablations, then sweeps."""
     k, few = settings.execute, seeds[:2]
-    cells = [Cell(VALIDATION_SEED, arm, k) for arm in ("plain", "two_thirds", "third")]
-    cells += [Cell(seed, arm, k) for seed in seeds for arm in MAIN]
+    plain = [f"plain-{h}" for h in settings.singles]
+    cells = [Cell(seed, arm, k) for seed in seeds for arm in (settings.baseline, *MAIN)]
     cells += [Cell(seed, arm, k) for seed in seeds for arm in ("mean", "unbalanced", "averaged")]
     for seed in few:
         cells += [Cell(seed, "full", 0, ratio) for ratio in RATIOS] + [Cell(seed, "full", 0, RATIOS[1], True)]
-        cells += [Cell(seed, arm, fixed) for fixed in EXECUTE for arm in ("full", "plain")]
+        cells += [Cell(seed, arm, fixed) for fixed in EXECUTE for arm in ("full", plain[-1])]
+    cells += [Cell(seed, arm, k) for seed in seeds for arm in plain]
+    cells += [Cell(VALIDATION_SEED, arm, k) for arm in plain]
     cells += [Cell(seed, "again", k) for seed in seeds]
-    cells += [Cell(seed, arm, k) for seed in seeds for arm in ("two_thirds", "third")]
-    limit = settings.horizons[-1]
-    return [c for c in cells if c.execute <= limit]
+    fits = {c.name: c for c in cells if c.execute <= arms(settings)[c.arm].horizon}
+    return list(fits.values())
 
 
 def work(settings: Settings, seeds: Sequence[int], out: Path) -> None:
