@@ -10,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import yaml
+from lerobot.policies.factory import get_policy_class
 from safetensors.torch import load_file
 from tiny_vlas import KINDS, tiny_options, tiny_pi
 
@@ -54,18 +56,12 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(directory: Path, data: Path, kind: str, options: dict[str, Any], *overrides: str) -> Path:
     """Two steps of training; returns the policy directory."""
     recipe = directory / "recipe.yaml"
-    given = "".join(f"    {key}: {'null' if v is None else v}\n" for key, v in listed(options).items())
-    recipe.write_text(
-        f"method: {'imitation' if kind in KINDS else 'own_loss'}\npolicy:\n  type: {kind}\n  options:\n{given}"
-        "steps: 2\nbatch_size: 2\nthreads: 1\ndevice: cpu\n"
-    )
+    policy = {"type": kind, "options": {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}}
+    tree = {"method": "imitation" if kind in KINDS else "own_loss", "policy": policy, "steps": 2, "batch_size": 2}
+    recipe.write_text(yaml.safe_dump(tree | {"threads": 1, "device": "cpu"}))
     run = directory / "run"
     assert main(["train", str(recipe), f"data.root={data}", f"output_dir={run}", *overrides]) == 0
     return run
-
-
-def listed(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -130,12 +126,42 @@ def test_relative_actions_and_fine_tuning(folder: Path, demonstrations: Path, tm
     acts_in_its_environment(tuned / "checkpoints/last/pretrained_model")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["smolvla", "pi05"])
+def test_adapters_of_low_rank(kind: str, folder: Path, demonstrations: Path, tmp_path: Path) -> None:
+    """The saved directory is plain; a resumed run equals an uninterrupted one, average included."""
+    for name in ("base", "straight", "resumed"):
+        (tmp_path / name).mkdir()
+    base = train(tmp_path / "base", demonstrations, kind, small(kind, folder)) / "checkpoints/last/pretrained_model"
+    schedule = "optimizer={lr: 0.01, warmup_steps: 1, final_lr_ratio: 1.0}"  # the same whatever the number of steps
+    lora = [f"policy.pretrained={base}", "policy.lora={rank: 2}", schedule]
+    straight = train(tmp_path / "straight", demonstrations, kind, {}, *lora, "steps=4")
+    resumed = train(tmp_path / "resumed", demonstrations, kind, {}, *lora)
+    assert main(["train", "--resume", str(resumed), "steps=4"]) == 0
+    before, after, again = load_file(base / "model.safetensors"), weights(straight), weights(resumed)
+    assert before.keys() == after.keys() == again.keys()
+    for name in after:
+        assert torch.equal(after[name], again[name]), name
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert any("mlp.up_proj" in n for n in changed) and any(".k_proj" in n for n in changed)
+    assert "model.action_in_proj.weight" in changed and not any("vision" in name for name in changed)
+
+    policy_dir = straight / "checkpoints/last/pretrained_model"
+    stock = get_policy_class(kind).from_pretrained(policy_dir)
+    for name, value in stock.state_dict().items():
+        if name in after:
+            assert torch.equal(value, after[name]), name
+    acts_in_its_environment(policy_dir)
+
+
 def test_methods_say_what_they_need(demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"policy: {{type: act}}\ndata: {{root: {demonstrations}}}\n")
     assert main(["train", str(recipe), f"output_dir={tmp_path / 'run'}"]) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "method 'imitation' needs a flow policy, 'act' is none -- set method=own_loss" in error
+    assert main(["train", str(recipe), "policy.lora.rank=4"]) == 1
+    assert "'policy.lora' needs weights to adapt -- give policy.pretrained=DIR" in capsys.readouterr().err
 
 
 def test_serving(folder: Path, demonstrations: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def tiny_parts(recipe: Recipe, checkpoint: Path | None = None, poison: int | Non
     torch.manual_seed(recipe.seed)
     config = tiny_config()
     if checkpoint is not None:
-        policy, pre, post = restore(checkpoint, config)
+        policy, pre, post = restore(checkpoint, config, recipe.policy)
     else:
         policy = VlaPolicy(config)
         pre, post = make_vla_pre_post_processors(config, None)

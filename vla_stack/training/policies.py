@@ -18,14 +18,17 @@ from vla_stack.policies.registry import policy_class
 from vla_stack.policies.weights import WEIGHTS
 from vla_stack.schema import ACTION
 from vla_stack.training.checkpoint import PRETRAINED, trainable
+from vla_stack.training.lora import ADAPTERS_FILE, add_lora, load_adapters
+from vla_stack.training.recipe import LoraRecipe, PolicyRecipe
 
 
-def new_policy(config: PreTrainedConfig, meta: LeRobotDatasetMetadata) -> PreTrainedPolicy:
+def new_policy(config: PreTrainedConfig, meta: LeRobotDatasetMetadata, lora: LoraRecipe) -> PreTrainedPolicy:
     """A policy for the features of a dataset; with weights where ``config.pretrained_path`` names some.
 
     Args:
         config: Its configuration. Input features that are set stay, so that a recipe can choose cameras.
         meta: LeRobot's metadata of the dataset.
+        lora: Adapters to train instead of the weights.
 
     Raises:
         UserError: The dataset lacks a camera that the weights need, or the weights cannot be read.
@@ -45,23 +48,36 @@ def new_policy(config: PreTrainedConfig, meta: LeRobotDatasetMetadata) -> PreTra
         policy = read_policy(config.pretrained_path, config, **known)
     else:
         policy = policy_class(config.type)(config, **known)
-    return in_float32(policy.to(config.device))
+    return to_train(policy.to(config.device), lora)
 
 
-def restore(checkpoint: Path, config: PreTrainedConfig) -> tuple[PreTrainedPolicy, Any, Any]:
-    """Policy and processors of a checkpoint."""
+def restore(checkpoint: Path, config: PreTrainedConfig, recipe: PolicyRecipe) -> tuple[PreTrainedPolicy, Any, Any]:
+    """Policy and processors of a checkpoint.
+
+    Raises:
+        UserError: The checkpoint was trained otherwise than the recipe says, or cannot be read.
+    """
     directory = checkpoint / PRETRAINED
+    processors = read_processors(directory, config, str(config.device))
+    if (directory / ADAPTERS_FILE).exists() != bool(recipe.lora.rank):
+        raise UserError(f"{directory} was trained with other 'policy.lora'", "resume with the run's own recipe")
+    if recipe.lora.rank:
+        policy = to_train(read_policy(recipe.pretrained, config).to(config.device), recipe.lora)
+        load_adapters(policy, directory)
+        return policy, *processors
     policy = read_policy(directory, config)
     rounded = [name for name, p in trainable(policy).items() if p.dtype != torch.float32]
-    in_float32(policy)
+    to_train(policy, recipe.lora)
     with safe_open(directory / WEIGHTS, framework="pt") as file, torch.no_grad():
         for name in rounded:
             policy.get_parameter(name).copy_(file.get_tensor(name))
-    return policy, *read_processors(directory, config, str(config.device))
+    return policy, *processors
 
 
-def in_float32(policy: PreTrainedPolicy) -> PreTrainedPolicy:
+def to_train(policy: PreTrainedPolicy, lora: LoraRecipe) -> PreTrainedPolicy:
     """What is trained in float32, whatever the rest is: an update of a ten-thousandth is lost in bfloat16."""
+    if lora.rank:
+        add_lora(policy, lora)
     for parameter in trainable(policy).values():
         parameter.data = parameter.data.float()
     return policy

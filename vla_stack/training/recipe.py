@@ -22,6 +22,24 @@ from vla_stack.errors import UserError
 
 
 @dataclass(frozen=True)
+class LoraRecipe:
+    """Low-rank adapters in place of full fine-tuning (training/lora.py). The defaults fit LeRobot's VLAs.
+
+    Attributes:
+        rank: r of the adapters; 0 trains without them.
+        alpha: Scale of the adapters, times r.
+        targets: Regular expression of the linear layers that get one; the default is all of language model and expert.
+        train: Regular expression of parameters that are trained in full beside them, being small or new; the default
+            is the projections of actions, time and state.
+    """
+
+    rank: int = 0
+    alpha: float = 32.0
+    targets: str = r".*(?<!encoder)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
+    train: str = r"model\.(action|state|time)_.*"
+
+
+@dataclass(frozen=True)
 class PolicyRecipe:
     """Which policy to train.
 
@@ -29,11 +47,13 @@ class PolicyRecipe:
         type: Registered LeRobot policy type: ``vla`` (native), ``smolvla``, ``pi0``, ``pi05``, ``act``, ...
         pretrained: Policy directory (or hub id) to start from; empty trains from scratch.
         options: Fields of that policy's configuration class, e.g. ``{chunk_size: 16}``.
+        lora: Adapters to train instead of the policy's own weights.
     """
 
     type: str = "vla"
     pretrained: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    lora: LoraRecipe = field(default_factory=LoraRecipe)
 
 
 @dataclass(frozen=True)
@@ -317,6 +337,8 @@ def _check(recipe: Recipe, path: Path) -> None:
     for key, value in positive.items():
         if not value > 0:
             raise UserError(f"{path}: '{key}' is {value}, expected more than 0")
+    if recipe.policy.lora.rank and not recipe.policy.pretrained:
+        raise UserError(f"{path}: 'policy.lora' needs weights to adapt", "give policy.pretrained=DIR, or a hub id")
     if not 0.0 <= recipe.ema < 1.0:
         raise UserError(f"{path}: 'ema' is {recipe.ema}, expected a decay in [0, 1)")
     _check_data(recipe.data, path)
