@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from vla_stack.errors import UserError
+from vla_stack.evaluation.latency import Latency
 from vla_stack.evaluation.records import IDLE
 from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.runtime.executor import ExecutorConfig
@@ -33,7 +34,12 @@ def test_a_good_policy_succeeds_and_the_record_says_how():
 def test_outcomes_do_not_depend_on_the_number_of_environments(mode, latency):
     run = [
         evaluate(
-            eval_fakes.Obedient(), LINE, episodes=7, executor=ExecutorConfig(mode, 4), latency_ticks=latency, num_envs=n
+            eval_fakes.Obedient(),
+            LINE,
+            episodes=7,
+            executor=ExecutorConfig(mode, 4),
+            latency=Latency(latency / 10),
+            num_envs=n,
         )
         for n in (1, 4)
     ]
@@ -42,8 +48,8 @@ def test_outcomes_do_not_depend_on_the_number_of_environments(mode, latency):
 
 @pytest.mark.slow
 def test_outcomes_do_not_depend_on_processes():
-    here = evaluate(eval_fakes.Obedient(), LINE, episodes=9, num_envs=4, latency_ticks=2)
-    there = evaluate(eval_fakes.Obedient(), LINE, episodes=9, num_envs=4, latency_ticks=2, workers=2)
+    here = evaluate(eval_fakes.Obedient(), LINE, episodes=9, num_envs=4, latency=Latency(0.2))
+    there = evaluate(eval_fakes.Obedient(), LINE, episodes=9, num_envs=4, latency=Latency(0.2), workers=2)
     same(here, there)
 
 
@@ -70,7 +76,7 @@ def test_what_is_sent_at_a_tick_was_meant_for_that_tick(mode, latency):
         "eval_fakes:Counter-v0",
         episodes=2,
         executor=ExecutorConfig(mode, 4, timeout_s=9.0),
-        latency_ticks=latency,
+        latency=Latency(latency / 10),
     )
     for e in result.episodes:
         ran = np.flatnonzero(e.chunks != IDLE)
@@ -83,7 +89,7 @@ def test_what_is_sent_at_a_tick_was_meant_for_that_tick(mode, latency):
 
 @pytest.mark.parametrize(("latency", "first"), [(0, 0), (3, 3)])
 def test_before_the_first_chunk_the_robot_stands_still(latency, first):
-    result = evaluate(eval_fakes.Obedient(), LINE, episodes=3, latency_ticks=latency)
+    result = evaluate(eval_fakes.Obedient(), LINE, episodes=3, latency=Latency(latency / 10))
     for e in result.episodes:
         assert (e.chunks[:first] == IDLE).all() and e.chunks[first] != IDLE
         assert len(np.unique(e.actions[:first, 0])) == min(first, 1)
@@ -93,7 +99,7 @@ def test_before_the_first_chunk_the_robot_stands_still(latency, first):
 def test_sync_pays_its_latency_in_idle_ticks():
     idle = [
         evaluate(
-            eval_fakes.Obedient(), LINE, episodes=4, executor=ExecutorConfig("sync", 4), latency_ticks=d
+            eval_fakes.Obedient(), LINE, episodes=4, executor=ExecutorConfig("sync", 4), latency=Latency(d / 10)
         ).idle_fraction
         for d in (0, 2)
     ]

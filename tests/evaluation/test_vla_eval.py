@@ -3,11 +3,13 @@
 import json
 
 import eval_fakes
+import numpy as np
 import pytest
 
 from vla_stack.cli import main
 from vla_stack.errors import UserError
 from vla_stack.evaluation import evaluate as verb
+from vla_stack.evaluation.latency import Latency, parse_latencies
 
 LINE = "eval_fakes:Line-v0"
 
@@ -55,14 +57,37 @@ def test_help_shows_examples(capsys):
         ("101ms", 10, [2]),
         ("100ms", 30, [3]),
         ("0.3s, 2ticks", 10, [3, 2]),
-        ("1tick,100", 10, [1]),
+        ("2ticks", 30, [2]),
     ],
 )
 def test_a_started_tick_counts_whole(text, rate_hz, ticks):
-    assert verb.parse_latencies(text, rate_hz) == ticks
+    assert [x.ticks(rate_hz) for x in parse_latencies(text, rate_hz)] == ticks
+
+
+def test_equal_delays_are_taken_once():
+    assert parse_latencies("1tick,100,0.1s", 10) == [Latency(0.1)]
+
+
+def test_jitter_keeps_the_mean_and_follows_its_seed():
+    gamma, spikes = Latency(0.2, "gamma"), Latency(0.2, "spikes")
+    ticks = np.array([gamma.ticks(1000.0, (3, i)) for i in range(4000)])
+    assert abs(ticks.mean() - 200) < 5 and abs(ticks.std() - 100) < 5
+    assert [gamma.ticks(10.0, (3, i)) for i in range(20)] == [gamma.ticks(10.0, (3, i)) for i in range(20)]
+    late = np.array([spikes.ticks(10.0, (0, i)) for i in range(4000)])
+    assert set(late) == {2, 12} and 0.005 < (late == 12).mean() < 0.015
+    assert Latency(0.0, "gamma").ticks(10.0) == 0
+
+
+def test_all_means_the_modes_that_the_policy_has(fake_policy, tmp_path, capsys):
+    out = ["--out", str(tmp_path), "--episodes", "2", "--workers", "0", "--videos", "0", "--env", LINE]
+    assert main(["eval", *out, "--mode", "all", "--latency", "0,200ms", "--jitter", "gamma"]) == 0
+    table = capsys.readouterr().out
+    for mode in ("sync", "naive", "ensemble", "future_state"):
+        assert f"{mode}, 0 ms gamma" in table and f"{mode}, 200 ms gamma" in table
+    assert "rtc" not in table
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-1ms", "1h"])
 def test_a_delay_that_is_none_is_refused(text):
     with pytest.raises(UserError, match="is no delay"):
-        verb.parse_latencies(text, 10)
+        parse_latencies(text, 10)

@@ -21,6 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import ROOT, Check, write
 from vla_stack.data.collect import CollectConfig, collect
+from vla_stack.evaluation.latency import Latency
 from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.runtime.executor import ExecutorConfig
@@ -56,7 +57,9 @@ def main() -> int:
     for name in ROBOTS:
         policy = load_policy(checkpoint / "pretrained_model", embodiment=name)
         executor = ExecutorConfig(mode="naive")
-        result = evaluate(policy, "sim/pick-v0", EPISODES, SEED, executor, latency_ticks=DELAY)
+        result = evaluate(
+            policy, "sim/pick-v0", EPISODES, SEED, executor, latency=Latency(DELAY / policy.spec.robot.rate_hz)
+        )
         low, high = wilson(result.successes, EPISODES)
         checks.append(Check(f"{name}: success", float(result.outcomes.mean()), interval=(low, high)))
         checks.append(Check(f"{name}: lower end of the interval, against chance", low, 1 / 3))

@@ -17,6 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, write
+from vla_stack.evaluation.latency import Latency
 from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.shipped import resolve_policy
@@ -29,7 +30,13 @@ EPISODES, SEED, DELAY = 100, 20_000, 1
 
 def run(policy, task: str, instruct: str | None = None):
     return evaluate(
-        policy, f"sim/{task}-v0", EPISODES, SEED, ExecutorConfig(mode="naive"), latency_ticks=DELAY, instruct=instruct
+        policy,
+        f"sim/{task}-v0",
+        EPISODES,
+        SEED,
+        ExecutorConfig(mode="naive"),
+        latency=Latency(DELAY / policy.spec.robot.rate_hz),
+        instruct=instruct,
     )
 
 

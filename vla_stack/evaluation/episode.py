@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.evaluation.environments import observe, robot_of
+from vla_stack.evaluation.latency import Latency
 from vla_stack.evaluation.records import IDLE, EpisodeRecord
 from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
 from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
@@ -34,7 +35,7 @@ class EpisodeConfig:
         env_options: Keyword arguments of the environment beyond those that follow from the policy.
         policy: What the policy consumes and produces.
         executor: The timeline's rules.
-        latency_ticks: A reply to the request of tick k is there before tick ``k + latency_ticks`` is dispatched.
+        latency: A reply to the request of tick k is there before tick ``k + latency.ticks()`` is dispatched.
         instruct: ``swap`` tells the policy another of the task's instructions than the one that success refers to.
     """
 
@@ -42,7 +43,7 @@ class EpisodeConfig:
     env_options: dict[str, Any]
     policy: PolicySpec
     executor: ExecutorConfig
-    latency_ticks: int = 0
+    latency: Latency = Latency()
     instruct: Instruct = None
 
 
@@ -83,9 +84,10 @@ def run_episode(env: gym.Env, config: EpisodeConfig, seed: int) -> Episode:
         if (request := timeline.plan(k)) is not None:
             observation = observe(raw, config.policy.robot, told, k).expecting(request.state)
             reply = yield Query(observation, request.seed, request.continuation)
-            arrivals.append((k + config.latency_ticks, _chunk(request, reply)))
-        while arrivals and arrivals[0][0] <= k:
-            timeline.deliver(arrivals.pop(0)[1], k)
+            arrivals.append((k + config.latency.ticks(robot.rate_hz, (seed, k)), _chunk(request, reply)))
+        for _, chunk in [arrival for arrival in arrivals if arrival[0] <= k]:
+            timeline.deliver(chunk, k)
+        arrivals = [arrival for arrival in arrivals if arrival[0] > k]
         dispatch = timeline.dispatch(k)
         if dispatch.state is State.STOP:
             break  # a stopped robot waits for a person, and here there is none
@@ -136,7 +138,7 @@ def other_instruction(env: gym.Env, task: str, seed: int) -> str:
 def standstill(raw: dict[str, Any], robot: RobotSpec) -> NDArray[np.float32]:
     """The command that keeps a robot where it is measured: what is sent before the first chunk has arrived.
 
-    The gripper of a delta robot holds what is measured where it is commanded in that unit, else the middle of its range.
+    The gripper of a delta robot holds what is measured where it is commanded in that unit, else mid-range.
     """
     measured = np.asarray(raw["agent_pos"], np.float32)[: len(robot.action)].copy()
     if robot.action_kind == "delta":
@@ -149,7 +151,7 @@ def _start(env: gym.Env, config: EpisodeConfig, seed: int) -> Executor:
     executor = Executor(robot_of(env, config.policy), config.policy, config.executor)
     executor.reset(0, seed)
     # A robot knows its delay from the episodes before; a fresh executor an episode makes episodes independent.
-    executor.delay.observe(config.latency_ticks)
+    executor.delay.observe(config.latency.usual_ticks(executor.robot.rate_hz))
     return executor
 
 

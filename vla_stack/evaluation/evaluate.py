@@ -5,27 +5,28 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from vla_stack.errors import UserError
 from vla_stack.evaluation.environments import is_benchmark
 from vla_stack.evaluation.episode import Instruct
+from vla_stack.evaluation.latency import JITTERS, parse_latencies
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
 from vla_stack.evaluation.rollouts import ChunkPolicy, describe, evaluate
-from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.statistics import wilson
 
 HELP = "Roll a policy out in simulation, under a virtual clock, and report success with its interval."
 EXAMPLES = (
     "vla eval                                                  # the shipped policy on sim/pick-v0",
     "vla eval --policy runs/pick --env sim/pick-v0 sim/place-v0 --episodes 200",
-    "vla eval --latency 0,100ms,300ms --mode naive             # the same scenes at three delays",
+    "vla eval --latency 0,100ms,300ms --mode sync naive rtc    # the same scenes in three modes at three delays",
+    "vla eval --latency 200ms --jitter gamma --mode all        # every way in which the policy can be executed",
     "vla eval --swap-instruction                               # is the instruction really followed?",
     "vla eval --policy runs/metaworld --env metaworld/push-v3  # a benchmark: metaworld/<task>, aloha/transfer_cube,",
     "                                                          # aloha/insertion, libero/<suite>/<index of the task>",
@@ -39,9 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--env", nargs="+", action="extend", help="gymnasium ids or tasks of benchmarks (default: sim/pick-v0)")
     a("--episodes", type=_positive, default=100, help="episodes for each setting (default: %(default)s)")
     a("--seed", type=int, default=1000, help="seed of the first episode (default: %(default)s)")
-    a("--mode", choices=("naive", "sync"), default="naive", help="execution of chunks (default: %(default)s)")
+    a("--mode", nargs="+", choices=("all", *MODES), default=["naive"], help="execution of chunks (default: naive)")
     a("--execute", type=_positive, help="actions executed of each chunk (default: the policy's n_action_steps)")
     a("--latency", default="0ms", help="delays of the policy, e.g. 0,100ms,2ticks; milliseconds round up to ticks")
+    a("--jitter", choices=JITTERS, default="none", help="of the delays (default: %(default)s)")
     a("--swap-instruction", action="store_true", help="also instruct another variant than the one that counts")
     a("--randomisation", type=int, choices=(0, 1, 2), default=0, help="level of the sim tasks (default: %(default)s)")
     a("--visuals", choices=("fast", "official"), help="benchmarks: without shadows and antialiasing, or with (fast)")
@@ -62,10 +64,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def run_settings(policy: ChunkPolicy, args: argparse.Namespace) -> list[EvalResult]:
-    """Every environment at every latency, and with the wrong instruction where that is asked for."""
-    latencies = parse_latencies(args.latency, policy.spec.robot.rate_hz)
+    """Every environment in every mode at every latency, and with the wrong instruction where that is asked for."""
+    latencies = parse_latencies(args.latency, policy.spec.robot.rate_hz, args.jitter)
     instructs: tuple[Instruct, ...] = (None, "swap") if args.swap_instruction else (None,)
-    executor = ExecutorConfig(mode=args.mode, execute=args.execute)
+    modes = able_modes(policy) if "all" in args.mode else args.mode
     results = []
     for env_id in args.env or ["sim/pick-v0"]:
         options: dict[str, Any] = {}
@@ -73,59 +75,45 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace) -> list[EvalResu
             options["randomisation"] = args.randomisation
         if args.visuals and is_benchmark(env_id):
             options["visuals"] = args.visuals
-        for latency in latencies:
-            for instruct in instructs:
-                title = describe(executor, latency / policy.spec.robot.rate_hz, instruct)
-                with _progress(f"{env_id}  {title}", args.episodes) as on_episode:
-                    result = evaluate(
-                        policy,
-                        env_id,
-                        episodes=args.episodes,
-                        seed=args.seed,
-                        executor=executor,
-                        latency_ticks=latency,
-                        instruct=instruct,
-                        num_envs=args.num_envs,
-                        workers=_workers(args),
-                        env_options=options,
-                        on_episode=on_episode,
-                    )
-                results.append(result)
+        for mode, latency, instruct in product(modes, latencies, instructs):
+            executor = ExecutorConfig(mode=mode, execute=args.execute)
+            with _progress(f"{env_id}  {describe(executor, latency, instruct)}", args.episodes) as on_episode:
+                result = evaluate(
+                    policy,
+                    env_id,
+                    episodes=args.episodes,
+                    seed=args.seed,
+                    executor=executor,
+                    latency=latency,
+                    instruct=instruct,
+                    num_envs=args.num_envs,
+                    workers=_workers(args),
+                    env_options=options,
+                    on_episode=on_episode,
+                )
+            results.append(result)
     return results
 
 
-def parse_latencies(text: str, rate_hz: float) -> list[int]:
-    """Control ticks of each delay in a comma-separated list; a started tick counts whole.
-
-    Args:
-        text: For example ``0,100ms,0.3s,2ticks``; a bare number is milliseconds.
-        rate_hz: Control rate.
-
-    Raises:
-        UserError: An entry is none of these.
-    """
-    ticks = []
-    for entry in text.split(","):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|ticks?|)\s*", entry)
-        if found is None:
-            raise UserError(f"--latency: '{entry}' is no delay", "write for example 0,100ms,0.3s or 2ticks")
-        value, unit = float(found.group(1)), found.group(2)
-        per_tick = {"ms": 1000 / rate_hz, "": 1000 / rate_hz, "s": 1 / rate_hz}.get(unit, 1.0)
-        ticks.append(math.ceil(value / per_tick - 1e-9))
-    return list(dict.fromkeys(ticks))
+def able_modes(policy: ChunkPolicy) -> list[str]:
+    """The execution modes that a policy can be run in."""
+    absolute = policy.spec.robot.action_kind == "absolute"
+    able = [*policy.spec.extras.get("continues", ()), *(["future_state"] if absolute else [])]
+    return [mode for mode in MODES if mode in ("sync", "naive", "ensemble") or mode in able]
 
 
 def table(results: Sequence[EvalResult]) -> str:
     """What was measured, one aligned line a setting, and the mean over settings with the right instruction."""
     names = [f"{r.name}  {r.label}" for r in results]
     width = max(map(len, names))
-    lines = [f"\n{'':<{width}}  success   95 % interval   episodes   time to success   idle"]
+    lines = [f"\n{'':<{width}}  success   95 % interval   episodes   time to success   idle   seams"]
     for name, r in zip(names, results, strict=True):
         low, high = r.interval
         time = f"{r.seconds_to_success:.1f} s" if r.successes else "–"
         lines.append(
             f"{name:<{width}}  {r.success_rate:>6.0%}    {f'{low:.0%} – {high:.0%}':<13}   "
-            f"{f'{r.successes}/{len(r.episodes)}':>8}   {time:>15}   {r.idle_fraction:>4.0%}"
+            f"{f'{r.successes}/{len(r.episodes)}':>8}   {time:>15}   {r.idle_fraction:>4.0%}   "
+            + (f"{r.discontinuity:>5.1f}" if math.isfinite(r.discontinuity) else "    –")
         )
         judged = [e.instructed_success for e in r.episodes if e.instructed_success is not None]
         if r.settings.get("instruct") and judged:

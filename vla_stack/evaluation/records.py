@@ -7,6 +7,7 @@ simulated under the virtual clock or driven on a robot.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -98,6 +99,8 @@ class EvalResult:
         stages: Names of the environment's stages, in order; empty without any.
         settings: Everything needed to repeat it: policy, mode, latency, seed, environment options.
         wall_s: Time it took, seconds.
+        discontinuity: Roughness of the commands where one chunk follows another, relative to that within chunks
+            (``metrics.boundary_discontinuity``); NaN where there is none or it was not computed.
     """
 
     name: str
@@ -107,6 +110,7 @@ class EvalResult:
     stages: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
+    discontinuity: float = math.nan
 
     @property
     def outcomes(self) -> NDArray[np.bool_]:
@@ -154,6 +158,7 @@ class EvalResult:
                 "wilson_95": [low, high],
                 "median_seconds_to_success": None if np.isnan(seconds) else seconds,
                 "idle_fraction": self.idle_fraction,
+                "boundary_discontinuity": self.discontinuity if math.isfinite(self.discontinuity) else None,
             },
             "episodes": [e.to_json() for e in self.episodes],
         }
@@ -169,6 +174,7 @@ class EvalResult:
             stages=tuple(d.get("stages", ())),
             settings=dict(d.get("settings", {})),
             wall_s=float(d.get("wall_s", 0.0)),
+            discontinuity=float(d.get("summary", {}).get("boundary_discontinuity") or math.nan),
         )
 
 

@@ -10,12 +10,15 @@ import multiprocessing
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from vla_stack.errors import UserError
 from vla_stack.evaluation.environments import make_env, options_for, robot_of, stages_of
 from vla_stack.evaluation.episode import Episode, EpisodeConfig, Instruct, Query, Reply, run_episode
+from vla_stack.evaluation.latency import Latency
+from vla_stack.evaluation.metrics import boundary_discontinuity
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.link import ignored_interrupts
@@ -44,7 +47,7 @@ def evaluate(
     episodes: int = 100,
     seed: int = 1000,
     executor: ExecutorConfig | None = None,
-    latency_ticks: int = 0,
+    latency: Latency = Latency(),
     instruct: Instruct = None,
     num_envs: int = 8,
     workers: int = 0,
@@ -62,7 +65,7 @@ def evaluate(
         episodes: Number of episodes.
         seed: Seed of the first.
         executor: Timeline rules; by default asynchronous, executing half the policy's horizon.
-        latency_ticks: Control ticks between a request and the first tick that its reply can serve.
+        latency: Time between a request and the first tick that its reply can serve.
         instruct: ``swap`` tells the policy another instruction than the one that success refers to.
         num_envs: Episodes that advance at the same time, the largest batch of the policy.
         workers: Processes that hold the environments; 0 keeps them in this one. Each imports the caller's main
@@ -76,7 +79,7 @@ def evaluate(
     began = time.perf_counter()
     executor = executor or ExecutorConfig()
     options = options_for(env_id, policy.spec, env_options)
-    config = EpisodeConfig(env_id, options, policy.spec, executor, latency_ticks, instruct)
+    config = EpisodeConfig(env_id, options, policy.spec, executor, latency, instruct)
     env = make_env(env_id, policy.spec, options)  # fails here, once, rather than in every worker
     robot, stages = robot_of(env, policy.spec), stages_of(env)
     env.close()
@@ -89,16 +92,17 @@ def evaluate(
     finally:
         for group in groups:
             group.close()
-    return EvalResult(
+    result = EvalResult(
         name=env_id,
-        label=describe(executor, latency_ticks / robot.rate_hz, instruct),
+        label=describe(executor, latency, instruct),
         rate_hz=robot.rate_hz,
         episodes=tuple(sorted(records, key=lambda r: r.seed)),
         stages=stages,
         settings={
             "mode": executor.mode,
             "execute": executor.execute,
-            "latency_ticks": latency_ticks,
+            "latency_s": latency.mean_s,
+            "jitter": latency.jitter,
             "instruct": instruct,
             "seed": seed,
             "num_envs": num_envs,
@@ -107,6 +111,7 @@ def evaluate(
         },
         wall_s=time.perf_counter() - began,
     )
+    return replace(result, discontinuity=boundary_discontinuity(result, robot))
 
 
 def _serve(
@@ -259,7 +264,7 @@ def _ready(groups: list[Group]) -> list[Group]:
     return [by_connection[c] for c in wait(list(by_connection))]  # type: ignore[index]
 
 
-def describe(executor: ExecutorConfig, latency_s: float, instruct: Instruct) -> str:
+def describe(executor: ExecutorConfig, latency: Latency, instruct: Instruct) -> str:
     """A setting in a few words, e.g. ``naive, 100 ms``."""
     swap = ", wrong instruction" if instruct == "swap" else ""
-    return f"{executor.mode}, {round(latency_s * 1000)} ms{swap}"
+    return f"{executor.mode}, {latency}{swap}"

@@ -18,7 +18,7 @@ import yaml
 
 from robot_drivers import make_driver
 from vla_stack.errors import UserError
-from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.film import Film
 from vla_stack.runtime.node import Episode, RobotNode
 from vla_stack.runtime.safety import SafetyConfig
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--episodes", type=int, default=1, help="how many (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the first episode; the next one takes the next (default: %(default)s)")
     add("--seconds", type=float, help="longest episode (default: until the task says that it is over)")
-    add("--mode", default="naive", choices=("sync", "naive"), help="wait for the policy or not (default: %(default)s)")
+    add("--mode", default="naive", choices=MODES, help="how chunks become motion (default: %(default)s)")
     add("--execute", type=int, help="steps between requests, at least (default: the policy's n_action_steps)")
     add("--hold-s", type=float, help="HOLD becomes STOP after this long (default: 0.5, in sync 5)")
     add("--workspace", action="append", default=[], metavar="DIM=LOW:HIGH", help="narrower limits; repeatable")
