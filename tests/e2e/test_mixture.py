@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 from vla_stack.cli import main
 from vla_stack.data.collect import CollectConfig, collect
@@ -70,7 +71,9 @@ def test_it_trains_and_resumes_bit_for_bit(recipe_file: Path, run: Path) -> None
     assert "eval/arm7_joints@sim/pick-v0/success" in logs[1][-1]
 
 
-@pytest.mark.parametrize(("name", "dims", "cameras"), [("arm7_tool", 5, 2), ("arm7_joints", 8, 1), ("arm7_wrist", 5, 1)])
+@pytest.mark.parametrize(
+    ("name", "dims", "cameras"), [("arm7_tool", 5, 2), ("arm7_joints", 8, 1), ("arm7_wrist", 5, 1)]
+)
 def test_it_drives_each_robot(run: Path, tmp_path: Path, name: str, dims: int, cameras: int) -> None:
     policy = load_policy(run / "checkpoints/last/pretrained_model", embodiment=name)
     robot = policy.spec.robot
@@ -90,15 +93,24 @@ def test_it_says_which_robots_there_are(run: Path, capsys: pytest.CaptureFixture
     assert "has no embodiment 'arm8'" in capsys.readouterr().err
 
 
-def test_one_robot_learns_on_from_the_mixture(recipe_file: Path, run: Path) -> None:
-    """Fine-tuning on one dataset keeps the robots and their statistics."""
-    out, start = recipe_file.parent / "tuned", run / "checkpoints/last/pretrained_model"
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_a_mixture_is_trained_on(recipe_file: Path, run: Path, newcomer: bool) -> None:
+    """Robots that it knows keep their statistics, also those that it does not see; others get their own."""
+    out, start = recipe_file.parent / f"tuned-{newcomer}", run / "checkpoints/last/pretrained_model"
     recipe = yaml.safe_load(recipe_file.read_text())
-    recipe["data"]["sources"] = recipe["data"]["sources"][1:2]
+    tool, joints, _ = recipe["data"]["sources"]
+    recipe["data"]["sources"] = [joints, tool | {"embodiment": "newcomer"}] if newcomer else [joints]
     recipe["policy"] = {"pretrained": str(start)}
     path = recipe_file.parent / "tuned.yaml"
     path.write_text(yaml.safe_dump(recipe))
     assert main(["train", str(path), f"output_dir={out}", "steps=2", "eval.every=0"]) == 0
-    tuned = load_policy(out / "checkpoints/last/pretrained_model", embodiment="arm7_tool")
-    assert tuned.spec.normalisation == load_policy(start, embodiment="arm7_tool").spec.normalisation
     assert weights(out) != weights(run)
+    folders = (start, out / "checkpoints/last/pretrained_model")
+    (before,), (after,) = (list(folder.glob("*embodiment*.safetensors")) for folder in folders)
+    tables = [load_file(file) for file in (before, after)]
+    for key, table in tables[0].items():
+        assert (tables[1][key][:3] == table).all()
+        if newcomer:  # the data of arm7_tool by another name
+            assert (tables[1][key][3] == table[0]).all()
+    policy = load_policy(out / "checkpoints/last/pretrained_model", embodiment="newcomer" if newcomer else "arm7_wrist")
+    assert policy.spec.extras["embodiment"] in ("newcomer", "arm7_wrist")

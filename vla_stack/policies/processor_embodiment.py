@@ -23,11 +23,7 @@ from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE, image_key
 Stats = dict[str, dict[str, Any]]
 EPSILON = 1e-8  # a dimension that never moved is scaled by this, as LeRobot does
 # Statistics that are mapped to -1 and 1.
-BOUNDS = {
-    NormalizationMode.MIN_MAX: ("min", "max"),
-    NormalizationMode.QUANTILES: ("q01", "q99"),
-    NormalizationMode.QUANTILE10: ("q10", "q90"),
-}
+BOUNDS = {NormalizationMode.MIN_MAX: ("min", "max"), NormalizationMode.QUANTILES: ("q01", "q99")}
 
 
 @ProcessorStepRegistry.register("embodiment_input_processor")
@@ -91,11 +87,6 @@ class EmbodimentInputStep(RelativeActionsProcessorStep):
                 self.tables[f"{key}_offset"][i, : len(offset)] = offset
                 self.tables[f"{key}_scale"][i, : len(scale)] = scale
 
-    def keep_stats(self, saved: EmbodimentInputStep) -> None:
-        """Take over what another step holds on its embodiments, which come first here too."""
-        for key, table in saved.tables.items():
-            self.tables[key][: len(table)] = table
-
     def __call__(self, transition: EnvTransition) -> EnvTransition:
         observation = dict(transition[TransitionKey.OBSERVATION])
         state, index = observation[OBS_STATE], observation.get(OBS_EMBODIMENT)
@@ -153,7 +144,8 @@ class EmbodimentInputStep(RelativeActionsProcessorStep):
         return {key: value.cpu().contiguous() for key, value in self.tables.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.tables = dict(state)
+        for key, table in state.items():  # robots may have been added behind those that were saved
+            self.tables[key][: len(table)] = table
 
     def get_config(self) -> dict[str, Any]:
         keys = ("embodiments", "slots", "state_dim", "action_dim", "serve")
@@ -179,7 +171,14 @@ class EmbodimentOutputStep(AbsoluteActionsProcessorStep):
 
 
 def affine(stats: dict[str, Any], mode: NormalizationMode) -> tuple[Tensor, Tensor]:
-    """Offset and scale, float32 [d] each, of ``(x - offset) / scale`` for one of LeRobot's normalisations."""
+    """Offset and scale, float32 [d] each, of ``(x - offset) / scale`` for one of LeRobot's normalisations.
+
+    Raises:
+        UserError: A normalisation that nobody computes statistics for.
+    """
+    if mode is not NormalizationMode.MEAN_STD and mode not in BOUNDS:
+        known = ", ".join(m.value for m in (NormalizationMode.MEAN_STD, *BOUNDS))
+        raise UserError(f"normalization_mapping: {mode.value} is not for several robots", f"take one of {known}")
     if mode is NormalizationMode.MEAN_STD:
         offset, scale = (torch.as_tensor(stats[name], dtype=torch.float32) for name in ("mean", "std"))
     else:

@@ -131,14 +131,19 @@ def mixed_policy(config: PreTrainedConfig, sources: Sequence[Source]) -> tuple[P
             "start from one that was trained on data.sources, or leave policy.pretrained empty",
         )
     policy = policy_class(config.type).from_pretrained(start, config=config, strict=True) if start else None
-    add_embodiments(base, sources)
+    new = add_embodiments(base, sources)
     config.input_features, config.output_features = base.input_features, base.output_features
-    policy = policy_class(config.type)(config) if policy is None else grown(policy, len(base.embodiments))
-    length = len(config.action_delta_indices or [0])
-    pre, post = make_pre_post_processors(config, dataset_stats=embodiment_stats(sources, length))
-    if start:
-        old, _ = make_pre_post_processors(config, str(start))
-        input_step(pre).keep_stats(input_step(old))
+    stats = embodiment_stats(sources, len(config.action_delta_indices or [0]))
+    if policy is None:
+        policy = policy_class(config.type)(config)
+        pre, post = make_pre_post_processors(config, dataset_stats=stats)
+    else:
+        policy = grown(policy, len(base.embodiments))
+        robots = {"embodiments": base.embodiments}
+        overrides = {"device_processor": {"device": str(config.device)}, "embodiment_input_processor": robots}
+        pre, post = make_pre_post_processors(config, str(start), preprocessor_overrides=overrides)
+        step = next(step for step in pre.steps if isinstance(step, EmbodimentInputStep))
+        step.set_stats({e.name: stats[e.name] for e in new}, base.normalization_mapping)
     return policy.to(config.device), pre, post
 
 
@@ -149,7 +154,3 @@ def grown(policy: PreTrainedPolicy, count: int) -> PreTrainedPolicy:
     rows = weight.mean(0, keepdim=True).expand(count - len(weight), -1)
     prefix.embodiment = nn.Embedding.from_pretrained(torch.cat((weight, rows)), freeze=False)
     return policy
-
-
-def input_step(preprocessor: Any) -> EmbodimentInputStep:
-    return next(step for step in preprocessor.steps if isinstance(step, EmbodimentInputStep))
