@@ -22,7 +22,10 @@ from vla_stack.schema import Dim, RobotSpec
 
 NATIVE_HZ = round(1 / DT)  # 50
 STEPS = 400  # native steps, as in LeRobot's configuration; gym-aloha registers 300
-SUCCESS = 4  # the package's largest reward
+STAGES = {  # what the package's rewards 1 to 4 stand for
+    "transfer_cube": ("touched", "lifted", "offered", "transferred"),
+    "insertion": ("touched", "lifted", "met", "inserted"),
+}
 INSTRUCTIONS = {
     "transfer_cube": "Pick up the cube with the right arm and transfer it to the left arm.",
     "insertion": "Insert the peg into the socket.",
@@ -75,7 +78,7 @@ class AlohaEnv(BenchmarkEnv):
     ) -> None:
         if task not in INSTRUCTIONS:
             raise UserError(f"gym-aloha has no task '{task}'", f"use {' or '.join(INSTRUCTIONS)}")
-        self.name = task
+        self.name, self.stages = task, STAGES[task]
         self._repeat = repeats(NATIVE_HZ, control_hz, "gym-aloha")
         physics = dm_mujoco.Physics.from_xml_path(str(ASSETS_DIR / f"bimanual_viperx_{task}.xml"))
         self._env = control.Environment(
@@ -98,9 +101,10 @@ class AlohaEnv(BenchmarkEnv):
         for i in range(1, self._repeat + 1):
             self._target = start + (action - start) * i / self._repeat
             reward = float(self._env.step(self._target).reward)
-            if reward == SUCCESS:
+            self.stage = max(self.stage, int(reward))
+            if self.stage == len(self.stages):
                 break
-        return reward, reward == SUCCESS
+        return reward, self.stage == len(self.stages)
 
     def measure(self) -> NDArray[np.float64]:
         return tasks.BimanualViperXTask.get_qpos(self._env.physics)

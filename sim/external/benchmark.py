@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import mujoco
@@ -35,7 +35,8 @@ class BenchmarkEnv(gym.Env[dict[str, Any], NDArray[np.float32]], ABC):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
-    stages: ClassVar[tuple[str, ...]] = ()
+    stages: tuple[str, ...] = ()  # in order, where the benchmark grades progress; ``stage`` counts those reached
+    stage: int = 0
 
     def __init__(self, spec: RobotSpec, instruction: str, steps: int, render_mode: str | None) -> None:
         self.spec_robot, self.task, self.default_steps = spec, instruction, steps
@@ -75,6 +76,7 @@ class BenchmarkEnv(gym.Env[dict[str, Any], NDArray[np.float32]], ABC):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         super().reset(seed=seed)
+        self.stage = 0
         self.begin(int(self.np_random.integers(2**31)) if seed is None else seed)
         return self._observe(), self._info(False)
 
@@ -93,7 +95,7 @@ class BenchmarkEnv(gym.Env[dict[str, Any], NDArray[np.float32]], ABC):
         return observation
 
     def _info(self, success: bool) -> dict[str, Any]:
-        return {"is_success": success, "task": self.task}
+        return {"is_success": success, "task": self.task} | ({"stage": self.stage} if self.stages else {})
 
 
 class BenchmarkExpert:

@@ -66,6 +66,10 @@ def main() -> int:
         if name == "metaworld":
             checks.append(Check("MetaWorld: success on the best of the tasks", max(rates.values()), 0.5))
         for task, rate in rates.items():
+            stages = records[task]["stages"]
+            for i, stage in enumerate(stages[:-1], 1):
+                reached = sum(e["stage"] >= i for e in records[task]["episodes"])
+                checks.append(Check(f"{task}: {stage}", reached / EPISODES, interval=wilson(reached, EPISODES)))
             checks.append(Check(f"{task}: success", rate, interval=wilson(round(rate * EPISODES), EPISODES)))
         recipe = (OUT / name / "recipe.yaml").read_text()
         data[name] = {"collect": arm.collect, "episodes": arm.episodes, "recipe": recipe, "tasks": records}
@@ -115,7 +119,8 @@ def measured(policy: Path, task: str) -> dict[str, Any]:
         result = evaluate(load_policy(policy), task, EPISODES, SEED)
         print(f"{task}: {result.successes}/{EPISODES}", flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"settings": result.settings, "episodes": [e.to_json() for e in result.episodes]}))
+        record = {"settings": result.settings, "stages": result.stages}
+        path.write_text(json.dumps(record | {"episodes": [e.to_json() for e in result.episodes]}))
     return json.loads(path.read_text())
 
 
