@@ -47,6 +47,7 @@ class Settings:
         steps: Optimiser steps of every arm.
         batch: Observations a step.
         num_envs: Episodes at a time, the batch of inference.
+        images: See the scene by two cameras instead of being told where things are.
     """
 
     tasks: tuple[str, ...] = ("place", "stack", "push")
@@ -62,6 +63,7 @@ class Settings:
     steps: int = 400
     batch: int = 64
     num_envs: int = 56
+    images: bool = False
 
     @property
     def baseline(self) -> str:
@@ -90,6 +92,7 @@ SMOKE = Settings(
     batch=4,
     num_envs=2,
 )
+IMAGES = Settings(tasks=("place",), starts=200, steps=1200, batch=32, num_envs=20, images=True)
 START_SEED = 500_000  # of the first start
 VALIDATION_SEED, VALIDATION_START = 100, 400_000  # training seed and first start on which settings were chosen
 LR, CLIP, EMA, NOISE = 2e-3, 1.0, 0.99, 0.3
@@ -180,7 +183,7 @@ def demonstrations(settings: Settings, out: Path) -> list[Path]:
 def collect_demonstrations(settings: Settings, out: Path) -> None:
     """Record what is missing of them."""
     for task, root in zip(settings.tasks, demonstrations(settings, out), strict=True):
-        collect(CollectConfig(task, noise=NOISE, privileged=True), root, settings.demos, workers=1)
+        collect(CollectConfig(task, noise=NOISE, privileged=not settings.images), root, settings.demos, workers=1)
 
 
 def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[Path]) -> Recipe:
@@ -190,7 +193,8 @@ def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[P
         "n_action_steps": 1,
         "num_inference_steps": EULER_STEPS,
         "depth": 4,
-        "width": max(16, settings.width // 2),  # the prefix is a dozen tokens of words and numbers
+        # Half as wide where the prefix is a dozen tokens of words and numbers.
+        "width": settings.width if settings.images else max(16, settings.width // 2),
         "expert_width": settings.width,
         "heads": 4,
         "head_dim": settings.width // 4,
@@ -201,7 +205,7 @@ def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[P
     return Recipe(
         name=name,
         method="mixture_of_horizons" if arm.mixture else "imitation",
-        method_options={"draws": 1, "shift": 0} | arm.method,
+        method_options={"draws": 1, "shift": 2 * settings.images} | arm.method,
         policy=PolicyRecipe("moh", options=options) if arm.mixture else PolicyRecipe("vla", options=base),
         data=DataRecipe(root=tuple(map(str, roots)), episodes=tuple(range(settings.demos - settings.held_out))),
         optimizer=OptimizerRecipe(
@@ -326,9 +330,13 @@ def held_out_error(settings: Settings, inference: Inference, out: Path) -> list[
         dataset = open_dataset(root)
         frames = np.flatnonzero(dataset.columns["episode_index"] >= settings.demos - settings.held_out)
         frames = np.sort(np.random.default_rng(i).choice(frames, min(settings.frames, len(frames)), replace=False))
-        batch = ChunkLoader(dataset, longest, len(frames), cameras=()).gather(frames)
-        rows = zip(batch[OBS_STATE], batch["task"], strict=True)
-        chunk = inference.infer([Observation(s, {}, task) for s, task in rows], list(range(len(frames)))).actions
+        batch = ChunkLoader(dataset, longest, len(frames)).gather(frames)
+        seen = {name: batch[key] for name, key in dataset.cameras.items()}
+        observations = [
+            Observation(state, {name: pictures[j] for name, pictures in seen.items()}, task)
+            for j, (state, task) in enumerate(zip(batch[OBS_STATE], batch["task"], strict=True))
+        ]
+        chunk = inference.infer(observations, list(range(len(frames)))).actions
         action, pad = batch[ACTION][:, : chunk.shape[1]], batch[f"{ACTION}_is_pad"][:, : chunk.shape[1]]
         relative = batch[ACTION] - batch[OBS_STATE][:, None, : action.shape[-1]]
         scale = relative[~batch[f"{ACTION}_is_pad"]].std(0)

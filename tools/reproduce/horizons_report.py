@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from math import comb
 from typing import Any
@@ -166,8 +167,8 @@ def compact(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def controlled(settings: Settings) -> tuple[str, ...]:
-    """Arms that the claim is about: best single length, compute-matched, reweighted."""
-    return settings.baseline, "draws", "reweighted"
+    """Arms that the claim is about: best single length and, without images, compute-matched and reweighted."""
+    return (settings.baseline,) if settings.images else (settings.baseline, "draws", "reweighted")
 
 
 def size_checks(settings: Settings, known: dict[str, Cells]) -> list[Check]:
@@ -176,7 +177,7 @@ def size_checks(settings: Settings, known: dict[str, Cells]) -> list[Check]:
     short = f"the time for this run ended after {done} seeds"
     return [
         Check("tasks", len(settings.tasks), 3, why="a smaller run"),
-        Check("training seeds of a, b, c and g", done, 5, why=short),
+        Check("training seeds of all arms that the claim compares", done, 5, why=short),
         Check("paired starts a seed", settings.starts * len(settings.tasks), 500, why="a smaller run"),
     ]
 
@@ -204,6 +205,18 @@ def claim_checks(settings: Settings, pairs: dict[str, Any]) -> list[Check]:
         title = f"mixture minus '{table[key].about}' ({table[key].letter})"
         checks.append(Check(title, pairs[key]["mean"], interval=tuple(pairs[key]["interval"])))
     return checks
+
+
+def cost_checks() -> list[Check]:
+    """Milliseconds of one chunk, measured by ``tools/bench/horizons.py`` at H = 30 and ten Euler steps."""
+    path = RESULTS / "horizons_layout.json"
+    rows = json.loads(path.read_text())["data"]["rows"] if path.exists() else []
+    return [
+        Check(f"ms a call at N = {r['branches']}, {layout}", r[f"{layout}_ms"])
+        for r in rows
+        if r["work"] == "inference of 1"
+        for layout in ("packed", "padded")
+    ]
 
 
 # --- Plot -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
     python tools/reproduce/mixture_of_horizons.py --jobs 2     # runs what is missing, then reports
     python tools/reproduce/mixture_of_horizons.py --report     # reports what is there
+    python tools/reproduce/mixture_of_horizons.py --images     # baseline and mixture on one task, from pixels
 
 Claim: a policy that predicts chunks of several lengths at once and mixes them (arXiv:2511.19433) succeeds more often
 than the same policy with its best single length, than one with the mixture's loss weights, and than one that gets the
@@ -31,6 +32,7 @@ import torch
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import horizons_report  # noqa: E402
 from horizons_cells import (  # noqa: E402
+    IMAGES,
     SMOKE,
     VALIDATION_SEED,
     Cell,
@@ -43,7 +45,7 @@ from horizons_cells import (  # noqa: E402
 
 from results import ROOT  # noqa: E402
 
-OUT = ROOT / "outputs" / "reproduce" / "mixture_of_horizons"
+OUT = ROOT / "outputs" / "reproduce"
 MAIN = ("full", "draws", "longest", "reweighted")
 EXECUTE = (7, 10, 15, 1)
 RATIOS = (1.0, 1.2, 1.4)
@@ -52,6 +54,8 @@ RATIOS = (1.0, 1.2, 1.4)
 def grid(settings: Settings, seeds: Sequence[int]) -> list[Cell]:
     """All cells, the most informative first: the claim's own comparisons on all seeds, then ablations, then sweeps."""
     k, few = settings.execute, seeds[:2]
+    if settings.images:
+        return [Cell(seed, arm, k) for seed in seeds for arm in (settings.baseline, "full")]
     plain = [f"plain-{h}" for h in settings.singles]
     cells = [Cell(seed, arm, k) for seed in seeds for arm in (settings.baseline, *MAIN)]
     cells += [Cell(seed, arm, k) for seed in seeds for arm in ("mean", "unbalanced", "averaged")]
@@ -98,20 +102,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
     parser.add_argument("--seeds", type=int, default=5, help="training seeds (5)")
     parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    parser.add_argument("--images", action="store_true", help="the confirmation from pixels")
     parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of demonstrations, runs and cells")
-    parser.add_argument("--name", default="mixture_of_horizons", help="stem of the result files")
+    parser.add_argument("--out", type=Path, help="folder of demonstrations, runs and cells (outputs/reproduce/<name>)")
+    parser.add_argument("--name", help="stem of the result files")
     args = parser.parse_args(argv)
-    settings, seeds = SMOKE if args.smoke else Settings(), range(args.seeds)
+    settings, seeds = SMOKE if args.smoke else IMAGES if args.images else Settings(), range(args.seeds)
+    name = args.name or "mixture_of_horizons" + "_images" * args.images
+    out = args.out or OUT / name
     if not args.report:
-        prepare(settings, args.out)
+        prepare(settings, out)
         flags = [a for a in (argv or sys.argv[1:]) if not a.startswith("--jobs")]
         others = [subprocess.Popen([sys.executable, __file__, *flags, "--jobs", "1"]) for _ in range(args.jobs - 1)]
-        work(settings, seeds, args.out)
+        work(settings, seeds, out)
         if any(process.wait() for process in others):
             return 1
-        work(settings, seeds, args.out)  # what another process held while this one passed by
-    horizons_report.report(args.name, settings, seeds, load_cells(args.out))
+        work(settings, seeds, out)  # what another process held while this one passed by
+    horizons_report.report(name, settings, seeds, load_cells(out))
     return 0
 
 
