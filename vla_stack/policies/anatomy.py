@@ -54,16 +54,18 @@ def describe(policy: ChunkPolicy) -> dict[str, Any]:
 
 def parameters(policy: nn.Module) -> dict[str, Any]:
     """Numbers of parameters: all, those that training changes, and both by part."""
-    rows = [{"part": name, **count(part)} for name, part in parts(policy)]
-    whole = count(policy)
-    rest = {key: whole[key] - sum(row[key] for row in rows) for key in whole}
-    return whole | {"parts": [*rows, *([{"part": "(other)", **rest}] if rest["total"] else [])]}
+    whole, by_part = count(policy), {name: count(part) for name, part in parts(policy)}
+    rest = {key: whole[key] - sum(part[key] for part in by_part.values()) for key in whole}
+    if rest["total"]:
+        by_part["(other)"] = rest
+    return {**whole, "parts": [{"part": name, **counts} for name, counts in by_part.items()]}
 
 
 def count(module: nn.Module) -> dict[str, int]:
     """Parameters of a module, shared ones once."""
     every = {id(p): p for p in module.parameters()}.values()
-    return {"total": sum(p.numel() for p in every), "trainable": sum(p.numel() for p in every if p.requires_grad)}
+    trained = [p for p in every if p.requires_grad]
+    return {"total": sum(p.numel() for p in every), "trainable": sum(p.numel() for p in trained)}
 
 
 def parts(policy: nn.Module, most: int = 6) -> list[tuple[str, nn.Module]]:

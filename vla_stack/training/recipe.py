@@ -34,7 +34,7 @@ class LoraRecipe:
     """
 
     rank: int = 0
-    alpha: float = 32.0
+    alpha: int = 32
     targets: str = r".*(?<!encoder)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
     train: str = r"model\.(action|state|time)_.*"
 
