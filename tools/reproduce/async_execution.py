@@ -2,10 +2,10 @@
 
     python tools/reproduce/async_execution.py [--smoke] [--out FOLDER]
 
-Two policies learn ``pick`` and ``conveyor`` from the same demonstrations in the same number of steps, from states (poses
-of objects included, so that the figures are about execution and not about seeing): a plain one, and one that was given
-action prefixes in training (``max_delay``). Then all modes run on the same starts under the virtual clock, at delays of
-0 to 500 ms, and once with gamma jitter. Cells that are on the disk are not computed again.
+Two policies learn ``pick`` and ``conveyor`` from the same demonstrations in the same number of steps: a plain one, and
+one that was given action prefixes in training (``max_delay``). They see states, with poses of objects, so that the
+figures are about execution and not about seeing. Then all modes run on the same starts under the virtual clock, at
+delays of 0 to 500 ms, and once with gamma jitter. Cells that are on the disk are not computed again.
 """
 
 from __future__ import annotations
