@@ -107,7 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of demonstrations, runs and cells (outputs/reproduce/<name>)")
     parser.add_argument("--name", help="stem of the result files")
     args = parser.parse_args(argv)
-    settings, seeds = SMOKE if args.smoke else IMAGES if args.images else Settings(), range(args.seeds)
+    settings, seeds = IMAGES if args.images else Settings(), range(args.seeds)
+    if args.smoke:
+        settings = dataclasses.replace(SMOKE, images=args.images)
     name = args.name or "mixture_of_horizons" + "_images" * args.images
     out = args.out or OUT / name
     if not args.report:
