@@ -361,12 +361,13 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._drives = np.vstack([self._drives[1:], drive])
         oldest, old, new = self._drives
         late = self._delay * self._spec_robot.rate_hz  # in control steps, below one
-        ctrl = self.data.ctrl
-        for i in range(self._substeps):
-            s = (i + 1) / self._substeps - late
-            ctrl[:_NUM_DRIVES] = old + s * (new - old) if s >= 0 else old + s * (old - oldest)
-            # A gripper is switched, not moved along a line.
-            ctrl[_NUM_DRIVES - 1] = new[-1] if s > 0 else old[-1]
+        s = np.arange(1, self._substeps + 1)[:, None] / self._substeps - late
+        path = np.where(s >= 0, old + s * (new - old), old + s * (old - oldest))
+        # A gripper is switched, not moved along a line.
+        path[:, -1] = np.where(s[:, 0] > 0, new[-1], old[-1])
+        ctrl = self.data.ctrl[:_NUM_DRIVES]
+        for targets in path:
+            ctrl[:] = targets
             mujoco.mj_step(self.model, self.data)
         mujoco.mj_forward(self.model, self.data)
 

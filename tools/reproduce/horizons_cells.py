@@ -62,7 +62,7 @@ class Settings:
     width: int = 128
     steps: int = 400
     batch: int = 64
-    num_envs: int = 56
+    num_envs: int = 28
     images: bool = False
 
     @property

@@ -46,19 +46,19 @@ from horizons_cells import (  # noqa: E402
 from results import ROOT  # noqa: E402
 
 OUT = ROOT / "outputs" / "reproduce"
-MAIN = ("full", "draws", "longest", "reweighted")
+ROUNDS = (("full", "draws"), ("longest", "reweighted"), ("mean", "unbalanced", "averaged"))
 EXECUTE = (7, 10, 15, 1)
 RATIOS = (1.0, 1.2, 1.4)
 
 
 def grid(settings: Settings, seeds: Sequence[int]) -> list[Cell]:
-    """All cells, the most informative first: the claim's own comparisons on all seeds, then ablations, then sweeps."""
+    """All cells, the most informative first: the claim's own comparisons on all seeds, then the other arms, then sweeps."""
     k, few = settings.execute, seeds[:2]
     if settings.images:
         return [Cell(seed, arm, k) for seed in seeds for arm in (settings.baseline, "full")]
     plain = [f"plain-{h}" for h in settings.singles]
-    cells = [Cell(seed, arm, k) for seed in seeds for arm in (settings.baseline, *MAIN)]
-    cells += [Cell(seed, arm, k) for seed in seeds for arm in ("mean", "unbalanced", "averaged")]
+    rounds = ((settings.baseline, *ROUNDS[0]), *ROUNDS[1:])
+    cells = [Cell(seed, arm, k) for names in rounds for seed in seeds for arm in names]
     for seed in few:
         cells += [Cell(seed, "full", 0, ratio) for ratio in RATIOS] + [Cell(seed, "full", 0, RATIOS[1], True)]
         cells += [Cell(seed, arm, fixed) for fixed in EXECUTE for arm in ("full", plain[-1])]
