@@ -52,7 +52,7 @@ RATIOS = (1.0, 1.2, 1.4)
 
 
 def grid(settings: Settings, seeds: Sequence[int]) -> list[Cell]:
-    """All cells, the most informative first: the claim's own comparisons on all seeds, then the other arms, then sweeps."""
+    """All cells, the most informative first: what the claim compares on all seeds, then the other arms, then sweeps."""
     k, few = settings.execute, seeds[:2]
     if settings.images:
         return [Cell(seed, arm, k) for seed in seeds for arm in (settings.baseline, "full")]
