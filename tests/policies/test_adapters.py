@@ -17,7 +17,7 @@ from vla_stack.errors import UserError
 from vla_stack.methods import imitation
 from vla_stack.policies import flow
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.schema import ACTION
+from vla_stack.schema import ACTION, Continuation
 
 B = 3
 STATE_IN_WORDS = ("pi05", "observation.state")
@@ -323,6 +323,18 @@ def test_directories_are_lerobots(folder, kind, tmp_path):
     theirs = save_vla(stock, tmp_path / "theirs")
     np.testing.assert_array_equal(load_policy(theirs).infer(observations, seeds).actions, chunk)
     np.testing.assert_allclose(served.infer(observations[:1], seeds[:1]).actions[0], chunk[0], atol=1e-4)
+
+
+@each_kind
+@pytest.mark.parametrize("mode", ["rtc", "rtc_identity", "bid"])
+def test_plans_are_continued(folder, kind, mode, tmp_path):
+    """Real-time chunking is a function of the velocity: a chunk comes closer to the plan that it is to continue."""
+    served = load_policy(save_vla(make_vla(kind, folder), tmp_path))
+    observations = make_observations(2)
+    plans, free = (served.infer(observations, seeds).actions for seeds in ([1, 2], [3, 4]))
+    continued = served.infer(observations, [3, 4], [Continuation(mode, plan, 2, 2) for plan in plans]).actions
+    assert continued.shape == free.shape and np.isfinite(continued).all()
+    assert np.abs(continued - plans)[:, :2].mean() < np.abs(free - plans)[:, :2].mean()
 
 
 @each_kind

@@ -15,7 +15,6 @@ import torch
 from lerobot.processor import NormalizerProcessorStep
 from torch import nn
 
-from vla_stack.policies import flow
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.processor_embodiment import EmbodimentInputStep
 from vla_stack.schema import Observation
@@ -108,9 +107,7 @@ def numbers(policy: ChunkPolicy, key: str, used: tuple[str, ...]) -> dict[str, l
 
 def euler_steps(policy: nn.Module) -> int | None:
     """Velocities of one chunk; None for what is no flow."""
-    if not is_flow(policy):
-        return None
-    return int(getattr(policy, "inference_steps", 0) or policy.config.num_inference_steps)
+    return policy.inference_steps if is_flow(policy) else None
 
 
 def is_flow(policy: nn.Module) -> bool:
@@ -164,7 +161,7 @@ def halves(policy: ChunkPolicy, observation: Observation) -> dict[str, Callable[
     batch = policy.preprocessor(policy._collate([observation]))
     context = network.encode(batch)
     x = torch.zeros(1, network.horizon, network.noise_dim, device=network.config.device)
-    t = flow.per_token(torch.ones(1, device=x.device))[:, 0]
+    t = torch.ones(1, device=x.device)
     return {"prefix": lambda: network.encode(batch), "velocity": lambda: network.velocity(context, x, t)}
 
 
