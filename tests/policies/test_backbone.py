@@ -15,6 +15,7 @@ from vla_stack.policies.backbone import fit
 from vla_stack.policies.backbone_text import IGNORED, image_text_pairs, prompts, read_tokenizer
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.policies.transformer import attention
 from vla_stack.schema import ACTION, OBS_STATE, SchemaError, image_key
 
 WRIST = image_key("wrist")
@@ -108,6 +109,16 @@ def test_fewer_layers_are_the_first_ones(policy, directory, batch):
     for (k, v), (k_all, v_all) in pairs:
         torch.testing.assert_close(k, k_all)
         torch.testing.assert_close(v, v_all)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_shared_key_heads_equal_copied_ones(rows):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, n, 8, generator=generator) for heads, n in ((6, 5), (2, 7), (2, 7)))
+    mask = torch.rand(2, 1, rows, 7, generator=generator) > 0.3
+    mask[..., 0] = True
+    copied = attention(q, *(x.repeat_interleave(3, 1) for x in (k, v)), mask)
+    torch.testing.assert_close(attention(q, k, v, mask), copied)
 
 
 # --- Contract of a flow policy -----------------------------------------------------------------------------------
@@ -382,8 +393,10 @@ def policy_text(directory, ids):
     return Tokenizer.from_str(read_tokenizer(str(directory)).decode()).decode(ids.tolist(), skip_special_tokens=False)
 
 
-def test_language_loss_trains_adapters(directory):
-    policy = make_base(directory, keep_language_head=True, train_backbone="lora").train()
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_language_loss_trains_adapters(directory, checkpointing):
+    options = {"keep_language_head": True, "train_backbone": "lora", "gradient_checkpointing": checkpointing}
+    policy = make_base(directory, **options).train()
     ids, labels = image_text_pairs(read_tokenizer(str(directory)), policy.config.backbone_config, ["what?"], ["a cube"])
     policy.language_loss(torch.zeros(1, 40, 60, 3, dtype=torch.uint8), ids, labels).backward()
     adapters = [p for n, p in policy.named_parameters() if "lora_B" in n]

@@ -101,11 +101,11 @@ def make_policy(backbone: PreTrainedConfig, cameras: int, device: torch.device, 
         output_features={ACTION: PolicyFeature(FeatureType.ACTION, (ACTIONS,))},
         **options,
     )
-    policy = VlaPolicy(config)
+    policy = VlaPolicy(config).to(device)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.normal_(std=0.02)
-    return policy.to(device)
+    return policy
 
 
 def make_batch(policy: VlaPolicy, size: int, device: torch.device) -> dict[str, Any]:

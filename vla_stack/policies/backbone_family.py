@@ -125,6 +125,7 @@ def load_backbone(config: VlaConfig) -> PreTrainedModel:
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"the backbone '{config.backbone}' lacks the weights '{missing[0]}'", "copy it again")
     config.backbone_config = json.loads(model.config.to_json_string(use_diff=False))
+    config.backbone_config.pop("_name_or_path", None)  # where it lay is in `backbone`
     config.__dict__["_from_source"] = True
     return model
 
