@@ -125,19 +125,20 @@ def test_a_branch_is_the_policy_that_was_built_for_its_length(native):
 @pytest.mark.parametrize("per_token", [False, True])
 def test_packed_and_padded_layouts_are_the_same(case, per_token):
     t = case.t if not per_token else torch.rand(case.x.shape[:2], generator=seeded(), dtype=case.dtype)
-    args = (case.policy.base, case.policy.horizons, case.context, case.x, t)
+    base, horizons = case.policy.base, case.policy.horizons
     with torch.no_grad():
-        case.close(moh.packed_states(*args), moh.padded_states(*args))
+        packed = moh.packed_states(base, horizons, case.context, case.x, t)
+        case.close(packed, moh.padded_states(base, horizons, case.context.repeat(3), case.x, t))
 
 
 @every_base
-@pytest.mark.parametrize("states", [moh.packed_states, moh.padded_states])
-def test_what_lies_beyond_a_horizon_never_matters(case, states):
-    horizons = case.policy.horizons
+@pytest.mark.parametrize(("states", "copies"), [(moh.packed_states, 1), (moh.padded_states, 3)])
+def test_what_lies_beyond_a_horizon_never_matters(case, states, copies):
+    horizons, context = case.policy.horizons, case.context.repeat(copies)
 
     def branches(x):
         with torch.no_grad():
-            return horizons.unpack(states(case.policy.base, horizons, case.context, x, case.t))
+            return horizons.unpack(states(case.policy.base, horizons, context, x, case.t))
 
     before = branches(case.x)
     for n, h in enumerate(case.horizons[:-1]):
@@ -346,6 +347,49 @@ def test_every_parameter_but_the_gates_bias_is_trained(native):
     assert idle == ["gate.score.bias"]
 
 
+# --- One-step regression ---
+
+
+def one_step(horizons, **options):
+    config = MohConfig(base=make_config(head="regression"), horizons=horizons, device="cpu", **options)
+    torch.manual_seed(0)
+    policy = MohPolicy(config)
+    weights = {k: v for k, v in make_policy().state_dict().items() if k in policy.base.state_dict()}
+    policy.base.load_state_dict({**weights, "expert.head.bias": weights["expert.head.bias"] + 1.0}, strict=False)
+    return policy.double().eval()
+
+
+def test_one_step_branches_predict_actions_by_absolute_error(native):
+    policy, actions = one_step((2, 5, 8)), native.batch[ACTION]
+    value, terms = method.loss(policy, native.batch, seeded(), shift=0)
+    with torch.no_grad():
+        branches, weights = policy.mix(native.context, actions, torch.zeros_like(native.t))
+        for n, h in enumerate((2, 5, 8)):
+            states = policy.base.action_states(native.context, actions[:, :h], torch.zeros_like(native.t))
+            native.close(branches[:, n, :h], policy.base.action_head(states))
+    fused = (weights[..., None] * branches).sum(1)
+    individual = sum((branches[:, n, :h] - actions[:, :h]).abs().mean() for n, h in enumerate((2, 5, 8)))
+    native.close(terms["loss_mixture"], (fused - actions).abs().mean())
+    native.close(terms["loss_individual"], individual)
+    torch.manual_seed(0)
+    native.close(policy.forward(native.batch)[0], value)
+    single = one_step((8,))
+    plain, _ = imitation.loss(single.base, native.batch, seeded(), shift=0)
+    native.close(method.loss(single, native.batch, seeded(), shift=0)[0], 2 * plain)
+
+
+def test_one_step_chunks_need_one_call_and_no_noise(native, monkeypatch):
+    policy, calls = one_step((2, 5, 8), consensus_ratio=1.0, consensus_min_steps=2, consensus_min_active=1), []
+    states = policy.base.action_states
+    monkeypatch.setattr(policy.base, "action_states", lambda *a, **k: calls.append(1) or states(*a, **k))
+    chunk, disagreement = policy.sample(native.batch, native.x)
+    assert len(calls) == 1 and disagreement[:, :5].min() > 0
+    assert torch.equal(policy.sample(native.batch, -native.x).chunk, chunk)
+    assert policy.execute_steps(disagreement).shape == (B,)
+    with pytest.raises(UserError, match="has no velocity"):
+        policy.velocity(native.context, native.x, native.t)
+
+
 # --- Inference ---
 
 
@@ -505,7 +549,7 @@ def test_horizons_that_do_not_fit_are_named(native, options, message):
 
 
 def test_a_base_without_a_flow_is_refused(native):
-    for kind, chunk in (("act", {"chunk_size": 8, "n_action_steps": 1}), ("vla", {"head": "regression"})):
+    for kind, chunk in (("act", {"chunk_size": 8, "n_action_steps": 1}), ("vla", {"head": "bins"})):
         base = make_config(**chunk) if kind == "vla" else policy_class(kind).config_class(device="cpu", **chunk)
         base.input_features, base.output_features = make_config().input_features, make_config().output_features
         with pytest.raises(UserError, match="mixture of horizons"):

@@ -50,16 +50,15 @@ def loss(
     batch = shifted(batch, shift, generator)
     actions = batch[ACTION].repeat_interleave(draws, 0)
     valid = flow.valid_entries(batch).repeat_interleave(draws, 0)
-    noise = flow.sample_noise((*actions.shape[:2], policy.noise_dim), generator, actions.device)
-    t = flow.sample_time(len(actions), generator, actions.device)
+    context, horizons = policy.encode(batch).repeat(draws), policy.config.horizons
 
-    context = policy.encode(batch).repeat(draws)
-    mixed = policy.mix(context, flow.interpolate(actions, noise, t), t, generator).cut(policy.action_dim)
-    u, horizons = flow.target(actions, noise), policy.config.horizons
-    error = (mixed.velocity - u).square()
+    # Velocities at one noise and time for all branches, and squares; or actions, and absolute values.
+    mixed, target, distance = policy.predict(context, actions, generator)
+    error = distance(mixed.velocity - target)  # [b, h, a]
     l_mix = flow.mean_error(error, valid)
     l_ind = sum(
-        flow.mean_error((mixed.branches[:, n, :h] - u[:, :h]).square(), valid[:, :h]) for n, h in enumerate(horizons)
+        flow.mean_error(distance(mixed.branches[:, n, :h] - target[:, :h]), valid[:, :h])
+        for n, h in enumerate(horizons)
     )
     l_bal = load_balance(mixed.weights, horizons, valid.any(2))
     value = mixture * l_mix + individual * l_ind + balance * l_bal

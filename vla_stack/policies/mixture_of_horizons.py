@@ -91,13 +91,14 @@ def packed_states(
 def padded_states(
     policy: FlowPolicy, horizons: Horizons, context: Context, x: Float[Tensor, "b h a"], t: Time
 ) -> Float[Tensor, "b m d"]:
-    """The same from one padded row a branch and one copy of the prefix a row, as in the paper's own code.
+    """The same from one padded row a branch, as in the paper's own code.
 
-    What :func:`packed_states` is held against, in tests and benchmarks.
+    What :func:`packed_states` is held against, in tests and benchmarks. ``context`` has each observation once a branch:
+    ``context.repeat(n)``.
     """
-    n, h = horizons.valid.shape
+    n = len(horizons.lengths)
     valid = horizons.valid.repeat(len(x), 1)
-    states = policy.action_states(context.repeat(n), x.repeat_interleave(n, 0), t.repeat_interleave(n, 0), valid=valid)
+    states = policy.action_states(context, x.repeat_interleave(n, 0), t.repeat_interleave(n, 0), valid=valid)
     return states.unflatten(0, (len(x), n)).flatten(1, 2)[:, horizons.slots]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from vla_stack.policies import flow
 from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.contract import Context, Time
+from vla_stack.policies.directory import read_policy
 from vla_stack.policies.mixture_of_horizons import (
     Gate,
     Horizons,
@@ -25,7 +26,6 @@ from vla_stack.policies.mixture_of_horizons import (
     load_balance,
     packed_states,
 )
-from vla_stack.policies.directory import read_policy
 from vla_stack.policies.registry import policy_class
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE
 
@@ -45,14 +45,19 @@ class Sample(NamedTuple):
 class MohPolicy(PreTrainedPolicy):
     """Mixture of horizons over any flow policy; itself a :class:`~vla_stack.policies.contract.FlowPolicy`.
 
-    Its velocity is the fused one, so samplers and methods work on it as on its base.
+    Its velocity is the fused one, so samplers and methods work on it as on its base. Over a native base with
+    ``head=regression`` (the paper's pi_reg) branches predict actions instead of velocities, in one step: what is called
+    velocity of a :class:`Mixture` are then actions.
+
+    Attributes:
+        one_step: Whether it is the latter.
 
     Args:
         config: Configuration with features filled in.
         dataset_meta: LeRobot's metadata of the training data, passed on to the base.
 
     Raises:
-        UserError: The base is no flow policy, or its action attention is causal.
+        UserError: The base is neither, or its action attention is causal.
     """
 
     config_class = MohConfig
@@ -64,6 +69,7 @@ class MohPolicy(PreTrainedPolicy):
         config.share()
         self.config = config
         self.base = _make_base(config, dataset_meta)
+        self.one_step = getattr(self.base, "head", None) is not None
         self.horizon, self.action_dim = config.horizons[-1], self.base.action_dim
         self.noise_dim, self.state_width = self.base.noise_dim, self.base.state_width
         self.gate = Gate(self.state_width)
@@ -83,20 +89,27 @@ class MohPolicy(PreTrainedPolicy):
 
         Args:
             context: The prefix.
-            x: Points on the flow, of full length.
-            t: Flow time, ``[b]`` or ``[b, h]``.
-            generator: Source of the gate's noise; None, as in inference, adds none.
+            x: Points on the flow, of full length; of one-step predictions no more than the shape.
+            t: Flow time, ``[b]`` or ``[b, h]``; 0 for one-step predictions.
+            generator: Source of the gate's noise; None, as in inference, adds none. One-step predictions have none.
         """
         states = packed_states(self.base, self.horizons, context, x, t)
         branches = self.base.action_head(states)[..., : x.shape[-1]]
         return Mixture(self.horizons.unpack(branches), self._weights(states, generator))
 
     def _weights(self, states: Float[Tensor, "b m d"], generator: torch.Generator | None) -> Float[Tensor, "b n h"]:
-        scores = self.gate(states, generator if self.config.gate_noise else None)
+        noise = generator if self.config.gate_noise and not self.one_step else None
+        scores = self.gate(states, noise)
         return fusion_weights(self.horizons.unpack(scores), self.horizons.valid, self.config.fusion)
 
     def velocity(self, context: Context, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
-        """The fused velocity."""
+        """The fused velocity.
+
+        Raises:
+            UserError: The base predicts actions in one step.
+        """
+        if self.one_step:
+            raise UserError("a mixture of one-step predictions has no velocity", "train one with base.head=flow")
         return self.mix(context, x, t).velocity
 
     def action_states(
@@ -133,7 +146,7 @@ class MohPolicy(PreTrainedPolicy):
     def sample(
         self, batch: dict[str, Any], noise: Tensor | None = None, prefix: flow.ActionPrefix | None = None
     ) -> Sample:
-        """Integrate the fused velocity from ``noise`` [b, h, a], or noise of the configured scale.
+        """Integrate the fused velocity from ``noise`` [b, h, p], or noise of the configured scale.
 
         The branches' disagreement is that of velocities, as the paper's code has it: branches are never integrated on
         their own. Normalised units; the dimensions are those that the robot has.
@@ -144,6 +157,9 @@ class MohPolicy(PreTrainedPolicy):
             state = batch[OBS_STATE]
             noise = torch.randn(len(state), self.horizon, self.noise_dim, dtype=state.dtype, device=state.device)
             noise *= getattr(self.config, "noise_scale", 1.0)
+        if self.one_step:
+            mixture = self.mix(context, noise, noise.new_zeros(len(noise)))
+            return Sample(mixture.velocity, mixture.disagreement)
         disagreement = noise.new_zeros(noise.shape[:2])
         lacking = batch.get(ACTION_DIM_IS_PAD)  # [b, a], of embodiments with fewer dimensions
 
@@ -166,6 +182,20 @@ class MohPolicy(PreTrainedPolicy):
         n, m = c.consensus_min_steps, c.consensus_min_active
         return consensus_steps(disagreement, c.horizons, c.consensus_ratio, n, m, c.consensus_rule)
 
+    def predict(
+        self, context: Context, actions: Float[Tensor, "b h a"], generator: torch.Generator
+    ) -> tuple[Mixture, Float[Tensor, "b h a"], Callable[[Tensor], Tensor]]:
+        """Predictions at a random point of the flow, what they should be, and the distance that training minimises.
+
+        All branches share noise and time. One-step predictions are of the actions themselves, by absolute error.
+        """
+        if self.one_step:
+            return self.mix(context, actions, actions.new_zeros(len(actions))), actions, torch.abs
+        noise = flow.sample_noise((*actions.shape[:2], self.noise_dim), generator, actions.device)
+        t = flow.sample_time(len(actions), generator, actions.device)
+        mixture = self.mix(context, flow.interpolate(actions, noise, t), t, generator)
+        return mixture.cut(self.action_dim), flow.target(actions, noise), torch.square
+
     # --- LeRobot --------------------------------------------------------------------------------------------------
 
     def forward(
@@ -175,16 +205,12 @@ class MohPolicy(PreTrainedPolicy):
 
         Ours, with its terms spelt out, is methods/mixture_of_horizons.py.
         """
-        actions, valid = batch[ACTION], flow.valid_entries(batch)
-        generator = torch.default_generator
-        noise = flow.sample_noise((*actions.shape[:2], self.noise_dim), generator, actions.device)
-        t = flow.sample_time(len(actions), generator, actions.device)
-        mixture = self.mix(self.encode(batch), flow.interpolate(actions, noise, t), t, generator).cut(self.action_dim)
-        u = flow.target(actions, noise)
-        loss = flow.masked_mean((mixture.velocity - u).square(), valid)
-        for n, h in enumerate(self.config.horizons):
-            loss = loss + flow.masked_mean((mixture.branches[:, n, :h] - u[:, :h]).square(), valid[:, :h])
-        loss = loss + 1e-3 * load_balance(mixture.weights, self.config.horizons, valid.any(2))
+        valid, horizons = flow.valid_entries(batch), self.config.horizons
+        mixture, target, distance = self.predict(self.encode(batch), batch[ACTION], torch.default_generator)
+        loss = flow.masked_mean(distance(mixture.velocity - target), valid)
+        for n, h in enumerate(horizons):
+            loss = loss + flow.masked_mean(distance(mixture.branches[:, n, :h] - target[:, :h]), valid[:, :h])
+        loss = loss + 1e-3 * load_balance(mixture.weights, horizons, valid.any(2))
         return (loss if reduction == "none" else loss.mean()), {"moh_loss": loss.mean().item()}
 
     def predict_action_chunk(
@@ -235,8 +261,9 @@ def _make_base(config: MohConfig, dataset_meta: Any) -> PreTrainedPolicy:
         base.pretrained_path = None  # from here on the weights are part of this policy's own
     else:
         policy = kind(base, dataset_meta=dataset_meta)
-    if getattr(policy, "head", None) is not None:
-        raise UserError(f"a mixture of horizons needs a flow, base.head is '{base.head}'", "set base.head=flow")
+    if getattr(policy, "head", None) is not None and base.head != "regression":
+        remedy = "set base.head to flow or regression"
+        raise UserError(f"a mixture of horizons cannot mix predictions of the head '{base.head}'", remedy)
     if policy.causal_actions and not config.bidirectional:
         raise UserError(
             f"action attention of policy '{base.type}' is causal, so all horizons would predict the same",
