@@ -168,6 +168,16 @@ def test_recipes_fine_tune(kind: str, folder: Path, demonstrations: Path, tmp_pa
     acts_in_its_environment(policy_dir)
 
 
+def test_what_the_hub_does_not_give_is_said(
+    demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"policy: {{type: smolvla}}\ndata: {{root: {demonstrations}}}\n")
+    assert main(["train", str(recipe), f"output_dir={tmp_path / 'run'}"]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("vla train: policy 'smolvla' needs a file of the hub: ") and "policy.options" in error
+
+
 def test_methods_say_what_they_need(demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"policy: {{type: act}}\ndata: {{root: {demonstrations}}}\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,8 @@ def read_policy(source: str | Path, config: PreTrainedConfig, **known: Any) -> P
     file = find_weights(source)
     check_weights(file)
     try:
-        return policy_class(config.type).from_pretrained(source, config=config, strict=True, **known)
+        with fetching(config.type):
+            return policy_class(config.type).from_pretrained(source, config=config, strict=True, **known)
     except RuntimeError as e:
         if "loading state_dict" not in str(e):
             raise
@@ -96,6 +99,20 @@ def read_processors(
     except (OSError, ValueError, KeyError, TypeError, ImportError, safetensors.SafetensorError) as e:
         remedy = "copy the whole pretrained_model folder, tokenizer included"
         raise UserError(f"{path}: the processors cannot be read: {first_line(e)}", remedy) from None
+
+
+@contextmanager
+def fetching(kind: str) -> Iterator[None]:
+    """Says in one line that a file cannot be had which a policy type downloads when it is made: a tokenizer, say.
+
+    Raises:
+        UserError: Instead of any ``OSError``.
+    """
+    try:
+        yield
+    except OSError as e:
+        remedy = "connect once (some repositories want `hf auth login`), or name local directories in policy.options"
+        raise UserError(f"policy '{kind}' needs a file of the hub: {first_line(e)}", remedy) from None
 
 
 def _check_keys(tree: Any, where: str) -> None:

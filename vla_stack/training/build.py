@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from lerobot.configs import PolicyFeature, PreTrainedConfig
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
-from lerobot.policies.factory import make_policy_config, make_pre_post_processors
+from lerobot.policies.factory import make_policy_config
 from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.feature_utils import dataset_to_policy_features
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
 from vla_stack.training.loaders import make_loader
 from vla_stack.training.lora import save_merged
-from vla_stack.training.policies import new_policy, restore
+from vla_stack.training.policies import new_policy, new_processors, restore
 from vla_stack.training.recipe import PolicyRecipe, Recipe
 from vla_stack.training.sources import Stats, open_sources, pooled
 from vla_stack.training.text_pairs import co_trained, with_pairs
@@ -124,7 +124,7 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
         if any(s.recipe.cameras is not None for s in sources) and not config.input_features:
             config.input_features = input_features(metas[0], tuple(sources[0].embodiment.cameras))
         policy = new_policy(config, metas[0], recipe.policy.lora)
-        pre, post = make_pre_post_processors(config, dataset_stats=dataset_stats(datasets, metas, config))
+        pre, post = new_processors(config, dataset_stats(datasets, metas, config))
     described = (sources[0].dataset.root / "meta" / "robot.json").is_file()
     robot = read_robot_spec(sources[0].dataset.root) if described else None
     lora = bool(recipe.policy.lora.rank)

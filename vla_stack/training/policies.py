@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from lerobot.configs import FeatureType, PreTrainedConfig
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
-from lerobot.policies import PreTrainedPolicy
+from lerobot.policies import PreTrainedPolicy, make_pre_post_processors
 from lerobot.utils.feature_utils import dataset_to_policy_features
 from safetensors import safe_open
 
 from vla_stack.errors import UserError
-from vla_stack.policies.directory import read_policy, read_processors
+from vla_stack.policies.directory import fetching, read_policy, read_processors
 from vla_stack.policies.registry import policy_class
 from vla_stack.policies.weights import WEIGHTS
 from vla_stack.schema import ACTION
@@ -47,8 +47,19 @@ def new_policy(config: PreTrainedConfig, meta: LeRobotDatasetMetadata, lora: Lor
     if config.pretrained_path:
         policy = read_policy(config.pretrained_path, config, **known)
     else:
-        policy = policy_class(config.type)(config, **known)
+        with fetching(config.type):
+            policy = policy_class(config.type)(config, **known)
     return to_train(policy.to(config.device), lora)
+
+
+def new_processors(config: PreTrainedConfig, stats: dict[str, dict[str, Any]]) -> tuple[Any, Any]:
+    """Pre- and post-processor of a policy that is new to its data.
+
+    Raises:
+        UserError: A tokenizer cannot be had.
+    """
+    with fetching(config.type):
+        return make_pre_post_processors(config, dataset_stats=stats)
 
 
 def restore(checkpoint: Path, config: PreTrainedConfig, recipe: PolicyRecipe) -> tuple[PreTrainedPolicy, Any, Any]:

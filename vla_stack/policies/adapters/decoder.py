@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vla_stack.policies.expert import same_block
 from vla_stack.policies.transformer import KeyValue, attention
 
 MAX_WAVELENGTH = 10_000.0
@@ -23,7 +24,11 @@ Rotation = tuple[Tensor, Tensor]  # cosine and sine, each float32 [b, 1, n, head
 
 
 def rotation(positions: Int[Tensor, "b n"], head_dim: int) -> Rotation:
-    """Angles of rotary position embeddings (Su et al. 2021), for queries and keys of ``head_dim``."""
+    """Angles of rotary position embeddings (Su et al. 2021), for queries and keys of ``head_dim``.
+
+    In float32 whatever the weights are, as these VLAs were pretrained; a bfloat16 model of LeRobot rounds the
+    frequencies to eight bits, which turns far tokens against each other.
+    """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     angles = positions[:, None, :, None].float() / MAX_WAVELENGTH**exponent
     return angles.cos(), angles.sin()
@@ -153,7 +158,7 @@ def action_mask(
     if valid is not None:
         mask[:, :, -n:] = valid[:, None]
     if causal or len(lengths) > 1:
-        own = torch.block_diag(*(torch.ones(h, h, dtype=torch.bool) for h in lengths)).to(prefix.device)
+        own = same_block(tuple(lengths), prefix.device)
         mask = mask & F.pad(own.tril() if causal else own, (prefix.shape[1], 0), value=True)
     return mask
 
