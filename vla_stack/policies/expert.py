@@ -7,6 +7,7 @@ every norm has a scale, a shift and a gate that are linear in the time embedding
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -161,7 +162,12 @@ class Query(nn.Module):
         return self.vector.expand(*x.shape[:2], -1)
 
 
-def same_block(blocks: Sequence[int], device: torch.device) -> Bool[Tensor, "n n"]:
-    """True where two tokens belong to the same one of several chunks laid end to end."""
-    index = torch.repeat_interleave(torch.tensor(blocks)).to(device)
-    return index[:, None] == index[None, :]
+@functools.lru_cache(maxsize=16)
+def same_block(blocks: tuple[int, ...], device: torch.device) -> Bool[Tensor, "n n"]:
+    """True where two tokens belong to the same one of several chunks laid end to end.
+
+    Kept, so that the steps of a sampler do not each make and copy it.
+    """
+    with torch.inference_mode(False):  # what is kept must serve training too
+        index = torch.repeat_interleave(torch.tensor(blocks)).to(device)
+        return index[:, None] == index[None, :]
