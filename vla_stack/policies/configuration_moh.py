@@ -16,7 +16,7 @@ from vla_stack.policies.mixture_of_horizons import Fusion
 HORIZONS = tuple(range(3, 31, 3))
 
 if TYPE_CHECKING:
-    AnyPolicy = PreTrainedConfig
+    from lerobot.configs import PreTrainedConfig as AnyPolicy
 else:
 
     class AnyPolicy:
@@ -72,8 +72,9 @@ class MohConfig(PreTrainedConfig):
             )
         if self.base.type == self.type:
             raise UserError("the base of a mixture of horizons is one itself", "give another base.type")
-        self.input_features = self.input_features or self.base.input_features
-        self.output_features = self.output_features or self.base.output_features
+        for name in ("input_features", "output_features"):
+            if not getattr(self, name):
+                setattr(self, name, getattr(self.base, name))
         self.share()
 
     def share(self) -> None:
