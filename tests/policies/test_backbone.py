@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -352,6 +354,33 @@ def test_stages_of_training_follow_each_other(directory, tmp_path, batch, noise,
             moved = policy.predict_action_chunk(batch, noise)
             assert (moved - expected).abs().max() > 1e-3
             expected = moved
+
+
+SERVE = """
+import sys, numpy, torch
+from vla_stack.policies.chunk_policy import load_policy
+policy, raw = load_policy(sys.argv[1]), torch.load(sys.argv[2], weights_only=True)
+noise = raw.pop("noise")
+chunk = policy.policy.predict_action_chunk(policy.preprocessor(raw), noise)
+numpy.save(sys.argv[3], policy.postprocessor(chunk).numpy())
+"""
+
+
+@pytest.mark.slow
+def test_another_process_predicts_the_same_bits(directories, tmp_path):
+    source = shutil.copytree(directories["paligemma"], tmp_path / "backbone")
+    policy = make_base(source, train_backbone="lora", backbone_dtype="bfloat16")
+    parts = (policy, *make_vla_pre_post_processors(policy.config, make_stats()))
+    for part in parts:
+        part.save_pretrained(tmp_path / "policy")
+    raw = {k: v for k, v in make_batch(2).items() if k != ACTION} | {"noise": torch.randn(2, 8, ACTIONS)}
+    torch.save(raw, tmp_path / "raw.pt")
+    noise = raw.pop("noise")
+    expected = parts[2](policy.predict_action_chunk(parts[1](dict(raw)), noise))
+    shutil.rmtree(source)
+    files = [str(tmp_path / name) for name in ("policy", "raw.pt", "chunk.npy")]
+    subprocess.run([sys.executable, "-c", SERVE, *files], check=True)
+    assert np.array_equal(np.load(files[2]), expected.numpy())
 
 
 def test_a_configuration_made_twice_loads_the_backbone_twice(directories):

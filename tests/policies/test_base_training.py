@@ -22,7 +22,7 @@ from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.training import recipe as recipes
 from vla_stack.training.loop import backbone_scale, make_optimizer
-from vla_stack.training.memory import activations, estimate
+from vla_stack.training.memory import Memory, activations, estimate
 from vla_stack.training.recipe import OptimizerRecipe
 from vla_stack.training.train import train
 
@@ -170,7 +170,14 @@ def test_weights_and_optimizer_are_counted(middle, mode):
 def test_memory_without_a_formula_says_so():
     memory = estimate(make_policy(), recipes.Recipe())
     assert memory.activations == 0
-    assert str(memory).endswith("and activations")
+    assert memory.report().endswith("and activations")
+
+
+def test_too_little_memory_names_a_remedy():
+    memory = Memory(parameters=2_000_000_000, gradients=500_000_000, optimizer=0, average=0, activations=10**9)
+    line = "memory: about 3.50 GB (weights 2.00 GB, gradients 0.50 GB, activations 1.00 GB)"
+    assert memory.report() == memory.report(capacity=4 * 10**9) == line
+    assert memory.report(capacity=3 * 10**9).startswith(f"{line}, the device has 3.00 GB: lower batch_size")
 
 
 # --- The bench of a GPU machine ---------------------------------------------------------------------------------

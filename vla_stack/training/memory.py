@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vla_stack.policies.modeling_vla import VlaPolicy
@@ -44,13 +45,19 @@ class Memory:
         """All of it."""
         return sum(astuple(self))
 
-    def __str__(self) -> str:
-        def size(n: int) -> str:
-            return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{n / 1e6:.1f} MB"
+    def report(self, capacity: int | None = None) -> str:
+        """One line for a person.
 
+        Args:
+            capacity: Bytes of the device; what to do is said where they are too few.
+        """
         names = ("weights", "gradients", "optimizer", "average", "activations")
-        parts = ", ".join(f"{name} {size(n)}" for name, n in zip(names, astuple(self), strict=True) if n)
-        return f"about {size(self.total)} ({parts})" + ("" if self.activations else " and activations")
+        parts = ", ".join(f"{name} {_size(n)}" for name, n in zip(names, astuple(self), strict=True) if n)
+        line = f"memory: about {_size(self.total)} ({parts})" + ("" if self.activations else " and activations")
+        if capacity is None or self.total <= capacity:
+            return line
+        remedy = "lower batch_size and raise accumulate, or set policy.options.gradient_checkpointing=true"
+        return f"{line}, the device has {_size(capacity)}: {remedy}"
 
 
 def estimate(policy: nn.Module, recipe: Recipe) -> Memory:
@@ -121,6 +128,15 @@ def expert_layer(width: int, heads: int) -> int:
     """Bytes an action token of an expert's layer: float32 sums and norms with scale and gate, attention, a network four
     times as wide."""
     return 2 * (4 + 4 + HALF) * width + 2 * (4 + HALF) * width + 3 * heads * HALF + 2 * 4 * width * HALF
+
+
+def capacity(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory; None for other devices."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def _size(n: int) -> str:
+    return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{n / 1e6:.1f} MB"
 
 
 def _bytes(tensors: Iterable[Any]) -> int:

@@ -66,7 +66,7 @@ def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
     from vla_stack.training import checkpoint as ckpt
     from vla_stack.training.build import build
     from vla_stack.training.loop import Trainer
-    from vla_stack.training.memory import estimate
+    from vla_stack.training.memory import capacity, estimate
     from vla_stack.training.placement import place, use_threads
 
     placement = place(recipe.launcher, recipe.device)
@@ -85,7 +85,7 @@ def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
             f"(ready in {time.monotonic() - begin:.1f} s) -> {run_dir}",
             flush=True,
         )
-        print(f"memory: {estimate(trainer.policy, recipe)}", flush=True)
+        print(estimate(trainer.policy, recipe).report(capacity(placement.device)), flush=True)
     outcome = trainer.run(evaluator(recipe) if recipe.eval.every else None)
     if placement.is_main:
         if outcome.stopped:
