@@ -452,6 +452,21 @@ def test_backbone_of_another_family(tmp_path):
         make_base(tmp_path)
 
 
+def test_backbone_with_positions_that_the_expert_cannot_follow(directories, tmp_path):
+    config = json.loads((directories["smolvlm"] / "config.json").read_text())
+    config["text_config"]["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="rotary positions 'dynamic'.*default, linear, llama3 are"):
+        make_base(tmp_path)
+
+
+def test_backbone_without_a_tokenizer_is_named(directories, tmp_path):
+    policy = make_base(directories["smolvlm"])
+    policy.config.backbone = str(tmp_path)
+    with pytest.raises(UserError, match="cannot read tokenizer.json of the backbone"):
+        make_vla_pre_post_processors(policy.config, make_stats())
+
+
 def test_backbone_without_weights(directories, tmp_path):
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(directories["smolvlm"] / name, tmp_path)

@@ -19,6 +19,7 @@ from transformers.initialization import no_init_weights
 from vla_stack.errors import UserError
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.expert import Geometry
+from vla_stack.policies.weights import first_line
 
 OFFLINE = "give a local directory that holds config.json, tokenizer.json and *.safetensors, or run once with a network"
 
@@ -84,6 +85,7 @@ class PaliGemma:
 
 Family = SmolVlm | PaliGemma
 FAMILIES: dict[str, type[SmolVlm] | type[PaliGemma]] = {"smolvlm": SmolVlm, "paligemma": PaliGemma}
+STATIC_ROPE = ("default", "linear", "llama3")  # frequencies that do not depend on the input, and no scale
 TEXT_MODELS = ("llama", "gemma")  # later ones add norms, soft caps or local attention, which the layer loop lacks
 
 
@@ -121,7 +123,7 @@ def load_backbone(config: VlaConfig) -> PreTrainedModel:
             output_loading_info=True,
         )
     except (OSError, ValueError) as e:
-        raise UserError(f"cannot load the backbone '{config.backbone}': {str(e).splitlines()[0]}", OFFLINE) from None
+        raise UserError(f"cannot load the backbone '{config.backbone}': {first_line(e)}", OFFLINE) from None
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"the backbone '{config.backbone}' lacks the weights '{missing[0]}'", "copy it again")
     config.backbone_config = json.loads(model.config.to_json_string(use_diff=False))
@@ -137,6 +139,10 @@ def check_architecture(architecture: PreTrainedConfig, source: str) -> None:
         raise UserError(f"backbone '{source}' is a '{architecture.model_type}'", f"the families known are {known}")
     if (text := architecture.text_config.model_type) not in TEXT_MODELS:
         raise UserError(f"text model '{text}' of backbone '{source}' is not known", f"{' and '.join(TEXT_MODELS)} are")
+    if (rope := architecture.text_config.rope_parameters["rope_type"]) not in STATIC_ROPE:
+        raise UserError(
+            f"rotary positions '{rope}' of backbone '{source}' are not known", f"{', '.join(STATIC_ROPE)} are"
+        )
 
 
 def geometry(model: PreTrainedModel, text: nn.Module) -> Geometry:
@@ -187,4 +193,4 @@ def add_lora(model: PreTrainedModel, family: Family, config: VlaConfig) -> None:
         inject_adapter_in_model(lora, model)
     except ValueError as e:
         names = ", ".join(config.lora_targets)
-        raise UserError(f"lora_targets ({names}) fit no layer of the backbone: {str(e).splitlines()[0]}") from None
+        raise UserError(f"lora_targets ({names}) fit no layer of the backbone: {first_line(e)}") from None

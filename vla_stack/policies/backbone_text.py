@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_stack.errors import UserError
+from vla_stack.policies.weights import first_line
 from vla_stack.schema import OBS_STATE
 
 STATE_BINS = 256
@@ -44,8 +45,8 @@ def read_tokenizer(source: str, policy: Path | None = None) -> bytes:
         path = Path(source) / TOKENIZER if Path(source).is_dir() else Path(hf_hub_download(source, TOKENIZER))
         return path.read_bytes()
     except (OSError, ValueError) as e:
-        what = str(e).splitlines()[0]
-        raise UserError(f"cannot read {TOKENIZER} of the backbone '{source}': {what}", "give its directory") from None
+        what = f"cannot read {TOKENIZER} of the backbone '{source}': {first_line(e)}"
+        raise UserError(what, "give a local directory of the backbone") from None
 
 
 @ProcessorStepRegistry.register(STEP)
