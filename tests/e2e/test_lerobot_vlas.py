@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -53,14 +54,16 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(directory: Path, data: Path, kind: str, options: dict[str, Any], *overrides: str) -> Path:
-    """Two steps of training; returns the policy directory."""
+def train(
+    directory: Path, data: Path, kind: str, options: dict[str, Any], *overrides: str, fails: bool = False
+) -> Path:
+    """Two steps of training; returns the run directory."""
     recipe = directory / "recipe.yaml"
     policy = {"type": kind, "options": {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}}
     tree = {"method": "imitation" if kind in KINDS else "own_loss", "policy": policy, "steps": 2, "batch_size": 2}
     recipe.write_text(yaml.safe_dump(tree | {"threads": 1, "device": "cpu"}))
     run = directory / "run"
-    assert main(["train", str(recipe), f"data.root={data}", f"output_dir={run}", *overrides]) == 0
+    assert main(["train", str(recipe), f"data.root={data}", f"output_dir={run}", *overrides]) == fails
     return run
 
 
@@ -87,7 +90,9 @@ def test_train_resume_and_evaluate(kind: str, folder: Path, demonstrations: Path
     together = policy.infer(observations, [4, 5, 4]).actions
     assert together.shape == (3, policy.spec.horizon, len(robot.action)) and np.isfinite(together).all()
     np.testing.assert_allclose(policy.infer(observations[1:2], [5]).actions[0], together[1], atol=1e-4)
-    acts_in_its_environment(policy_dir)
+    rollout = ["--env", "sim/pick-v0", "--episodes", "1", "--workers", "0", "--videos", "0"]
+    assert main(["eval", "--policy", str(run), *rollout, "--out", str(tmp_path / "eval")]) == 0
+    assert json.loads((tmp_path / "eval/report.json").read_text())["results"][0]["episodes"][0]["steps"] > 0
 
     assert main(["train", "--resume", str(run), "steps=3"]) == 0
     (tmp_path / "straight").mkdir()
@@ -128,13 +133,17 @@ def test_relative_actions_and_fine_tuning(folder: Path, demonstrations: Path, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["smolvla", "pi05"])
-def test_adapters_of_low_rank(kind: str, folder: Path, demonstrations: Path, tmp_path: Path) -> None:
+def test_adapters_of_low_rank(
+    kind: str, folder: Path, demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The saved directory is plain; a resumed run equals an uninterrupted one, average included."""
-    for name in ("base", "straight", "resumed"):
+    for name in ("base", "none", "straight", "resumed"):
         (tmp_path / name).mkdir()
     base = train(tmp_path / "base", demonstrations, kind, small(kind, folder)) / "checkpoints/last/pretrained_model"
     schedule = "optimizer={lr: 0.01, warmup_steps: 1, final_lr_ratio: 1.0}"  # the same whatever the number of steps
     lora = [f"policy.pretrained={base}", "policy.lora={rank: 2}", schedule]
+    train(tmp_path / "none", demonstrations, kind, {}, *lora, "policy.lora.targets=nothing", fails=True)
+    assert "policy.lora.targets fits no layer" in capsys.readouterr().err
     straight = train(tmp_path / "straight", demonstrations, kind, {}, *lora, "steps=4")
     resumed = train(tmp_path / "resumed", demonstrations, kind, {}, *lora)
     assert main(["train", "--resume", str(resumed), "steps=4"]) == 0

@@ -63,6 +63,14 @@ def test_weights_cut_short(directory):
         assert refusal(directory).startswith("DIR/model.safetensors is damaged: ")
 
 
+def test_adapters_without_their_policy(directory):
+    (directory / WEIGHTS).unlink()
+    (directory / "adapter_config.json").write_text("{}")
+    assert refusal(directory) == (
+        "DIR holds adapters alone (adapter_config.json) -- merge them into their base policy and save that"
+    )
+
+
 def test_weights_of_another_policy(directory):
     weights = load_file(directory / WEIGHTS)
     first = next(iter(weights))

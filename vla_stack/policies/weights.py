@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vla_stack.errors import UserError
 
 WEIGHTS = "model.safetensors"
+PEFT = "adapter_config.json"  # of LeRobot's training with PEFT, which saves the adapters without the policy
 
 
 def find_weights(source: str | Path, revision: str | None = None) -> Path:
@@ -22,6 +23,10 @@ def find_weights(source: str | Path, revision: str | None = None) -> Path:
         UserError: The directory or repository has none, or the hub cannot be reached.
     """
     if Path(source).is_dir():
+        if not (Path(source) / WEIGHTS).is_file() and (Path(source) / PEFT).is_file():
+            raise UserError(
+                f"{source} holds adapters alone ({PEFT})", "merge them into their base policy and save that"
+            )
         if not (Path(source) / WEIGHTS).is_file():
             raise UserError(f"{source} holds no weights ({WEIGHTS} is missing)", "give a pretrained_model folder")
         return Path(source) / WEIGHTS

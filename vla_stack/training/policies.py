@@ -86,9 +86,14 @@ def restore(checkpoint: Path, config: PreTrainedConfig, recipe: PolicyRecipe) ->
 
 
 def to_train(policy: PreTrainedPolicy, lora: LoraRecipe) -> PreTrainedPolicy:
-    """What is trained in float32, whatever the rest is: an update of a ten-thousandth is lost in bfloat16."""
+    """A policy as it is trained: with adapters where the recipe says so, and what changes in float32."""
     if lora.rank:
         add_lora(policy, lora)
+    return in_float32(policy)
+
+
+def in_float32(policy: PreTrainedPolicy) -> PreTrainedPolicy:
+    """What is trained in float32, whatever the rest is: an update of a ten-thousandth is lost in bfloat16."""
     for parameter in trainable(policy).values():
         parameter.data = parameter.data.float()
     return policy
