@@ -117,7 +117,7 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
         if not is_plain(config, sources):
             add_embodiments(base_config(config), sources, grow=False)
     elif not is_plain(config, sources):
-        policy, pre, post = mixed_policy(config, sources)
+        policy, pre, post = mixed_policy(config, sources, recipe.policy.lora)
     else:
         datasets = [source.dataset for source in sources]
         metas = [LeRobotDatasetMetadata(f"local/{d.root.name}", root=d.root) for d in datasets]

@@ -17,10 +17,13 @@ from vla_stack.data.stats import RELATIVE_ACTION
 from vla_stack.errors import UserError
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.directory import read_policy
 from vla_stack.policies.embodiment import Embodiment
 from vla_stack.policies.processor_embodiment import EmbodimentInputStep
 from vla_stack.policies.registry import policy_class
 from vla_stack.schema import ACTION, OBS_STATE, image_key
+from vla_stack.training.policies import new_processors, to_train
+from vla_stack.training.recipe import LoraRecipe
 from vla_stack.training.sources import Source, Stats, check_same, pooled
 
 
@@ -112,10 +115,17 @@ def embodiment_stats(sources: Sequence[Source], horizon: int) -> dict[str, Stats
     return out
 
 
-def mixed_policy(config: PreTrainedConfig, sources: Sequence[Source]) -> tuple[PreTrainedPolicy, Any, Any]:
+def mixed_policy(
+    config: PreTrainedConfig, sources: Sequence[Source], lora: LoraRecipe
+) -> tuple[PreTrainedPolicy, Any, Any]:
     """A policy of several robots and its processors; with weights where ``config.pretrained_path`` names some.
 
     A checkpoint's embodiments keep their statistics, which its weights know; robots that it has not seen are added.
+
+    Args:
+        config: The policy's configuration; features and embodiments are filled in.
+        sources: The recipe's datasets.
+        lora: Low-rank adapters to train instead of all weights.
 
     Raises:
         UserError: The policy type, or the checkpoint, is for one robot; or a robot does not fit the checkpoint.
@@ -123,28 +133,34 @@ def mixed_policy(config: PreTrainedConfig, sources: Sequence[Source]) -> tuple[P
     base = base_config(config)
     if not isinstance(base, VlaConfig):
         names = ", ".join(dict.fromkeys(s.embodiment.name for s in sources))
-        raise UserError(f"policy '{config.type}' drives one robot, data.sources has {names}", "take policy.type=vla")
+        raise UserError(
+            f"policy '{config.type}' drives one robot, by its cameras' own names; data.sources has {names}",
+            "take policy.type=vla, or datasets of one robot without camera slots",
+        )
     start, saved = config.pretrained_path, len(base.embodiments)
     if start and not saved:
         raise UserError(
             f"the policy in {start} drives one robot whose cameras keep their names",
             "start from one that was trained on data.sources, or leave policy.pretrained empty",
         )
-    policy = policy_class(config.type).from_pretrained(start, config=config, strict=True) if start else None
+    policy = read_policy(start, config) if start else None
     new = add_embodiments(base, sources)
     config.input_features, config.output_features = base.input_features, base.output_features
     stats = embodiment_stats(sources, len(config.action_delta_indices or [0]))
     if policy is None:
         policy = policy_class(config.type)(config)
-        pre, post = make_pre_post_processors(config, dataset_stats=stats)
+        pre, post = new_processors(config, stats)
     else:
+        if lora.rank and new:
+            names = ", ".join(e.name for e in new)
+            raise UserError(f"'policy.lora' keeps the weights and {names} would need new ones", "set policy.lora.rank=0")
         policy = grown(policy, len(base.embodiments))
         robots = {"embodiments": base.embodiments}
         overrides = {"device_processor": {"device": str(config.device)}, "embodiment_input_processor": robots}
         pre, post = make_pre_post_processors(config, str(start), preprocessor_overrides=overrides)
         step = next(step for step in pre.steps if isinstance(step, EmbodimentInputStep))
         step.set_stats({e.name: stats[e.name] for e in new}, base.normalization_mapping)
-    return policy.to(config.device), pre, post
+    return to_train(policy.to(config.device), lora), pre, post
 
 
 def grown(policy: PreTrainedPolicy, count: int) -> PreTrainedPolicy:
