@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("vla_stack.training.train", "train a policy from a recipe"),
     "policy": ("vla_stack.policies.tools", "look into a policy: parameters, normalisation, latency, memory"),
     "eval": ("vla_stack.evaluation.evaluate", "roll a policy out in simulation and report success"),
+    "export": ("vla_stack.policies.export_verb", "write a policy as ONNX graphs"),
     "serve": ("vla_stack.serving.serve", "serve a policy over ZeroMQ"),
     "keys": ("vla_stack.serving.keys_verb", "keys for policy servers and robots on different machines"),
     "run": ("vla_stack.runtime.run", "run a robot (simulated or real) against a policy server"),

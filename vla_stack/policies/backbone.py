@@ -91,7 +91,7 @@ class PretrainedPrefix(nn.Module):
             state = self.state(batch[OBS_STATE].clamp(-5.0, 5.0))[:, None].to(text.dtype)
         if self.embodiment is not None:
             state = torch.cat((state, self.embodiment(batch[OBS_EMBODIMENT])[:, None].to(text.dtype)), dim=1)
-        mask = torch.cat((seen, seen.new_ones(len(text), state.shape[1]), word_mask), dim=1)
+        mask = torch.cat((seen, seen.new_ones(text.shape[0], state.shape[1]), word_mask), dim=1)
         return torch.cat((images, state, text), dim=1), mask
 
     def images(self, batch: dict[str, Any], dtype: torch.dtype) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
@@ -105,8 +105,8 @@ class PretrainedPrefix(nn.Module):
         if present:
             pixels = torch.cat([fit(to_float(batch[key]), self.size) for key in present])
             encoded = dict(zip(present, self.encode_images(pixels).to(dtype).chunk(len(present)), strict=True))
-        absent = torch.zeros(len(words), per_image, self.width, dtype=dtype, device=words.device)
-        tokens, masks = [absent[:, :0]], [torch.zeros(len(words), 0, dtype=torch.bool, device=words.device)]
+        absent = torch.zeros(words.shape[0], per_image, self.width, dtype=dtype, device=words.device)
+        tokens, masks = [absent[:, :0]], [torch.zeros(words.shape[0], 0, dtype=torch.bool, device=words.device)]
         for key in self.config.camera_keys:
             seen = torch.full(words.shape[:1], key in encoded, device=words.device)
             if (lacking := batch.get(f"{key}_is_pad")) is not None:

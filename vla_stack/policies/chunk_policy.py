@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from lerobot.configs import FeatureType, PreTrainedConfig
-from lerobot.policies import PreTrainedPolicy
 from torch import Tensor
 
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
@@ -23,6 +22,7 @@ from vla_stack.policies.continuation import continue_chunk, continuing_modes
 from vla_stack.policies.directory import read_config, read_policy, read_processors
 from vla_stack.policies.embodiment import Embodiment, select
 from vla_stack.policies.modeling_moh import MohPolicy
+from vla_stack.policies.onnx_policy import MANIFEST, OnnxPolicy
 from vla_stack.policies.weights import find_weights
 from vla_stack.schema import (
     ACTION,
@@ -46,7 +46,7 @@ class ChunkPolicy:
     """Batched inference with one seed an observation.
 
     Args:
-        policy: LeRobot policy in evaluation mode.
+        policy: LeRobot policy in evaluation mode, or an exported one.
         preprocessor: Its preprocessor.
         postprocessor: Its postprocessor.
         spec: What it consumes and produces.
@@ -55,7 +55,7 @@ class ChunkPolicy:
 
     def __init__(
         self,
-        policy: PreTrainedPolicy,
+        policy: Any,
         preprocessor: Any,
         postprocessor: Any,
         spec: PolicySpec,
@@ -102,7 +102,7 @@ class ChunkPolicy:
         if plans[0] is not None:
             return self._continue(observations, seeds, plans, modes.pop())
         with torch.inference_mode():
-            batch = self.preprocessor(self._collate(observations))
+            batch = self.preprocess(observations)
             chunk, execute = self._predict(batch, seeds)
             commands = self.postprocessor(chunk[:, : self.spec.horizon])
         return Chunks(commands.float().numpy(), None if execute is None else tuple(execute.tolist()))
@@ -119,6 +119,10 @@ class ChunkPolicy:
             noise = torch.stack([self._noise(seed) for seed in seeds]).to(self.policy.config.device)
             chunk = continue_chunk(self.policy, batch, noise, batch[ACTION], plans, seeds, mode)
             return Chunks(self.postprocessor(chunk[:, : self.spec.horizon]).float().numpy())
+
+    def preprocess(self, observations: Sequence[Observation]) -> dict[str, Any]:
+        """The batch that the policy is given for observations."""
+        return self.preprocessor(self._collate(observations))
 
     def _collate(self, observations: Sequence[Observation]) -> dict[str, Any]:
         robot = self.spec.robot
@@ -177,7 +181,8 @@ def load_policy(path: str | Path, device: str = "cpu", embodiment: str | None = 
     embodiments = [Embodiment.from_json(d) for d in getattr(config, "embodiments", ())]
     served = select(embodiments, embodiment, str(path)) if embodiments or embodiment else None
     robot = robot_spec(config, path) if served is None else embodiments[served].robot
-    policy = read_policy(path, config)
+    exported = (path / MANIFEST).is_file()
+    policy = OnnxPolicy(path, config) if exported else read_policy(path, config)
     pre, post = read_processors(path, config, device, served)
     normalisation = _digest(*sorted(path.glob("policy_p*processor*.safetensors")))
     extras = {
@@ -189,7 +194,7 @@ def load_policy(path: str | Path, device: str = "cpu", embodiment: str | None = 
         robot=robot,
         horizon=len(config.action_delta_indices or [0]),
         normalisation=normalisation if served is None else f"{normalisation}/{embodiments[served].name}",
-        model_version=_digest(find_weights(path)),
+        model_version=_digest(*sorted(path.glob("*.onnx*"))) if exported else _digest(find_weights(path)),
         d_train_max=getattr(policy, "max_delay", 0),
         extras=extras if served is None else {**extras, "embodiment": embodiments[served].name},
     )

@@ -28,14 +28,13 @@ BID_SAMPLES = 16
 
 
 def continuing_modes(policy: Any) -> list[str]:
-    """The ways in which a policy can continue a plan."""
-    if not (hasattr(policy, "velocity") and getattr(policy, "head", None) is None):
-        return []
-    return ["rtc", "rtc_identity", "bid"] + (["prefix"] if getattr(policy, "max_delay", 0) else [])
+    """The ways in which a policy can continue a plan; an exported one has no velocity to ask, but takes prefixes."""
+    flows = hasattr(policy, "velocity") and getattr(policy, "head", None) is None
+    return ["rtc", "rtc_identity", "bid"] * flows + ["prefix"] * bool(getattr(policy, "max_delay", 0))
 
 
 def continue_chunk(
-    policy: FlowPolicy,
+    policy: Any,
     batch: dict[str, Any],
     noise: Float[Tensor, "b h a"],
     plan: Float[Tensor, "b h a"],
@@ -55,13 +54,11 @@ def continue_chunk(
         seeds: One an observation, for further noise.
         mode: ``rtc``, ``rtc_identity``, ``bid`` or ``prefix``.
     """
-    horizon, steps = noise.shape[1], policy.inference_steps
+    horizon = noise.shape[1]
     plan = torch.nn.functional.pad(plan, (0, noise.shape[2] - plan.shape[2]))
     if mode == "prefix":
         mask = torch.stack([torch.arange(horizon) < c.delay for c in continuations]).to(noise.device)
-        context = policy.encode(batch)
-        chunk = flow.euler(lambda x, t: policy.velocity(context, x, t), noise, steps, flow.ActionPrefix(plan, mask))
-        return chunk[..., : policy.action_dim]
+        return policy.predict_action_chunk(batch, noise=noise, prefix=flow.ActionPrefix(plan, mask))
     weights = torch.stack([soft_mask(horizon, c.delay, c.execute) for c in continuations]).to(noise)
     known = torch.stack([torch.arange(horizon) < len(c.actions) for c in continuations]).to(noise)
     guide = Guide(plan, weights * known)
@@ -71,7 +68,9 @@ def continue_chunk(
     context = policy.encode(batch)
     # The padding of actions means nothing to the robot, so nothing is to agree there.
     real = torch.arange(noise.shape[2], device=noise.device) < policy.action_dim
-    chunk = guided_euler(lambda x, t: policy.velocity(context, x, t), noise, guide, steps, jacobian=jacobian, real=real)
+    chunk = guided_euler(
+        lambda x, t: policy.velocity(context, x, t), noise, guide, policy.inference_steps, jacobian=jacobian, real=real
+    )
     return chunk[..., : policy.action_dim]
 
 

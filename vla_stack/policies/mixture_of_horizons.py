@@ -76,7 +76,7 @@ class Horizons(nn.Module):
     def unpack(self, tokens: Float[Tensor, "b m *d"]) -> Float[Tensor, "b n h *d"]:
         """Tokens of branches end to end as one row a branch, 0 beyond its horizon."""
         n, h = self.valid.shape
-        rows = tokens.new_zeros(len(tokens), n * h, *tokens.shape[2:])
+        rows = tokens.new_zeros(tokens.shape[0], n * h, *tokens.shape[2:])
         return rows.index_copy(1, self.slots, tokens).unflatten(1, (n, h))
 
 

@@ -61,7 +61,7 @@ class ScratchPrefix(nn.Module):
         state = self.state(batch[OBS_STATE].clamp(-5.0, 5.0))[:, None]
         own = [state] if self.embodiment is None else [state, self.embodiment(batch[OBS_EMBODIMENT])[:, None]]
         tokens = torch.cat((*images, *own, text), dim=1)
-        always = word_mask.new_ones(len(tokens), len(own))
+        always = word_mask.new_ones(tokens.shape[0], len(own))
         return self.transformer(tokens, torch.cat((*seen, always, word_mask), dim=1))
 
     def _images(self, batch: dict[str, Any], instruction: Tensor) -> tuple[list[Tensor], list[Tensor]]:

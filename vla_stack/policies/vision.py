@@ -94,4 +94,4 @@ class ImageEncoder(nn.Module):
             scale, shift = film(instruction)[:, :, None, None].chunk(2, dim=1)
             x = F.relu(conv(x) * (1.0 + scale) + shift)
         maps = self.maps(x.permute(0, 2, 3, 1))  # a 1x1 convolution of channels-last features
-        return self.tokens(maps.flatten(1)).view(len(images), -1, self.width)
+        return self.tokens(maps.flatten(1)).unflatten(1, (-1, self.width))

@@ -1,0 +1,118 @@
+"""Inference of an exported policy by ONNX Runtime, with the sampler's state kept on the device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from lerobot.configs import PreTrainedConfig
+from torch import Tensor
+
+from vla_stack.errors import UserError
+from vla_stack.policies import flow
+
+PREFIX, STEP, MANIFEST = "prefix.onnx", "step.onnx", "onnx.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the graphs do not say themselves.
+
+    Attributes:
+        inputs: Names of the preprocessed tensors that the prefix graph takes, in order.
+        layers: Pairs of keys and values that it gives.
+        horizon: Steps of a chunk.
+        noise_dim: Entries of the noise.
+        action_dim: Entries of an action.
+        inference_steps: Euler steps.
+        max_delay: Longest action prefix in steps, 0 if the policy takes none.
+        cosine: Cosine between exported and original actions on a random observation.
+        max_error: Largest difference between them, normalised actions.
+    """
+
+    inputs: tuple[str, ...]
+    layers: int
+    horizon: int
+    noise_dim: int
+    action_dim: int
+    inference_steps: int
+    max_delay: int
+    cosine: float = 1.0
+    max_error: float = 0.0
+
+
+class OnnxPolicy:
+    """What :class:`~vla_stack.policies.chunk_policy.ChunkPolicy` needs of a policy, from two graphs.
+
+    Args:
+        directory: Made by :func:`vla_stack.policies.onnx_export.export`.
+        config: Its configuration; ``config.device`` says where to compute.
+
+    Raises:
+        UserError: A file is missing or is not a graph, or there is no CUDA provider for a CUDA device.
+    """
+
+    def __init__(self, directory: Path, config: PreTrainedConfig) -> None:
+        self.config = config
+        self.manifest = Manifest(**json.loads((directory / MANIFEST).read_text()))
+        self.noise_dim, self.action_dim = self.manifest.noise_dim, self.manifest.action_dim
+        self.max_delay, self.horizon = self.manifest.max_delay, self.manifest.horizon
+        self._device = "cuda" if str(config.device).startswith("cuda") else "cpu"
+        self._prefix, self._step = (_session(directory / name, self._device) for name in (PREFIX, STEP))
+
+    def predict_action_chunk(
+        self, batch: dict[str, Any], noise: Tensor, prefix: flow.ActionPrefix | None = None
+    ) -> Float[Tensor, "b h a"]:
+        """Sample one normalised chunk an observation from ``noise`` [b, h, noise_dim]."""
+        from onnxruntime import OrtValue
+
+        encode = self._prefix.io_binding()
+        for name in self.manifest.inputs:
+            encode.bind_cpu_input(name, batch[name].cpu().contiguous().numpy())
+        for output in self._prefix.get_outputs():
+            encode.bind_output(output.name, self._device)
+        self._prefix.run_with_iobinding(encode)
+        context = dict(zip((o.name for o in self._prefix.get_outputs()), encode.get_outputs(), strict=True))
+
+        x = np.ascontiguousarray(noise.float().cpu().numpy())
+        fixed, is_fixed = np.zeros_like(x), np.zeros(x.shape[:2], bool)
+        if prefix is not None:
+            fixed = np.ascontiguousarray(prefix.actions.float().cpu().numpy())
+            is_fixed = np.ascontiguousarray(prefix.mask.cpu().numpy())
+        step, b, n = self._step.io_binding(), len(x), self.manifest.inference_steps
+        for name, value in context.items():
+            step.bind_ortvalue_input(name, value)
+        constant = {"fixed": fixed, "is_fixed": is_fixed, "dt": np.full(b, 1.0 / n, np.float32)}
+        for name, array in constant.items():
+            step.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(array, self._device))
+        now, after = (OrtValue.ortvalue_from_numpy(x.copy(), self._device) for _ in range(2))
+        for i in range(n):
+            step.bind_cpu_input("t", np.full(b, 1.0 - i / n, np.float32))
+            step.bind_ortvalue_input("x", now)
+            step.bind_ortvalue_output("x_next", after)
+            self._step.run_with_iobinding(step)
+            now, after = after, now
+        return torch.from_numpy(now.numpy().copy())[..., : self.action_dim]
+
+
+def _session(file: Path, device: str) -> Any:
+    import onnxruntime as ort  # takes a while; most policies are not exported ones
+
+    if not file.is_file():
+        raise UserError(f"{file} is missing", "export the policy again with `vla export`")
+    providers = ["CPUExecutionProvider"]
+    if device == "cuda":
+        if "CUDAExecutionProvider" not in ort.get_available_providers():
+            raise UserError("ONNX Runtime has no CUDA provider here", "install vla-stack[gpu], or use --device cpu")
+        providers.insert(0, "CUDAExecutionProvider")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        return ort.InferenceSession(str(file), options, providers=providers)
+    except Exception as e:  # the runtime's exceptions have no public common class
+        raise UserError(f"{file} cannot be run: {str(e).splitlines()[0]}", "export the policy again") from None
