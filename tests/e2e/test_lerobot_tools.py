@@ -50,13 +50,23 @@ def acts(policy_dir: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a command starts in ten seconds on an idle machine, in minutes on a crowded one
-def test_lerobot_train_trains_our_policy_and_we_load_it(demonstrations: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ["vla", *(f"--policy.{key}={value}" for key, value in SMALL.items())],
+        ["moh", "--policy.horizons=[8, 16]", f"--policy.base={json.dumps({'type': 'vla', 'chunk_size': 16, **SMALL})}"],
+    ],
+    ids=lambda policy: policy[0],
+)
+def test_lerobot_train_trains_our_policy_and_we_load_it(
+    demonstrations: Path, tmp_path: Path, policy: list[str]
+) -> None:
     printed = stock(
         "lerobot-train",
         "--dataset.repo_id=local/pick",
         f"--dataset.root={demonstrations}",
-        "--policy.type=vla",
-        *(f"--policy.{key}={value}" for key, value in SMALL.items()),
+        f"--policy.type={policy[0]}",
+        *policy[1:],
         *("--policy.push_to_hub=false", "--policy.device=cpu", "--num_workers=0", "--env_eval_freq=0"),
         *("--steps=20", "--batch_size=4", "--log_freq=5", "--save_freq=20", f"--output_dir={tmp_path / 'run'}"),
     )
