@@ -22,9 +22,12 @@ ROLES = ("object", "goal")
 
 DIMS: tuple[Dim, ...] = (
     *(
-        Dim(f"{role}_{entry}", unit)
+        dim
         for role in ROLES
-        for entry, unit in (("dx", "m"), ("dy", "m"), ("dz", "m"), ("yaw_sin", "1"), ("yaw_cos", "1"))
+        for dim in (
+            *(Dim(f"{role}_{entry}", "m") for entry in ("dx", "dy", "dz")),
+            *(Dim(f"{role}_{entry}", "1") for entry in ("yaw_sin", "yaw_cos")),
+        )
     ),
     Dim("goal_joint", "m"),
 )

@@ -55,7 +55,7 @@ def loss(
     noise = flow.sample_noise((*actions.shape[:2], policy.noise_dim), generator, actions.device)
     t = flow.sample_time(len(actions), generator, actions.device)
     if max_delay := getattr(policy, "max_delay", 0):
-        prefix = flow.sample_prefix(*actions.shape[:2], max_delay, generator, actions.device)
+        prefix = flow.sample_prefix(len(actions), actions.shape[1], max_delay, generator, actions.device)
         t, valid = torch.where(prefix, 0.0, t[:, None]), valid & ~prefix[..., None]
 
     context = policy.encode(batch).repeat(draws)

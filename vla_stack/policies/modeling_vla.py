@@ -173,7 +173,10 @@ class VlaPolicy(PreTrainedPolicy):
             noise = flow.sample_noise(tuple(actions.shape), generator, actions.device)
             t = flow.sample_time(len(actions), generator, actions.device)
             if self.config.max_delay:
-                prefix = flow.sample_prefix(*actions.shape[:2], self.config.max_delay, generator, actions.device)
+                delays = (len(actions), self.horizon, self.max_delay)
+                prefix = flow.sample_prefix(*delays, generator, actions.device)
+                    len(actions), actions.shape[1], self.config.max_delay, generator, actions.device
+                )
                 t, valid = torch.where(prefix, 0.0, t[:, None]), valid & ~prefix[..., None]
             error = flow.squared_error(self, context, actions, noise, t)
         loss = flow.masked_mean(error, valid)
