@@ -153,7 +153,7 @@ def mixed_policy(
     else:
         if lora.rank and new:
             names = ", ".join(e.name for e in new)
-            raise UserError(f"'policy.lora' keeps the weights and {names} would need new ones", "set policy.lora.rank=0")
+            raise UserError(f"'policy.lora' keeps all weights, {names} would need new ones", "set policy.lora.rank=0")
         policy = grown(policy, len(base.embodiments))
         robots = {"embodiments": base.embodiments}
         overrides = {"device_processor": {"device": str(config.device)}, "embodiment_input_processor": robots}
