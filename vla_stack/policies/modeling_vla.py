@@ -175,8 +175,6 @@ class VlaPolicy(PreTrainedPolicy):
             if self.config.max_delay:
                 delays = (len(actions), self.horizon, self.max_delay)
                 prefix = flow.sample_prefix(*delays, generator, actions.device)
-                    len(actions), actions.shape[1], self.config.max_delay, generator, actions.device
-                )
                 t, valid = torch.where(prefix, 0.0, t[:, None]), valid & ~prefix[..., None]
             error = flow.squared_error(self, context, actions, noise, t)
         loss = flow.masked_mean(error, valid)
