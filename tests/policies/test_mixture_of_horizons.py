@@ -447,6 +447,17 @@ def test_disagreement_is_integrated_over_the_flow(native):
     native.close(chunk, x)
 
 
+def test_disagreement_is_over_the_dimensions_that_a_robot_has(native, monkeypatch):
+    lacking = torch.zeros(B, ACTIONS, dtype=torch.bool)
+    lacking[1, 2:], lacking[2] = True, True
+    plain = native.policy.sample(native.batch, native.x).disagreement
+    encode = native.policy.base.encode
+    monkeypatch.setattr(native.policy.base, "encode", lambda batch: encode(native.batch))  # the rest stays the same
+    masked = native.policy.sample({**native.batch, "action_dim_is_pad": lacking}, native.x).disagreement
+    assert torch.equal(masked[0], plain[0]) and (masked[2] == 0).all()
+    assert (masked[1, :5] < plain[1, :5]).all() and masked[1, :5].min() > 0
+
+
 STRIDE_3 = tuple(range(3, 31, 3))
 
 

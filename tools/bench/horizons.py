@@ -30,7 +30,7 @@ from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.transformer import PrefixContext
 
 H, BRANCHES, EULER_STEPS = 30, (1, 3, 5, 10), 10
-OVERHEAD = "at this width the fixed cost of an operation, the same in both layouts, is a fifth of an Euler step"
+OVERHEAD = "for one observation at width 128 much of an Euler step is the fixed cost of its operations, alike in both"
 LAYOUTS = {"packed": packed_states, "padded": padded_states}
 STATE, ACTION, IMAGE = 12, 5, (3, 64, 64)
 

@@ -37,9 +37,15 @@ class Mixture(NamedTuple):
     branches: Tensor
     weights: Tensor
 
-    def cut(self, action_dim: int) -> Mixture:
-        """Without the padding of actions, which neither losses nor distances count."""
-        return Mixture(self.branches[..., :action_dim], self.weights)
+    def cut(self, action_dim: int, lacking: Bool[Tensor, "b a"] | None = None) -> Mixture:
+        """Without the padding of actions, which neither losses nor distances count.
+
+        Args:
+            action_dim: Dimensions to keep.
+            lacking: Those among them that a sample's embodiment does not have; set to 0.
+        """
+        branches = self.branches[..., :action_dim]
+        return Mixture(branches if lacking is None else branches.masked_fill(lacking[:, None, None], 0.0), self.weights)
 
     @property
     def velocity(self) -> Float[Tensor, "b h a"]:

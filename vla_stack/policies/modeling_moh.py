@@ -157,19 +157,16 @@ class MohPolicy(PreTrainedPolicy):
             state = batch[OBS_STATE]
             noise = torch.randn(len(state), self.horizon, self.noise_dim, dtype=state.dtype, device=state.device)
             noise *= getattr(self.config, "noise_scale", 1.0)
+        lacking = batch.get(ACTION_DIM_IS_PAD)
         if self.one_step:
             mixture = self.mix(context, noise, noise.new_zeros(len(noise)))
-            return Sample(mixture.velocity, mixture.disagreement)
+            return Sample(mixture.velocity, mixture.cut(self.action_dim, lacking).disagreement)
         disagreement = noise.new_zeros(noise.shape[:2])
-        lacking = batch.get(ACTION_DIM_IS_PAD)  # [b, a], of embodiments with fewer dimensions
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
             nonlocal disagreement
             mixture = self.mix(context, x, t)
-            real = mixture.cut(self.action_dim)
-            if lacking is not None:
-                real = real._replace(branches=real.branches.masked_fill(lacking[:, None, None], 0.0))
-            disagreement = disagreement + real.disagreement / steps
+            disagreement = disagreement + mixture.cut(self.action_dim, lacking).disagreement / steps
             return mixture.velocity
 
         return Sample(flow.euler(velocity, noise, steps, prefix)[..., : self.action_dim], disagreement)
