@@ -83,3 +83,11 @@ def test_only_flow_policies_are_exported(tmp_path, capsys):
         part.save_pretrained(source)
     assert vla(["export", "--policy", str(source), "--out", str(tmp_path / "out")]) == 1
     assert "is not a flow policy" in capsys.readouterr().err
+
+
+def test_policy_info_reads_it(directories, capsys):
+    assert vla(["policy", "info", str(directories[1]), "--repeats", "1", "--json"]) == 0
+    r = json.loads(capsys.readouterr().out)
+    assert r["parameters"] == {} and r["horizon"] == 8 and r["euler_steps"] == 3 and set(r["latency_ms"]) == {"chunk"}
+    assert vla(["policy", "info", str(directories[1]), "--repeats", "0"]) == 0
+    assert "3 Euler steps" in capsys.readouterr().out

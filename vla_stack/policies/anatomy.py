@@ -16,6 +16,7 @@ from lerobot.processor import NormalizerProcessorStep
 from torch import nn
 
 from vla_stack.policies.chunk_policy import ChunkPolicy
+from vla_stack.policies.onnx_policy import OnnxPolicy
 from vla_stack.policies.processor_embodiment import EmbodimentInputStep
 from vla_stack.schema import Observation
 
@@ -31,7 +32,8 @@ USED = {
 
 def describe(policy: ChunkPolicy) -> dict[str, Any]:
     """Parameters, features and horizons of a policy, as plain JSON data."""
-    config, spec = policy.policy.config, policy.spec
+    config, spec, network = policy.policy.config, policy.spec, policy.policy
+    exported = isinstance(network, OnnxPolicy)  # graphs, whose weights are not ours to count
     return {
         "type": config.type,
         "class": f"{type(policy.policy).__module__}.{type(policy.policy).__name__}",
@@ -39,15 +41,15 @@ def describe(policy: ChunkPolicy) -> dict[str, Any]:
         "robot": spec.robot.to_json(),
         "embodiment": spec.extras.get("embodiment"),
         "embodiments": [e["name"] for e in getattr(config, "embodiments", ())],
-        "parameters": parameters(policy.policy),
+        "parameters": {} if exported else parameters(network),
         "inputs": [feature(policy, key) for key in config.input_features or {}],
         "outputs": [feature(policy, key) for key in config.output_features or {}],
         "relative_actions": bool(getattr(config, "use_relative_actions", False)),
         "horizon": spec.horizon,
         "executed": spec.extras.get("n_action_steps"),
         "horizons": list(getattr(config, "horizons", ())),
-        "euler_steps": euler_steps(policy.policy),
-        "weights_bytes": weight_bytes(policy.policy),
+        "euler_steps": network.manifest.inference_steps if exported else euler_steps(network),
+        "weights_bytes": {} if exported else weight_bytes(network),
     }
 
 

@@ -49,8 +49,8 @@ def show(report: dict[str, Any]) -> None:
 
     console = Console()
     console.print(f"[bold]{report['type']}[/] {report['path']}", highlight=False, soft_wrap=True)
-    for table in (about(report), part_table(report), feature_table(report), cost_table(report)):
-        console.print(table)
+    for make in (about, *([part_table] if report["parameters"] else []), feature_table, cost_table):
+        console.print(make(report))
 
 
 def about(report: dict[str, Any]) -> Any:
