@@ -70,11 +70,10 @@ class Settings:
         """Key of the plain arm with the best chunk length."""
         return f"plain-{self.best}"
 
-    @property
-    def draws(self) -> int:
-        """(noise, time) pairs an observation of the compute-matched control: at least as many action tokens as the
-        mixture has."""
-        return -(-sum(self.horizons) // self.best)
+    def draws(self, length: int) -> int:
+        """(noise, time) pairs an observation of a compute-matched control with chunks of ``length``: at least as many
+        action tokens as the mixture has."""
+        return -(-sum(self.horizons) // length)
 
 
 SMOKE = Settings(
@@ -130,17 +129,19 @@ class Arm:
 
 def arms(settings: Settings) -> dict[str, Arm]:
     """All arms, the most informative first."""
-    n, best = len(settings.horizons), settings.best
-    moh: dict[str, Any] = {"horizon": settings.horizons[-1], "mixture": True, "clip": n + 1.0}
+    n, best, longest = len(settings.horizons), settings.best, settings.horizons[-1]
+    few, many = settings.draws(longest), settings.draws(best)
+    moh: dict[str, Any] = {"horizon": longest, "mixture": True, "clip": n + 1.0}
     emphasis = {"emphasis": list(settings.horizons)}
     return {
         settings.baseline: Arm("a", f"plain, h = {best}, the best", settings.baseline, best),
         "full": Arm("g", "mixture of horizons", "full", **moh),
-        "draws": Arm("c", f"plain, {settings.draws} draws", "draws", best, method={"draws": settings.draws}),
-        "reweighted": Arm("b", "plain, reweighted", "reweighted", settings.horizons[-1], method=emphasis),
+        "draws": Arm("c", f"plain, h = {best}, {many} draws", "draws", best, method={"draws": many}),
+        "reweighted": Arm("b", f"plain, h = {longest}, reweighted", "reweighted", longest, method=emphasis),
         "longest": Arm("h", "mixture, longest branch", "full", fusion="last", **moh),
         "mean": Arm("e", "mixture, mean fusion", "mean", policy={"fusion": "mean"}, **moh),
         "unbalanced": Arm("f", "mixture, no balance loss", "unbalanced", method={"balance": 0.0}, **moh),
+        "draws_long": Arm("c", f"plain, h = {longest}, {few} draws", "draws_long", longest, method={"draws": few}),
         "averaged": Arm("d", f"plain, mean of {n} samples", settings.baseline, best, samples=n),
         **{f"plain-{h}": Arm("a", f"plain, h = {h}", f"plain-{h}", h) for h in settings.singles if h != best},
         "again": Arm("i", "plain, other random numbers", "again", best),
