@@ -9,7 +9,7 @@ from math import comb
 from typing import Any
 
 import numpy as np
-from horizons_cells import CLIP, EMA, EULER_STEPS, LR, NOISE, START_SEED, VALIDATION_SEED, Settings, arms
+from horizons_arms import CLIP, EMA, EULER_STEPS, LR, NOISE, START_SEED, VALIDATION_SEED, Settings, arms
 from numpy.typing import NDArray
 
 from results import RESULTS, Check, write
@@ -223,16 +223,17 @@ def cost_checks() -> list[Check]:
 
 
 def plot(name: str, settings: Settings, table: dict[str, Any], pairs: dict[str, Any], sweep: list[Any]) -> None:
-    """Success by arm, the mixture's advantage, and success against executed steps."""
+    """Success by arm, the mixture's advantage, the error by step and, where it was swept, by executed steps."""
     import matplotlib
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    swept = len(sweep) > 2
+    figure, panels = plt.subplots(1, 3 + swept, figsize=(13 + 4 * swept, 3.6), layout="constrained")
     for axes, rows, title in (
-        (left, {k: (v["success"], v["interval"], v["by_seed"]) for k, v in table.items()}, "success"),
-        (middle, {k: (v["mean"], v["interval"], v["by_seed"]) for k, v in pairs.items()}, "mixture minus arm"),
+        (panels[0], {k: (v["success"], v["interval"], v["by_seed"]) for k, v in table.items()}, "success"),
+        (panels[1], {k: (v["mean"], v["interval"], v["by_seed"]) for k, v in pairs.items()}, "mixture minus arm"),
     ):
         for y, (mean, (low, high), seeds) in enumerate(rows.values()):
             axes.plot(seeds, np.full(len(seeds), y), ".", color="0.7")
@@ -240,14 +241,28 @@ def plot(name: str, settings: Settings, table: dict[str, Any], pairs: dict[str, 
         labels = [f"{table[k]['about']} ({table[k]['letter']})" for k in rows]
         axes.set(yticks=range(len(rows)), yticklabels=labels, xlabel=title)
         axes.invert_yaxis()
-    middle.axvline(0, color="0.5", lw=0.8)
-    for arm, mark in ((f"plain-{settings.horizons[-1]}", "s-"), ("full", "o-")):
-        fixed = sorted((s for s in sweep if s["arm"] == arm and not s["ratio"]), key=lambda s: s["steps_per_chunk"])
-        right.plot([s["steps_per_chunk"] for s in fixed], [s["success"] for s in fixed], mark, label=f"{arm}, fixed")
-    dynamic = sorted((s for s in sweep if s["ratio"] and not s["shuffled"]), key=lambda s: s["steps_per_chunk"])
-    if dynamic:
-        right.plot([s["steps_per_chunk"] for s in dynamic], [s["success"] for s in dynamic], "^", label="full, dynamic")
-    right.set(xlabel="steps executed per chunk", ylabel="success")
-    right.legend()
+    panels[1].axvline(0, color="0.5", lw=0.8)
+    for key in table:
+        if key in ("full", "draws") or key.startswith("plain"):
+            panels[2].plot(table[key]["held_out_l1"], label=table[key]["about"])
+    panels[2].set(xlabel="step of the chunk", ylabel="held-out L1")
+    panels[2].legend()
+    if swept:
+        plot_executed(panels[3], f"plain-{settings.horizons[-1]}", sweep)
     figure.savefig(RESULTS / f"{name}.svg")
     plt.close(figure)
+
+
+def plot_executed(axes: Any, plain: str, sweep: list[Any]) -> None:
+    """Success against the mean number of steps executed of a chunk."""
+    kinds = {
+        "plain, fixed": ("s-", lambda s: s["arm"] == plain and not s["ratio"]),
+        "mixture, fixed": ("o-", lambda s: s["arm"] == "full" and not s["ratio"]),
+        "mixture, dynamic": ("^", lambda s: s["ratio"] and not s["shuffled"]),
+        "mixture, shuffled": ("x", lambda s: s["shuffled"]),
+    }
+    for label, (mark, chosen) in kinds.items():
+        points = sorted((s["steps_per_chunk"], s["success"]) for s in sweep if chosen(s))
+        axes.plot(*np.array(points).reshape(-1, 2).T, mark, label=label)
+    axes.set(xlabel="steps executed per chunk", ylabel="success")
+    axes.legend()

@@ -27,21 +27,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import horizons_report  # noqa: E402
-from horizons_cells import (  # noqa: E402
-    IMAGES,
-    SMOKE,
-    VALIDATION_SEED,
-    Cell,
-    Settings,
-    arms,
-    collect_demonstrations,
-    run_cell,
-    write_json,
-)
+from horizons_arms import IMAGES, SMOKE, VALIDATION_SEED, Cell, Settings, arms  # noqa: E402
 
 from results import ROOT  # noqa: E402
 
@@ -71,6 +59,9 @@ def grid(settings: Settings, seeds: Sequence[int]) -> list[Cell]:
 
 def work(settings: Settings, seeds: Sequence[int], out: Path) -> None:
     """Run cells until none is left; several processes may do so at once."""
+    import torch
+    from horizons_cells import run_cell, write_json  # here: a report does without them
+
     torch.set_num_threads(1)
     for cell in grid(settings, seeds):
         path = cell.path(out)
@@ -126,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare(settings: Settings, out: Path) -> None:
     """Demonstrations, and a note of the settings, which the cells of one folder share."""
+    from horizons_cells import collect_demonstrations, write_json
+
     path, text = out / "settings.json", dataclasses.asdict(settings)
     if path.exists() and json.loads(path.read_text()) != json.loads(json.dumps(text)):
         sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
