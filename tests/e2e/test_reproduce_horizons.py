@@ -16,6 +16,7 @@ def tools(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(TOOLS / "reproduce"))
     import horizons_report
     import mixture_of_horizons
+
     import results
 
     for module in (results, horizons_report):

@@ -106,9 +106,7 @@ def test_a_slip_in_a_source_names_it(path: Path, change: str, message: str) -> N
 def test_sources_and_root_are_two_ways_of_which_one_is_taken(path: Path) -> None:
     for override in ("data.root=c", "data.episodes=3", "data.cameras=[front]"):
         key = override.split("=")[0]
-        with pytest.raises(
-            UserError, match=f"both 'data.sources' and '{key}' are set -- set '{key[5:]}' of"
-        ):
+        with pytest.raises(UserError, match=f"both 'data.sources' and '{key}' are set -- set '{key[5:]}' of"):
             load(path, ["data.root=[]", "data.sources=[{root: a}]", override])
 
 

@@ -229,7 +229,9 @@ def main(requests: int) -> None:
         for name, row in ms.items():
             print(f"{payload}  {name:20}" + "".join(f"  {k} {v:7.3f} ms" for k, v in row.items()))
         ours = ms["ours tcp"]["p50"]
-        checks.append(Check(f"{payload}: ours over tcp / bare echo, p50", float(ours / ms["echo tcp"]["p50"]), 1.5, "<="))
+        checks.append(
+            Check(f"{payload}: ours over tcp / bare echo, p50", float(ours / ms["echo tcp"]["p50"]), 1.5, "<=")
+        )
         peer = ms["websocket + msgpack"]["p50"]
         checks.append(Check(f"{payload}: ours over tcp / websocket, p50", float(ours / peer), 0.5, "<="))
     write("serving", checks, data, seeds=[0])
