@@ -74,7 +74,14 @@ def main() -> int:
                 checks.append(Check(f"{task}: {stage}", reached / EPISODES, interval=wilson(reached, EPISODES)))
             checks.append(Check(f"{task}: success", rate, interval=wilson(round(rate * EPISODES), EPISODES)))
         recipe = (OUT / name / "recipe.yaml").read_text()
-        data[name] = {"collect": arm.collect, "episodes": arm.episodes, "recipe": recipe, "tasks": records}
+        step = int(policy.resolve().parent.name)
+        data[name] = {
+            "collect": arm.collect,
+            "episodes": arm.episodes,
+            "recipe": recipe,
+            "step": step,
+            "tasks": records,
+        }
     write("external", checks, data, seeds=[SEED])
     return 0
 
