@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import ROOT, Check, write
@@ -28,6 +29,7 @@ from vla_stack.statistics import wilson
 
 OUT = ROOT / "outputs" / "reproduce" / "external"
 EPISODES, SEED = 100, 50_000
+KEPT = ("seed", "success", "steps", "stage")  # of an episode's record
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,9 @@ def main() -> int:
                 reached = sum(e["stage"] >= i for e in records[task]["episodes"])
                 checks.append(Check(f"{task}: {stage}", reached / EPISODES, interval=wilson(reached, EPISODES)))
             checks.append(Check(f"{task}: success", rate, interval=wilson(round(rate * EPISODES), EPISODES)))
-        recipe = (OUT / name / "recipe.yaml").read_text()
-        step = int(policy.resolve().parent.name)
-        data[name] = {
-            "collect": arm.collect,
-            "episodes": arm.episodes,
-            "recipe": recipe,
-            "step": step,
-            "tasks": records,
-        }
+        for record in records.values():
+            record["episodes"] = [{k: e[k] for k in KEPT if k in e} for e in record["episodes"]]
+        data[name] = {"collect": arm.collect, "episodes": arm.episodes, **training(policy), "tasks": records}
     write("external", checks, data, seeds=[SEED])
     return 0
 
@@ -119,6 +115,14 @@ def trained(name: str, arm: Arm) -> Path:
     recipe = (f"configs/{name}.yaml", f"data.root={root}", f"output_dir={run}", "threads=1")
     vla("train", *(("--resume", str(run)) if (run / "recipe.yaml").exists() else recipe))
     return run / "checkpoints" / "last" / "pretrained_model"
+
+
+def training(policy: Path) -> dict[str, Any]:
+    """What a policy was trained with, and for how many steps."""
+    run, step = policy.parents[2], int(policy.parent.resolve().name)
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    kept = {key: recipe[key] for key in ("policy", "optimizer", "steps", "batch_size", "ema", "precision", "seed")}
+    return {"recipe": kept | {"cameras": recipe["data"]["cameras"]}, "step": step}
 
 
 def measured(policy: Path, task: str, limit: int | None) -> dict[str, Any]:
