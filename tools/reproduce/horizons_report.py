@@ -18,6 +18,7 @@ from vla_stack.statistics import wilson
 RESAMPLES = 10_000
 NULL = "the interval includes zero: at this scale the difference is not told from none"
 BELOW = "the whole interval is below zero: the claim's opposite is what is seen"
+DRAWS = "the same compute as further (noise, time) draws an observation helps more than further horizons, in {} steps"
 
 Cells = list[dict[str, Any]]
 
@@ -200,7 +201,8 @@ def claim_checks(settings: Settings, pairs: dict[str, Any]) -> list[Check]:
         if key in pairs:
             low, high = pairs[key]["interval"]
             title = f"mixture minus '{table[key].about}' ({table[key].letter}): lower end"
-            checks.append(Check(title, low, 0.0, interval=(low, high), why=BELOW if high < 0 else NULL))
+            below = DRAWS.format(settings.steps) if key == "draws" else BELOW
+            checks.append(Check(title, low, 0.0, interval=(low, high), why=below if high < 0 else NULL))
     for key in [k for k in pairs if k not in controls]:
         title = f"mixture minus '{table[key].about}' ({table[key].letter})"
         checks.append(Check(title, pairs[key]["mean"], interval=tuple(pairs[key]["interval"])))
