@@ -204,7 +204,7 @@ def claim_checks(settings: Settings, pairs: dict[str, Any]) -> list[Check]:
             below = DRAWS.format(settings.steps) if key == "draws" else BELOW
             checks.append(Check(title, low, 0.0, interval=(low, high), why=below if high < 0 else NULL))
     for key in [k for k in pairs if k not in controls]:
-        title = f"mixture minus '{table[key].about}' ({table[key].letter})"
+        title = f"mixture minus '{table[key].about}' ({table[key].letter}), seeds: {len(pairs[key]['seeds'])}"
         checks.append(Check(title, pairs[key]["mean"], interval=tuple(pairs[key]["interval"])))
     return checks
 
@@ -216,7 +216,7 @@ def cost_checks() -> list[Check]:
     return [
         Check(f"ms a call at N = {r['branches']}, {layout}", r[f"{layout}_ms"])
         for r in rows
-        if r["work"] == "inference of 1"
+        if r["work"] in ("inference", "inference of 1")
         for layout in ("packed", "padded")
     ]
 
