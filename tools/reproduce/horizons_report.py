@@ -36,6 +36,7 @@ def report(name: str, settings: Settings, seeds: Sequence[int], cells: Cells) ->
         *size_checks(settings, known),
         *level_checks(settings, known[settings.baseline]),
         *claim_checks(settings, pairs),
+        *cost_checks(),
     ]
     data = {
         "settings": dataclasses.asdict(settings),
