@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_backbone import MAKERS, SIDE, make_base, make_smolvlm
 from small_vla import ACTIONS, STATES, make_batch, make_observations, make_stats
 from transformers import AutoModelForImageTextToText, DynamicCache
@@ -357,10 +358,11 @@ def test_stages_of_training_follow_each_other(directory, tmp_path, batch, noise,
 
 
 SERVE = """
-import sys, numpy, torch
+import json, sys, numpy
+from safetensors.torch import load_file
 from vla_stack.policies.chunk_policy import load_policy
-policy, raw = load_policy(sys.argv[1]), torch.load(sys.argv[2], weights_only=True)
-noise = raw.pop("noise")
+policy, raw = load_policy(sys.argv[1]), load_file(sys.argv[2])
+noise, raw["task"] = raw.pop("noise"), json.loads(sys.argv[4])
 chunk = policy.policy.predict_action_chunk(policy.preprocessor(raw), noise)
 numpy.save(sys.argv[3], policy.postprocessor(chunk).numpy())
 """
@@ -374,12 +376,13 @@ def test_another_process_predicts_the_same_bits(directories, tmp_path):
     for part in parts:
         part.save_pretrained(tmp_path / "policy")
     raw = {k: v for k, v in make_batch(2).items() if k != ACTION} | {"noise": torch.randn(2, 8, ACTIONS)}
-    torch.save(raw, tmp_path / "raw.pt")
+    tensors = {k: v.contiguous() for k, v in raw.items() if isinstance(v, torch.Tensor)}
+    save_file(tensors, tmp_path / "raw.safetensors")
     noise = raw.pop("noise")
     expected = parts[2](policy.predict_action_chunk(parts[1](dict(raw)), noise))
     shutil.rmtree(source)
-    files = [str(tmp_path / name) for name in ("policy", "raw.pt", "chunk.npy")]
-    subprocess.run([sys.executable, "-c", SERVE, *files], check=True)
+    files = [str(tmp_path / name) for name in ("policy", "raw.safetensors", "chunk.npy")]
+    subprocess.run([sys.executable, "-c", SERVE, *files, json.dumps(raw["task"])], check=True)
     assert np.array_equal(np.load(files[2]), expected.numpy())
 
 

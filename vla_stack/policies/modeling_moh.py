@@ -27,6 +27,7 @@ from vla_stack.policies.mixture_of_horizons import (
     packed_states,
 )
 from vla_stack.policies.registry import policy_class
+from vla_stack.policies.weights import parameter_groups
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE
 
 
@@ -236,10 +237,8 @@ class MohPolicy(PreTrainedPolicy):
         self._queue.clear()
 
     def get_optim_params(self) -> list[dict[str, Any]]:
-        """Parameter groups: weight decay on matrices alone."""
-        matrices = [p for p in self.parameters() if p.requires_grad and p.ndim >= 2]
-        vectors = [p for p in self.parameters() if p.requires_grad and p.ndim < 2]
-        return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        """Parameter groups for LeRobot's training loop."""
+        return parameter_groups(self)
 
     @classmethod
     def from_pretrained(cls, pretrained_name_or_path: str | Path, **kwargs: Any) -> MohPolicy:

@@ -24,6 +24,7 @@ from vla_stack.policies.expert import ActionExpert, Query
 from vla_stack.policies.heads import BinsHead, GaussianHead, OneStepHead, make_head
 from vla_stack.policies.prefix import ScratchPrefix
 from vla_stack.policies.transformer import PrefixContext
+from vla_stack.policies.weights import parameter_groups
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE
 
 
@@ -213,10 +214,8 @@ class VlaPolicy(PreTrainedPolicy):
         self._queue.clear()
 
     def get_optim_params(self) -> list[dict[str, Any]]:
-        """Parameter groups: weight decay on matrices alone."""
-        matrices = [p for p in self.parameters() if p.requires_grad and p.ndim >= 2]
-        vectors = [p for p in self.parameters() if p.requires_grad and p.ndim < 2]
-        return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        """Parameter groups for LeRobot's training loop."""
+        return parameter_groups(self)
 
     @classmethod
     def from_pretrained(cls, pretrained_name_or_path: str | Path, **kwargs: Any) -> VlaPolicy:

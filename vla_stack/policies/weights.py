@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import safetensors
 from huggingface_hub import hf_hub_download
@@ -90,3 +91,10 @@ def not_on_hub(source: str | Path, name: str, error: BaseException) -> tuple[str
 
 def _mismatch(file: Path, what: str) -> tuple[str, str]:
     return f"{file} does not fit its config.json: {what}", "config and weights must come from the same training"
+
+
+def parameter_groups(policy: nn.Module) -> list[dict[str, Any]]:
+    """Trained parameters for an optimiser: weight decay on matrices alone."""
+    matrices = [p for p in policy.parameters() if p.requires_grad and p.ndim >= 2]
+    vectors = [p for p in policy.parameters() if p.requires_grad and p.ndim < 2]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]

@@ -2,7 +2,7 @@
 
 The side with deadlines must never wait for the other, so a message is only written where the pipe has room, and an
 observation only where the reader has given a slot back. A pipe alone would not do: two 640x480 pictures are 1.8 MB, a
-pipe holds 64 KB, so writing them lasts until the reader has read them (``tools/bench/control.py`` measures both). The
+pipe holds 64 KB, so writing them lasts until the reader has read them (``tools/bench/executor.py`` measures both). The
 message that names a slot is written after the slot and read before it, which orders the two on every processor.
 
 Nothing here unpickles: messages are msgpack maps.

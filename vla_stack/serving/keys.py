@@ -32,8 +32,7 @@ class Role(StrEnum):
     """What a peer may ask of a server."""
 
     ROBOT = "robot"  # sessions and action chunks
-    OBSERVER = "observer"  # what is served, and whether it lives
-    ADMIN = "admin"  # whatever a robot may, and to exchange the policy
+    OBSERVER = "observer"  # whether the server lives
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Role,
         choices=tuple(Role),
         default=Role.ROBOT,
-        help="what it may do: robot asks for chunks, observer reads, admin exchanges policies (default: robot)",
+        help="what it may do: a robot asks for chunks, an observer sees whether the server lives (default: robot)",
     )
     revoke = actions.add_parser("revoke", help="no longer let a peer connect")
     revoke.add_argument("name")
