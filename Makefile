@@ -28,8 +28,9 @@ results: bootstrap  ## print all checks of docs/results and rebuild docs/results
 	$(VENV)/python tools/results.py
 
 lock:  ## resolve requirements.lock again (needs uv)
-	uv pip compile pyproject.toml --extra train --extra robot --extra sim-extra --extra dev --universal \
-	  --python-version 3.12 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links -q -o requirements.lock
+	uv pip compile pyproject.toml --extra train --extra robot --extra hardware --extra console --extra viz \
+	  --extra scale --extra sim-extra --extra dev --universal --python-version 3.12 --generate-hashes \
+	  --no-header --no-emit-index-url --no-emit-find-links -q -o requirements.lock
 
 clean:  ## remove caches and outputs, keep .venv
 	rm -rf outputs runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
