@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.out or OUT / name
     if not args.report:
         prepare(settings, out)
-        flags = [a for a in (argv or sys.argv[1:]) if not a.startswith("--jobs")]
+        flags = argv or sys.argv[1:]  # the last --jobs counts
         others = [subprocess.Popen([sys.executable, __file__, *flags, "--jobs", "1"]) for _ in range(args.jobs - 1)]
         work(settings, seeds, out)
         if any(process.wait() for process in others):

@@ -139,6 +139,7 @@ class ActionExpert(nn.Module):
             own = F.pad(same_block(lengths, x.device), (context.mask.shape[1], 0), value=True)
             mask = mask & own
         y, rotary = self.embed(x), None
+        mask = additive(mask, y.dtype)
         if self.positions is not None:
             y = y + torch.cat([self.positions[:h] for h in lengths])
         elif self.rotary is not None:
@@ -149,6 +150,11 @@ class ActionExpert(nn.Module):
             y = block(y, condition, k, v, mask, rotary)
         y, _ = self.norm(y, condition)
         return y
+
+
+def additive(mask: Bool[Tensor, "b n m"], dtype: torch.dtype) -> Float[Tensor, "b n m"]:
+    """A mask as what is added to scores, made once for all layers, each of which would convert a boolean one again."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 class Query(nn.Module):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 KeyValue = tuple[Tensor, Tensor]  # each [b, kv_heads, n, head_dim]
@@ -39,9 +39,9 @@ class PrefixContext:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Bool[Tensor, "b 1 n_or_1 m"]
+    q: Tensor, k: Tensor, v: Tensor, mask: Shaped[Tensor, "b 1 n_or_1 m"]
 ) -> Float[Tensor, "b heads n head_dim"]:
-    """Scaled dot-product attention; ``mask`` is true on the keys that may be read.
+    """Scaled dot-product attention; ``mask`` is true on the keys that may be read, or is added to the scores.
 
     ``k`` and ``v`` may have fewer heads than ``q``, each shared by a group of them (Ainslie et al. 2023).
     """
@@ -54,7 +54,8 @@ def attention(
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
         # For a few dozen tokens the fused kernel's bfloat16 backward takes six times as long as plain products.
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1).to(v.dtype) @ v
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+        return scores.softmax(-1).to(v.dtype) @ v
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
@@ -106,7 +107,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(b, n, sum(self.split), -1).transpose(1, 2).split(self.split, dim=1)
         return q, k, v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Bool[Tensor, "b n_or_1 m"]) -> Float[Tensor, "b n d"]:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Shaped[Tensor, "b n_or_1 m"]) -> Float[Tensor, "b n d"]:
         """Every query reads the keys that ``mask`` allows it."""
         return self.out(attention(q, k, v, mask[:, None]).transpose(1, 2).flatten(2))
 
