@@ -37,8 +37,13 @@ class Admission:
         peer = self._allowed.peer(key)
         if peer is None:
             raise WireError(Code.AUTH, "this key is no longer allowed")
-        if peer.role is Role.OBSERVER and kind is not Kind.PING:
+        if peer.role is not Role.ROBOT and kind is not Kind.PING:
             raise WireError(Code.AUTH, f"'{peer.name}' may only observe")
+
+    def has_role(self, key: str, role: Role) -> bool:
+        """Whether the owner of a key is on the allow-list in that role."""
+        peer = self._allowed.peer(key)
+        return peer is not None and peer.role is role
 
     def close(self) -> None:
         """Stop the authenticator."""

@@ -32,6 +32,7 @@ class Role(StrEnum):
     """What a peer may ask of a server."""
 
     ROBOT = "robot"  # sessions and action chunks
+    OPERATOR = "operator"  # to drive a robot through its node's operator channels
     OBSERVER = "observer"  # whether the server lives
 
 

@@ -57,7 +57,7 @@ def new_socket(context: zmq.Context, kind: int, keys: CurveKeys | None = None) -
 
     Args:
         context: ZeroMQ context.
-        kind: ``zmq.ROUTER`` or ``zmq.DEALER``.
+        kind: ``zmq.ROUTER``, ``zmq.DEALER`` or, for what an operator sends and sees, ``zmq.PUB``, ``XPUB``, ``SUB``.
         keys: Encrypt and authenticate with these keys; None for connections that stay on this machine.
     """
     socket = context.socket(kind)
@@ -75,10 +75,10 @@ def new_socket(context: zmq.Context, kind: int, keys: CurveKeys | None = None) -
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that left is an error, not a silent loss
     if keys is not None:
         socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        if kind == zmq.ROUTER:
-            socket.curve_server = True
-        else:
+        if keys.server:
             socket.curve_serverkey = keys.server.encode()
+        else:
+            socket.curve_server = True
     return socket
 
 

@@ -1,0 +1,242 @@
+"""The sockets between an operator and a node: what gets through to the control process, and what does not."""
+
+import multiprocessing as mp
+import time
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+from runtime_fakes import robot_spec
+
+from vla_stack.runtime.lease import Lease, holder_name
+from vla_stack.runtime.link import Link
+from vla_stack.runtime.operator_client import OperatorClient
+from vla_stack.runtime.operator_messages import (
+    CHANNELS,
+    MAX_BYTES,
+    Event,
+    Teleop,
+    channel,
+    read_event,
+    read_teleop,
+)
+from vla_stack.runtime.operator_port import OperatorPort
+from vla_stack.schema import Observation, SchemaError
+
+PATIENCE_S = 60.0  # upper bound of waits; nothing depends on how long they take
+MS = 1_000_000
+
+
+class Rig:
+    """A port with the test in place of the control process."""
+
+    def __init__(self, path, **kwargs) -> None:
+        self.endpoint = f"ipc://{path}/op"
+        ours, control = mp.Pipe()
+        stops, estop = mp.Pipe()
+        self.control, self.stops, self.heard, self.stopped = Link(ours), Link(stops), [], 0
+        self.port = OperatorPort(control, estop, robot_spec(), self.endpoint, **kwargs)
+        self.clients = []
+
+    def client(self) -> OperatorClient:
+        self.clients.append(OperatorClient(self.endpoint))
+        return self.clients[-1]
+
+    def turn(self) -> None:
+        for message in self.control.receive(0.005):
+            self.heard.append(message)
+            if message["kind"] == "event":
+                self.control.send("reply", id=message["id"], ok=True, error="", phase="auto", tick=7)
+        self.stopped += len(self.stops.receive())
+        for client in self.clients:
+            client.poll()
+
+    def until(self, condition) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline
+            self.turn()
+
+    def ask(self, client, name, **args):
+        wanted = client.event(name, **args)
+        self.until(lambda: wanted in client.replies)
+        return client.replies.pop(wanted)
+
+    def events(self) -> list[str]:
+        return [m["name"] for m in self.heard if m["kind"] == "event"]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.port.close()
+
+
+@pytest.fixture
+def rig(tmp_path):
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+def test_an_event_is_acknowledged_and_applied_once_however_often_it_is_sent(rig):
+    client = rig.client()
+    assert rig.ask(client, "acquire").ok
+    reply = rig.ask(client, "start")
+    assert (reply.ok, reply.phase, reply.tick) == (True, "auto", 7)
+    event = Event("same", client.lease, "takeover")
+    for _ in range(5):
+        client._events.send(event.pack())
+    client._waiting["same"] = (event, 0, float("inf"))
+    rig.until(lambda: "same" in client.replies and rig.port.counters["event repeated"] == 4)
+    assert rig.events() == ["start", "takeover"]
+
+
+def test_one_lease_two_clients_and_its_hand_over(rig):
+    first, second = rig.client(), rig.client()
+    assert not rig.ask(first, "start").ok  # nobody drives without it
+    assert rig.ask(first, "acquire").ok and rig.ask(first, "acquire").ok
+    refused = rig.ask(second, "acquire")
+    assert not refused.ok and "another operator" in refused.error
+    assert not rig.ask(second, "release").ok and not rig.ask(second, "takeover").ok
+    rig.until(lambda: first.holds_lease and not second.holds_lease and second.state)
+    assert rig.ask(first, "release").ok
+    assert rig.ask(second, "acquire").ok
+    rig.until(lambda: second.holds_lease and not first.holds_lease)
+    assert [m["kind"] for m in rig.heard] == ["lost"]  # whoever takes over finds the robot holding
+    assert first.lease not in str(first.state)  # what is published cannot be used to drive
+
+
+def test_only_the_holder_s_hand_moves_and_a_replayed_or_older_message_does_not(rig):
+    driver, other = rig.client(), rig.client()
+    rig.ask(driver, "acquire")
+
+    def heard():
+        return [m for m in rig.heard if m["kind"] == "teleop"]
+
+    def stream(client, velocity):
+        client.teleop(velocity=velocity, engaged=True)
+        rig.turn()
+        return len(heard())
+
+    rig.until(lambda: stream(other, [9.0, 9.0]) or rig.port.counters["teleop not accepted"] > 2)
+    rig.until(lambda: stream(driver, [1.0, 0.5]))
+    assert {tuple(m["velocity"]) for m in heard()} == {(1.0, 0.5)} and heard()[0]["engaged"] is True
+    before, refused = len(heard()), rig.port.counters["teleop not accepted"]
+    replayed = Teleop(driver.lease, 1, time.monotonic_ns(), True, (7.0, 7.0))
+    driver._teleop.send(replayed.pack())
+    rig.until(lambda: rig.port.counters["teleop not accepted"] > refused)
+    assert (7.0, 7.0) not in {tuple(m["velocity"]) for m in heard()[before:]}
+
+
+def test_what_is_malformed_or_too_big_reaches_nobody_and_breaks_nothing(rig):
+    client = rig.client()
+    rig.ask(client, "acquire")
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(channel(rig.endpoint, "event"))
+    bad = [b"", b"\xc1", b"\x91" * 3000, msgpack.packb([1]), msgpack.packb({"id": 1}), msgpack.packb({1: 2})]
+    bad += [Event("x" * 300, "a", "start").pack(), msgpack.packb({"id": "a", "lease": "b", "name": "c", "args": []})]
+    for data in bad:
+        socket.send(data)
+    socket.send_multipart([b"a", b"b", b"c"])
+    rig.until(lambda: rig.port.counters["event malformed"] == len(bad) + 1)
+    socket.send(bytes(MAX_BYTES + 1))  # ends this connection
+    for data in bad:
+        client._teleop.send(data)
+        rig.turn()
+    rig.until(lambda: rig.port.counters["teleop malformed"] > 0)
+    assert rig.heard == [] and rig.ask(client, "start").ok
+    socket.close(linger=0)
+    context.term()
+
+
+def test_anybody_may_stop_the_robot_with_any_message(rig):
+    watcher = rig.client()
+    watcher.estop()  # no lease
+    rig.until(lambda: rig.stopped == 1)
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(channel(rig.endpoint, "estop"))
+    socket.send(b"\xff not msgpack")
+    rig.until(lambda: rig.stopped == 2)
+    socket.close(linger=0)
+    context.term()
+
+
+def test_states_and_pictures_reach_who_watches(rig):
+    watcher = rig.client()
+    picture = np.full((40, 60, 3), 200, np.uint8)
+    step = 0
+
+    def show():
+        nonlocal step
+        step += 1
+        rig.control.send("state", tick=step, phase="auto")
+        rig.port.show(Observation(np.zeros(2, np.float32), {"front": picture}, "", step, 5))
+        rig.turn()
+        return watcher.frames and watcher.state.get("tick", 0) > 0
+
+    rig.until(show)
+    about, jpeg = watcher.frames["front"]
+    assert (about["width"], about["height"], about["t_capture_ns"]) == (60, 40, 5) and jpeg[:2] == b"\xff\xd8"
+    assert watcher.state["phase"] == "auto" and watcher.state["lease"] == ""
+
+
+def test_recordings_and_scenes_are_the_owner_s_affair(tmp_path):
+    seen = []
+    rig = Rig(tmp_path, on_event=lambda name, args: (seen.append((name, args)), args.get("refuse"))[1])
+    client = rig.client()
+    rig.ask(client, "acquire")
+    assert rig.ask(client, "instruct", text="pick the red cube").ok
+    refused = rig.ask(client, "keep", refuse="nothing is pending")
+    assert not refused.ok and refused.error == "nothing is pending"
+    assert seen[0] == ("instruct", {"text": "pick the red cube"}) and rig.events() == []
+    assert "is no event" in rig.ask(client, "self_destruct").error
+    rig.close()
+
+
+def test_a_lease_ends_one_second_after_its_holder_falls_silent():
+    lease = Lease()
+    assert lease.acquire("a", 0) is None and lease.acquire("b", 999 * MS) is not None
+    assert lease.accept(Teleop("a", 0, 0), 500 * MS) is not None
+    assert not lease.expired(1500 * MS) and lease.expired(1501 * MS)
+    assert not lease.expired(1502 * MS)  # said once
+    assert lease.acquire("b", 1502 * MS) is None and lease.accept(Teleop("a", 1, 0), 1503 * MS) is None
+    assert holder_name("a") != holder_name("b") and "b" not in (holder_name(""),)
+
+
+def test_a_message_s_age_needs_no_common_clock():
+    lease = Lease()
+    lease.acquire("a", 0)
+    ahead = 10**15  # the operator's clock
+    assert lease.accept(Teleop("a", 0, ahead), 30 * MS) == 30 * MS
+    assert lease.accept(Teleop("a", 1, ahead + 50 * MS), 70 * MS) == 70 * MS  # quicker: the reference from now on
+    sent = lease.accept(Teleop("a", 2, ahead + 100 * MS), 420 * MS)  # 300 ms in the queue of some network
+    assert 420 * MS - sent == pytest.approx(300 * MS, abs=MS)
+    assert lease.accept(Teleop("a", 2, ahead + 100 * MS), 421 * MS) is None  # replayed
+
+
+def test_messages_of_the_wrong_shape_are_refused_by_name():
+    good = Teleop("a", 1, 2, True, (0.0, 1.0))
+    assert read_teleop(good.pack(), 2) == good
+    body = msgpack.unpackb(good.pack())
+    for change, match in [
+        ({"velocity": [1.0]}, "list of 2 numbers"),
+        ({"velocity": [1.0, float("nan")]}, "no finite number"),
+        ({"target": [1.0, "x"]}, "no finite number"),
+        ({"engaged": 1}, "'engaged' is int"),
+        ({"seq": True}, "'seq' is bool"),
+        ({"extra": 1}, "'extra' is unknown"),
+    ]:
+        with pytest.raises(SchemaError, match=match):
+            read_teleop(msgpack.packb(body | change), 2)
+    with pytest.raises(SchemaError, match="'rewind' is missing"):
+        read_teleop(msgpack.packb({k: v for k, v in body.items() if k != "rewind"}), 2)
+    with pytest.raises(SchemaError, match="at most"):
+        read_event(bytes(MAX_BYTES + 1))
+
+
+def test_channels_are_beside_each_other():
+    assert [channel("tcp://127.0.0.1:7000", c) for c in CHANNELS][-1] == "tcp://127.0.0.1:7004"
+    assert channel("ipc:///tmp/x", "estop") == "ipc:///tmp/x.estop"

@@ -1,0 +1,283 @@
+"""The node's end of the operator channels: sockets, the lease, acknowledgements. It decides nothing about motion.
+
+Two threads of the node: one for teleop, events and state, one for the e-stop alone. Each has a pipe of its own to the
+control process, so that neither a busy node nor a flood of messages delays the other. A third encodes pictures.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgpack
+import zmq
+
+from vla_stack.errors import UserError
+from vla_stack.intervention import EVENTS
+from vla_stack.runtime.lease import Lease, holder_name
+from vla_stack.runtime.link import Link, Message
+from vla_stack.runtime.operator_messages import (
+    ENDPOINT,
+    LEASE_EVENTS,
+    MAX_BYTES,
+    OWNER_EVENTS,
+    Event,
+    Reply,
+    channel,
+    read_event,
+    read_teleop,
+)
+from vla_stack.runtime.video_port import VideoPort
+from vla_stack.schema import Observation, RobotSpec, SchemaError
+from vla_stack.serving.admission import Admission
+from vla_stack.serving.keys import KeyFolder, Role
+from vla_stack.serving.transport import is_local, new_socket, owner, receive, send, zmq_address
+
+REPLIES_KEPT = 512
+REPEAT_NS = 200_000_000  # the last state is published again after this long without a new one
+TURN_MS = 50
+
+
+class OperatorPort:
+    """Binds the channels; a context manager whose threads run until :meth:`close`.
+
+    Args:
+        control: Pipe to the control process for teleop and events; states and answers come back.
+        estop: Pipe to the control process for the e-stop.
+        robot: What is driven.
+        endpoint: Of the first channel, see :func:`~vla_stack.runtime.operator_messages.channel`.
+        keys: This computer's keys; needed where the endpoint can be reached from outside.
+        on_event: Called, on the port's thread, with (name, args) of the events that are about recordings and scenes;
+            returns why it refuses, or None. It must not wait.
+        facts: Published with every state, e.g. the names of the task's stages.
+
+    Raises:
+        UserError: An endpoint is in use, or can be reached from outside and there are no keys.
+    """
+
+    def __init__(
+        self,
+        control: Connection,
+        estop: Connection,
+        robot: RobotSpec,
+        endpoint: str = ENDPOINT,
+        keys: KeyFolder | None = None,
+        on_event: Callable[[str, dict[str, Any]], str | None] | None = None,
+        facts: Message | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.facts: Message = dict(facts or {})  # replaced as a whole, never changed
+        self.counters: Counter[str] = Counter()
+        self._robot, self._on_event = robot, on_event
+        self._control, self._estop = Link(control), Link(estop)
+        self._lease = Lease()
+        self._replies: OrderedDict[str, Reply | None] = OrderedDict()  # None: the control process has not answered yet
+        self._asked: dict[str, bytes] = {}  # event id -> routing id of who waits for its answer
+        self._state: Message = {"phase": "reset", "tick": -1, "run": "hold", "why": "no episode is running"}
+        self._published_ns = 0
+        self._closing = threading.Event()
+        self._context = zmq.Context()
+        self._admission: Admission | None = None
+        if keys is not None or not is_local(channel(endpoint, "event")):
+            self._admission = Admission(self._context, keys or KeyFolder())
+        try:
+            self._teleop = self._bind(zmq.SUB, "teleop")
+            self._events = self._bind(zmq.ROUTER, "event")
+            self._states = self._bind(zmq.PUB, "state")
+            self._stops = self._bind(zmq.ROUTER, "estop")
+            self._video = VideoPort(self._bind(zmq.XPUB, "video"))
+        except BaseException:
+            self._end()
+            raise
+        self._threads = [
+            threading.Thread(target=self._serve, name="operator", daemon=True),
+            threading.Thread(target=self._watch, name="estop", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def show(self, obs: Observation) -> None:
+        """Publish an observation's pictures; encoded elsewhere, the newest only. Does not wait."""
+        self._video.show(obs)
+
+    def close(self) -> None:
+        """End the threads, close the sockets and pipes."""
+        self._closing.set()
+        for thread in self._threads:
+            thread.join(5.0)
+        self._video.close()
+        self._end()
+
+    def _bind(self, kind: int, name: str) -> zmq.Socket:
+        socket = new_socket(self._context, kind, self._admission.curve if self._admission else None)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
+        if name in ("teleop", "state"):
+            socket.setsockopt(zmq.CONFLATE, 1)
+        if name == "teleop":
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+        if name == "video":  # a slow reader loses pictures rather than seeing old ones
+            socket.setsockopt(zmq.SNDHWM, 2)
+            socket.setsockopt(zmq.SNDBUF, 1 << 16)
+        address = channel(self.endpoint, name)
+        try:
+            socket.bind(zmq_address(address))
+        except zmq.ZMQError as e:
+            raise UserError(f"cannot bind {address} for the operator: {e}", "choose another endpoint") from None
+        return socket
+
+    def _end(self) -> None:
+        if self._admission:
+            self._admission.close()
+        self._context.destroy(linger=0)
+        self._control.close()
+        self._estop.close()
+
+    def _may_drive(self, frame: zmq.Frame) -> bool:
+        return self._admission is None or self._admission.has_role(owner(frame), Role.OPERATOR)
+
+    # -- teleop, events, state ------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._teleop, self._events, self._control.fileno()):
+            poller.register(source, zmq.POLLIN)
+        while not self._closing.is_set():
+            poller.poll(TURN_MS)
+            try:
+                while (frames := receive(self._teleop)) is not None:
+                    self._take_teleop(frames)
+                while (frames := receive(self._events)) is not None:
+                    self._take_event(frames)
+                if self._lease.expired(time.monotonic_ns()):
+                    self.counters["lease lost"] += 1
+                    self._post("lost")
+                for message in self._control.receive():
+                    self._take_answer(message)
+            except EOFError:
+                return  # the control process is gone; the node says so
+            if time.monotonic_ns() - self._published_ns > REPEAT_NS:
+                self._publish()
+
+    def _take_teleop(self, frames: list[zmq.Frame]) -> None:
+        now_ns = time.monotonic_ns()
+        try:
+            message = read_teleop(frames[-1].buffer, len(self._robot.action))
+        except SchemaError:
+            self.counters["teleop malformed"] += 1
+            return
+        sent_ns = self._lease.accept(message, now_ns) if self._may_drive(frames[-1]) else None
+        if sent_ns is None:
+            self.counters["teleop not accepted"] += 1
+            return
+        self.counters["teleop"] += 1
+        self._post(
+            "teleop",
+            t_ns=sent_ns,
+            engaged=message.engaged,
+            velocity=message.velocity,
+            target=message.target,
+            rewind=message.rewind,
+        )
+
+    def _take_event(self, frames: list[zmq.Frame]) -> None:
+        peer, *parts = frames
+        try:
+            if len(parts) != 1:
+                raise SchemaError(f"an event is one frame, not {len(parts)}")
+            event = read_event(parts[0].buffer)
+        except SchemaError as e:
+            self.counters["event malformed"] += 1
+            self._send(bytes(peer.buffer), Reply("", False, str(e)))
+            return
+        if event.id in self._replies:
+            self.counters["event repeated"] += 1
+            if (reply := self._replies[event.id]) is not None:
+                self._send(bytes(peer.buffer), reply)
+            else:
+                self._asked[event.id] = bytes(peer.buffer)
+            return
+        self._asked[event.id] = bytes(peer.buffer)
+        self._replies[event.id] = None
+        while len(self._replies) > REPLIES_KEPT:
+            self._asked.pop(self._replies.popitem(last=False)[0], None)
+        if not self._may_drive(peer):
+            self._answer(Reply(event.id, False, "this key may not drive: vla keys allow --role operator"))
+        elif (reply := self._apply(event)) is not None:
+            self._answer(reply)
+
+    def _apply(self, event: Event) -> Reply | None:
+        """Apply an event; None where the control process will answer it."""
+        now_ns, error = time.monotonic_ns(), None
+        if event.name == "acquire":
+            error = self._lease.acquire(event.lease, now_ns)
+        elif event.name == "release":
+            error = self._lease.release(event.lease)
+            if error is None:
+                self._post("lost")
+        elif event.name not in (*EVENTS, *OWNER_EVENTS):
+            error = f"'{event.name}' is no event; there are {', '.join((*EVENTS, *LEASE_EVENTS, *OWNER_EVENTS))}"
+        elif event.name != "estop" and not self._lease.holds(event.lease, now_ns):
+            error = "acquire the lease first"
+        elif event.name in OWNER_EVENTS:
+            error = self._on_event(event.name, event.args) if self._on_event else "nobody here takes this event"
+        elif self._post("event", id=event.id, name=event.name):
+            return None
+        else:
+            error = "the control process is busy; send it again under another id"
+        if event.name in LEASE_EVENTS:
+            self._publish()
+        return Reply(event.id, error is None, error or "", self._state.get("phase", ""), self._state.get("tick", -1))
+
+    def _take_answer(self, message: Message) -> None:
+        if message.pop("kind") == "reply":
+            self._answer(Reply(**message))
+        else:
+            self._state = message
+            self._publish()
+
+    def _answer(self, reply: Reply) -> None:
+        reply = replace(reply, error=reply.error[:200])
+        self._replies[reply.id] = reply
+        if (peer := self._asked.pop(reply.id, None)) is not None:
+            self._send(peer, reply)
+
+    def _send(self, peer: bytes, reply: Reply) -> None:
+        try:
+            send(self._events, [peer, reply.pack()])
+        except zmq.ZMQError:
+            self.counters["reply unsent"] += 1  # its console has left
+
+    def _publish(self) -> None:
+        self._published_ns = time.monotonic_ns()
+        facts = {"lease": holder_name(self._lease.token), "counters": dict(self.counters), **self.facts}
+        send(self._states, [msgpack.packb({**self._state, **facts, "t_sent_ns": self._published_ns})])
+
+    def _post(self, kind: str, **fields: Any) -> bool:
+        sent = self._control.post(kind, **fields)
+        self.counters[f"{kind} unsent"] += not sent
+        return sent
+
+    # -- e-stop ---------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Whatever arrives, from whomever the authenticator lets in, stops the robot."""
+        pending = False
+        while not self._closing.is_set():
+            try:
+                if self._stops.poll(TURN_MS if not pending else 1):
+                    peer = (receive(self._stops) or [zmq.Frame(b"")])[0]
+                    pending = True
+                    self.counters["estop"] += 1
+                    try:
+                        send(self._stops, [bytes(peer.buffer), b"stopping"])
+                    except zmq.ZMQError:
+                        pass  # whoever stopped the robot has left; it stops all the same
+                if pending:
+                    pending = not self._estop.post("estop")
+            except EOFError:
+                return
