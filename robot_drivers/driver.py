@@ -6,7 +6,7 @@ lerobot before it is asked for one.
 
 from __future__ import annotations
 
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,20 @@ class Status(TypedDict, total=False):
     done: bool
     stage: int
     real_time_factor: float
+
+
+class Fault(NamedTuple):
+    """What is wrong with a robot now.
+
+    Attributes:
+        kind: A word to count it by: ``bus``, ``camera``, ``load``.
+        why: One line for the operator, with the device's name.
+        stop: Whether the robot must stop until somebody re-arms it; otherwise it holds until the fault is over.
+    """
+
+    kind: str
+    why: str
+    stop: bool
 
 
 class Driver(Protocol):
@@ -60,6 +74,16 @@ class Driver(Protocol):
 
     def disconnect(self) -> None:
         """Hold, then let go; may be called twice."""
+        ...
+
+
+@runtime_checkable
+class SelfChecking(Driver, Protocol):
+    """A robot that can say what is wrong with it. Its calls never raise because of the hardware once connected."""
+
+    @property
+    def fault(self) -> Fault | None:
+        """As of the last :meth:`read` or :meth:`write`; None where all is well."""
         ...
 
 

@@ -126,12 +126,49 @@ def test_deltas_are_limited_one_by_one_and_held_at_zero():
     np.testing.assert_array_equal(e.filter(None).command, [0.0, 0.0])
 
 
+def test_soft_start_grows_the_velocity_from_nothing():
+    e = envelope(soft_start_s=0.1, max_rate={"x.pos": 0.6})  # three steps of 30 Hz
+    xs = [REST[0], *(e.filter(np.array([0.7, 0, 0, 1.0])).command[0] for _ in range(5))]
+    np.testing.assert_allclose(np.diff(xs), 0.6 * DT * np.array([1 / 3, 2 / 3, 1, 1, 1]), atol=1e-6)
+
+
+def test_an_emergency_stop_lasts_until_it_is_armed_again():
+    e = envelope()
+    e.stop("e-stop")
+    assert [e.filter(REST).state for _ in range(2)] == [State.STOP] * 2
+    e.reset(REST)
+    assert e.filter(REST).state is State.RUN and e.counters["e-stop"] == 1
+
+
+def test_trouble_holds_for_as_long_as_it_lasts():
+    e = envelope(max_refusals=2)
+    assert [e.filter(REST, trouble="bus").state for _ in range(5)] == [State.HOLD] * 5
+    assert e.filter(REST).state is State.RUN
+
+
+def test_the_tool_slows_down_before_its_box_and_slides_no_further():
+    e = SafetyEnvelope(
+        ROBOT,
+        SafetyConfig(tool_box={"x": (-0.3, 0.3)}, kinematics="test", max_acceleration={"x.pos": 2.0}),
+        tool=lambda q: np.array([q[0], 0.0, 0.0]),
+    )
+    e.reset(REST)
+    xs = [e.filter(np.array([0.7, 0, 0, 1.0])).command[0] for _ in range(90)]
+    assert 0.295 < max(xs) <= 0.3 and np.abs(np.diff(xs, 2)).max() <= 2.0 * DT**2 + 1e-6
+    e.reset(np.array([0.6, 0, 0, 1.0]))  # a robot that is put outside may only come back
+    assert e.filter(np.array([0.65, 0, 0, 1.0])).command[0] == np.float32(0.6)
+    assert e.filter(np.array([0.1, 0, 0, 1.0])).command[0] < 0.6
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         ({"workspace": {"z.pos": (0, 1)}}, "no action dimension 'z.pos'"),
         ({"workspace": {"x.pos": (0.8, 0.9)}}, "leaves x.pos no room"),
         ({"max_acceleration": {"q": 1.0}}, "no action dimension 'q'"),
+        ({"max_rate": {"q": 1.0}}, "max_rate: the robot has no action dimension 'q'"),
+        ({"tool_box": {"x": (0, 1)}}, "needs a kinematic model"),
+        ({"tool_box": {"w": (0, 1)}}, "no axis 'w'"),
     ],
 )
 def test_bad_limits_name_the_dimension(config, words):

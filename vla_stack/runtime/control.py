@@ -17,10 +17,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Driver, EpisodicDriver, Status
+from robot_drivers.driver import Driver, EpisodicDriver, SelfChecking, Status
 from vla_stack.errors import UserError
 from vla_stack.runtime.clock import Clock, RealClock
 from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
+from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.link import Link, Message, ObservationSlots
 from vla_stack.runtime.safety import SafetyConfig, SafetyEnvelope
 from vla_stack.schema import ActionChunk, Observation, PolicySpec
@@ -111,6 +112,7 @@ class ControlLoop:
     def __init__(self, driver: Driver, executor: Executor, envelope: SafetyEnvelope, clock: Clock, port: Port) -> None:
         self._driver, self._executor, self._envelope = driver, executor, envelope
         self._clock, self._port = clock, port
+        self._self_checking = driver if isinstance(driver, SelfChecking) else None
         self._dt_ns = round(1e9 / driver.spec.rate_hz)
         self._dims = len(driver.spec.action)
         self._state = State.HOLD
@@ -168,10 +170,14 @@ class ControlLoop:
         state, why, sent = due.state, "no action is due", None
         if state is not State.STOP:
             age_s = (self._clock.now_ns() - obs.t_capture_ns) * 1e-9
-            verdict = self._envelope.filter(due.action if state is State.RUN else None, age_s)
+            fault = self._self_checking.fault if self._self_checking else None
+            if fault and fault.stop:
+                self._envelope.stop(fault.kind)
+            action = due.action if state is State.RUN else None
+            verdict = self._envelope.filter(action, age_s, fault.kind if fault else "")
             sent = verdict.command
-            if verdict.state is not state:
-                state, why = verdict.state, ", ".join(verdict.changes)
+            if verdict.state is not state or fault:
+                state, why = verdict.state, fault.why if fault else ", ".join(verdict.changes)
         if sent is not None:
             sent = self._driver.write(sent)
         elif self._state is not State.STOP:
@@ -273,7 +279,7 @@ def control_process(connection: Connection, make: Callable[[], Driver]) -> None:
 def _serve(link: Link, driver: Driver) -> None:
     setup = _next(link, "setup")
     executor = Executor(driver.spec, PolicySpec.from_json(setup["policy"]), ExecutorConfig(**setup["executor"]))
-    envelope = SafetyEnvelope(driver.spec, SafetyConfig(**setup["safety"]))
+    envelope = make_envelope(driver.spec, SafetyConfig(**setup["safety"]))
     slots = ObservationSlots(driver.spec, setup["slots"], executor.policy.horizon)
     port = LinkPort(link, slots)
     loop = ControlLoop(driver, executor, envelope, RealClock(), port)

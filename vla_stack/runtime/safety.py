@@ -8,13 +8,14 @@ All limits are per control step. With u = command - previous command, h = 1/rate
     position      low <= command <= high, narrowed by a workspace box
     velocity      |u| <= max_rate h
     acceleration  |u - u_prev| <= max_acceleration h^2, and u small enough to brake before a position limit
+    tool          the whole way to rest, braking from this command on, stays inside a box for the tool's position
 An angle without position limits may be commanded at any turn; it moves along the shorter arc.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,7 @@ from vla_stack.runtime.executor import State
 from vla_stack.schema import RobotSpec
 
 FloatArray = NDArray[np.float64]
+TOOL_MARGIN = 1e-4  # m inside the tool's box that commands are kept to, for rounding on the way to rest
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,22 @@ class SafetyConfig:
 
     Attributes:
         workspace: Action dimension -> (low, high), in the dimension's unit, e.g. a box for ``tcp_x.pos``.
+        max_rate: Action dimension -> largest velocity, in unit/s.
         max_acceleration: Action dimension -> largest change of velocity per second, in unit/s^2.
+        tool_box: ``x``, ``y``, ``z`` -> (low, high) of the tool in the robot's base frame, metres; for robots that are
+            commanded in joint space.
+        kinematics: Model that says where the tool is, see ``robot_drivers.kinematics``; with ``tool_box``.
+        soft_start_s: The largest velocity grows from nothing to its limit over this time after arming.
         max_sensor_age_s: Age of the newest observation beyond which commands are refused; by default 5 control steps.
         max_refusals: Refusals in a row after which the robot stops.
     """
 
     workspace: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    max_rate: Mapping[str, float] = field(default_factory=dict)
     max_acceleration: Mapping[str, float] = field(default_factory=dict)
+    tool_box: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    kinematics: str = ""
+    soft_start_s: float = 0.0
     max_sensor_age_s: float | None = None
     max_refusals: int = 5
 
@@ -65,12 +76,18 @@ class SafetyEnvelope:
     Args:
         robot: Its ``action`` dimensions give position limits and rates.
         config: Tighter limits.
+        tool: Where an action [A] puts the tool, float [3] in metres; needed for ``config.tool_box``.
 
     Raises:
         UserError: ``config`` names an unknown dimension or leaves no room to move.
     """
 
-    def __init__(self, robot: RobotSpec, config: SafetyConfig | None = None) -> None:
+    def __init__(
+        self,
+        robot: RobotSpec,
+        config: SafetyConfig | None = None,
+        tool: Callable[[FloatArray], FloatArray] | None = None,
+    ) -> None:
         self.robot, self.config = robot, config or SafetyConfig()
         self.counters: Counter[str] = Counter()
         names = [d.name for d in robot.action]
@@ -78,19 +95,29 @@ class SafetyEnvelope:
         self._low, self._high = _inwards(low, high)
         self._range = high - low
         self._turns = np.array([d.kind == "angle" for d in robot.action]) & np.isinf(low) & np.isinf(high)
-        self._step = np.array([d.max_rate for d in robot.action], np.float64) * robot.dt
+        rates = _by_name(self.config.max_rate, names, np.inf, "max_rate")
+        self._step = np.minimum(rates, [d.max_rate for d in robot.action]) * robot.dt
         acceleration = _by_name(self.config.max_acceleration, names, np.inf, "max_acceleration")
         self._brake = acceleration * robot.dt**2
         # Deltas are relative to where the robot is, all but the gripper's: they hold at 0 and need no previous command.
         self._relative = ~robot.gripper_mask if robot.action_kind == "delta" else np.zeros(len(names), bool)
         if self._relative.any() and np.isfinite(self._brake[self._relative]).any():
             raise UserError("max_acceleration applies to absolute commands only", f"{robot.name} takes deltas")
+        self._tool = tool if self.config.tool_box else None
+        self._tool_low, self._tool_high = _tool_box(self.config, robot, tool)
+        self._ramp = max(1, round(self.config.soft_start_s * robot.rate_hz))  # control steps
+        self._armed_for = 0
         age = self.config.max_sensor_age_s
         self._max_age = 5 * robot.dt if age is None else age
         self._last: FloatArray | None = None
         self._u: FloatArray = np.zeros(len(names))
         self._refusals = 0
         self._stopped = False
+
+    def limits(self, i: int) -> tuple[float, float, float, float]:
+        """Of action dimension ``i``: low, high, largest velocity and largest acceleration, per second."""
+        dt = self.robot.dt
+        return float(self._low[i]), float(self._high[i]), float(self._step[i] / dt), float(self._brake[i] / dt**2)
 
     def reset(self, measured: NDArray[np.floating]) -> None:
         """Begin from rest at ``measured`` [A] (where the robot is, in the action's dimensions) and leave STOP."""
@@ -99,22 +126,31 @@ class SafetyEnvelope:
         self._last = np.asarray(measured, np.float64).copy()
         self._last[self._relative] = 0.0
         self._u = np.zeros_like(self._last)
-        self._refusals, self._stopped = 0, False
+        self._refusals, self._armed_for, self._stopped = 0, 0, False
 
-    def filter(self, command: NDArray[np.floating] | None, sensor_age_s: float = 0.0) -> Verdict:
+    def stop(self, reason: str) -> None:
+        """Stop from the next :meth:`filter` on, until :meth:`reset`: an emergency stop, an overloaded motor."""
+        self.counters[reason] += not self._stopped
+        self._stopped = True
+
+    def filter(self, command: NDArray[np.floating] | None, sensor_age_s: float = 0.0, trouble: str = "") -> Verdict:
         """Decide what is sent at this control step.
 
         Args:
             command: float [A] from the executor; None asks to stand still.
             sensor_age_s: Age of the newest observation, seconds.
+            trouble: What is wrong with the robot at the moment, in a word; it then stands still.
         """
         if self._last is None:
             raise RuntimeError("SafetyEnvelope.reset(measured) comes before the first command")
         if self._stopped:
             self.counters["stop"] += 1
             return Verdict(None, State.STOP, ("stopped",))
-        reason = self._refusal(command, sensor_age_s)
-        if reason:
+        self._armed_for += 1
+        reason = trouble or self._refusal(command, sensor_age_s)
+        if trouble:  # it passes or the driver stops the robot: no fault of whoever commands
+            self.counters[trouble] += 1
+        elif reason:
             self.counters[reason] += 1
             self._refusals += 1
             if self._refusals >= self.config.max_refusals:
@@ -155,16 +191,46 @@ class SafetyEnvelope:
 
         target = np.where(self._turns, last + _shorter_arc(target - last), target)
         u = bound(target, self._low, self._high, "position") - last
-        u = bound(u, -self._step, self._step, "velocity")
+        step = self._step * min(1.0, self._armed_for / self._ramp)
+        u = bound(u, -step, step, "velocity")
         if np.isfinite(brake).any():
             u = bound(u, -_braking(last - self._low, brake), _braking(self._high - last, brake), "acceleration")
             u = bound(u, self._u - brake, self._u + brake, "acceleration")
             inside = (last >= self._low) & (last <= self._high)  # braking to a limit must not end one rounding past it
             u = np.where(inside, np.clip(u, self._low - last, self._high - last), u)
+        if self._tool is not None and not self._stays_in_box(u):
+            changes.append("tool")
+            rest = self._braked(self._u)  # the way to rest that the last command was checked for
+            u = next((v for s in (0.5, 0.25, 0.125) if self._stays_in_box(v := rest + s * (u - rest))), rest)
         sent = _round(last, u)
         self._u = sent - last
         self._last = np.where(self._relative, 0.0, sent)
         return sent, tuple(dict.fromkeys(changes))
+
+    def _braked(self, u: FloatArray) -> FloatArray:
+        """The step after ``u`` where every dimension brakes as hard as it may."""
+        return np.sign(u) * np.maximum(np.abs(u) - self._brake, 0.0)
+
+    def _stays_in_box(self, u: FloatArray) -> bool:
+        """Whether the tool stays in its box if ``u`` is made and everything brakes from then on.
+
+        A tool that is outside may only come closer.
+        """
+        assert self._last is not None
+        q, allowed = self._last, self._outside(self._last)
+        while u.any():
+            q = q + u
+            outside = self._outside(q)
+            if outside > 0.0 and outside >= allowed:
+                return False
+            u = self._braked(u)
+        return True
+
+    def _outside(self, q: FloatArray) -> float:
+        """How far outside its box the tool is at ``q``, metres; 0 inside."""
+        assert self._tool is not None
+        at = self._tool(q)
+        return float(max(0.0, (self._tool_low - at).max(), (at - self._tool_high).max()))
 
 
 def _round(last: FloatArray, u: FloatArray) -> NDArray[np.float32]:
@@ -201,6 +267,20 @@ def _by_name(given: Mapping[str, float], names: list[str], default: float, what:
         if name not in names:
             raise UserError(f"{what}: the robot has no action dimension '{name}'", f"it has {', '.join(names)}")
     return np.array([given.get(n, default) for n in names], np.float64)
+
+
+def _tool_box(
+    config: SafetyConfig, robot: RobotSpec, tool: Callable[[FloatArray], FloatArray] | None
+) -> tuple[FloatArray, FloatArray]:
+    box = dict(config.tool_box)
+    if set(box) - set("xyz"):
+        raise UserError(f"tool_box: there is no axis '{min(set(box) - set('xyz'))}'", "the axes are x, y and z")
+    if box and (tool is None or robot.action_kind == "delta"):
+        raise UserError("a tool_box needs a kinematic model and absolute commands", "name a model under kinematics")
+    low, high = np.array([box.get(axis, (-np.inf, np.inf)) for axis in "xyz"], np.float64).T
+    if (low + 2 * TOOL_MARGIN > high).any():
+        raise UserError("tool_box leaves the tool no room", "give low and high of an axis in metres, low first")
+    return low + TOOL_MARGIN, high - TOOL_MARGIN
 
 
 def _box(robot: RobotSpec, workspace: Mapping[str, tuple[float, float]]) -> tuple[FloatArray, FloatArray]:
