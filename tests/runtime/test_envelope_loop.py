@@ -1,4 +1,4 @@
-"""Random and adversarial policies through the whole control loop: nothing that reaches the driver leaves the envelope."""
+"""Random and adversarial policies through the whole control loop: no command leaves the envelope."""
 
 from pathlib import Path
 

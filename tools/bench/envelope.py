@@ -1,7 +1,7 @@
 """Does any command leave the safety envelope, whatever the policy says? The whole control loop under the virtual clock.
 
-Random and adversarial policies (noise, jumps, oscillation at the limits, not-a-number, wrong units, far outside, frozen)
-answer the executor of three robots, late and out of order; sensors go stale, the robot reports faults, stops are
+Random and adversarial policies (noise, jumps, oscillation at the limits, not-a-number, wrong units, far outside) answer
+the executor of three robots, late and out of order; sensors go stale, the robot reports faults, stops are
 re-armed. Every command that reaches the driver is checked against position, velocity, acceleration and, for the arm in
 joint space, the box of its tool.
 
