@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from vla_stack.cli import main
@@ -43,6 +47,22 @@ def test_same_episodes_whatever_the_workers_and_the_stops(tmp_path: Path, capsys
     assert "holds 0 of its" in capsys.readouterr().out
     assert main(["data", "repair", str(tmp_path / "one")]) == 1
     assert "episodes after it are intact" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_collection_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = ["collect", "--task", "pick", "--privileged", "--episodes", "1000000", "--root", str(tmp_path / "d")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from vla_stack.cli import main; main(sys.argv[1:])", *command],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"TQDM_MININTERVAL": "0"},
+    )  # fmt: skip
+    assert process.stderr is not None
+    while "success 1/1" not in process.stderr.readline():  # the progress bar: workers are at work
+        assert process.poll() is None
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert workers and not psutil.wait_procs(workers, timeout=60)[1]
 
 
 def test_an_unknown_task_is_named_with_the_known_ones(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_defaults_are_those_of_the_dataclass(path: Path) -> None:
         ("seed=true", "'seed' is True, expected a whole number"),
         ("optimizer=3", "'optimizer' needs keys below it"),
         ("name.x=1", "'name' is a value, it has no keys"),
-        ("precision=fp16", "'precision' is 'fp16', expected one of fp32, bf16"),
+        ("precision=fp16", "'precision' is 'fp16', expected one of auto, fp32, bf16"),
         ("optimizer.betas=[1]", "'optimizer.betas' is [1], expected 2 values"),
         ("optimizer.lr=fast", "'optimizer.lr' is 'fast', expected a number"),
         ("ema=1.0", "'ema' is 1.0"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from training_fakes import ACTION, HORIZON, SIDE, STATE, record
 
@@ -191,3 +192,12 @@ def rank_main(rank: int, port: int, args: tuple[str, ...]) -> None:
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", **{key: str(value) for key, value in here.items()}}
     sys.exit(main(["train", *args]))
+
+
+def test_automatic_precision_is_what_the_processor_computes_in(monkeypatch):
+    from vla_stack.training.placement import native_precision
+
+    for native, expected in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda native=native: native)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        assert native_precision(torch.device("cpu")) == expected

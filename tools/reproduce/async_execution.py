@@ -80,7 +80,7 @@ def recipe(size: Size, name: str, max_delay: int, roots: list[Path]) -> Recipe:
         steps=size.steps,
         batch_size=64,
         ema=0.99,
-        precision="bf16",
+        precision="auto",
         seed=SEED,
         threads=1,
         log_every=max(1, size.steps // 10),

@@ -79,7 +79,7 @@ def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[P
         steps=settings.steps,
         batch_size=settings.batch,
         ema=EMA,
-        precision="bf16",
+        precision="auto",
         # Arm i differs from arm a in nothing else: what two runs of one setting differ by.
         seed=seed + 1000 * (arm.weights == "again"),
         threads=1,
@@ -106,7 +106,7 @@ def trained(settings: Settings, arm: Arm, seed: int, out: Path) -> tuple[Path, d
 
 
 class Inference:
-    """A policy under bfloat16 autocast, as trained; optionally the mean of several samples.
+    """A policy; optionally the mean of several samples.
 
     Args:
         policy: The policy.
@@ -127,8 +127,7 @@ class Inference:
         began, n = time.process_time(), self._samples
         several = [o for o in observations for _ in range(n)]
         own = [int(np.random.SeedSequence((s, i)).generate_state(1)[0]) if i else s for s in seeds for i in range(n)]
-        with torch.autocast("cpu", torch.bfloat16):
-            chunks = self._policy.infer(several, own)
+        chunks = self._policy.infer(several, own)
         self.calls, self.cpu_s = self.calls + len(observations), self.cpu_s + time.process_time() - began
         actions, execute = chunks.actions, chunks.execute
         if self._lengths:

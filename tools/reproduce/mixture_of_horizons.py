@@ -34,7 +34,7 @@ from horizons_arms import IMAGES, SMOKE, VALIDATION_SEED, Cell, Settings, arms  
 from results import ROOT  # noqa: E402
 
 OUT = ROOT / "outputs" / "reproduce"
-LAST = ("draws_long", "mean", "unbalanced", "averaged")
+LAST = ("draws_long", "mean", "unbalanced")
 EXECUTE = (7, 10, 15, 1)
 RATIOS = (1.0, 1.2, 1.4)
 
@@ -45,7 +45,7 @@ def grid(settings: Settings, seeds: Sequence[int]) -> list[Cell]:
     if settings.images:
         return [Cell(seed, arm, k) for seed in seeds for arm in (settings.baseline, "full")]
     plain = [f"plain-{h}" for h in settings.singles]
-    rounds = ((settings.baseline, "full", "draws"), ("reweighted",), (plain[-1], "longest"), LAST)
+    rounds = ((settings.baseline, "full", "draws", "longest", "averaged"), ("reweighted",), (plain[-1],), LAST)
     cells = [Cell(seed, arm, k) for names in rounds for seed in seeds for arm in names]
     for seed in few:
         cells += [Cell(seed, "full", 0, ratio) for ratio in RATIOS] + [Cell(seed, "full", 0, RATIOS[1], True)]

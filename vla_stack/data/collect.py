@@ -11,6 +11,7 @@ import argparse
 import itertools
 import multiprocessing
 import os
+import threading
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -114,6 +115,7 @@ class _Worker:
 
     @classmethod
     def start(cls, config: CollectConfig) -> None:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         cls.env = config.make_env()
 
     @classmethod
@@ -213,6 +215,14 @@ def _progress(config: CollectConfig, root: Path, instructions: tuple[str, ...]) 
         message = f"{root}: its '{config.task}' episodes are of another seed"
         raise UserError(message, "give the same --seed, or another --root")
     return len(seeds), attempt + 1
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is killed; a pool's workers would wait for ever for their next task."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _rollouts(config: CollectConfig, first: int, workers: int) -> Iterator[Rollout]:

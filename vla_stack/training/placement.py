@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -89,6 +89,15 @@ def place(launcher: str, device: str) -> Local | Accelerated:
     """The placement that a recipe asks for, or that a launcher's environment makes necessary."""
     distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return Accelerated(device) if distributed or launcher == "accelerate" else Local(device)
+
+
+def native_precision(device: torch.device) -> Literal["fp32", "bf16"]:
+    """What ``precision: auto`` means on a device: bf16 where it has instructions for it."""
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return "bf16" if native else "fp32"
 
 
 def use_threads(threads: int) -> int:

@@ -184,7 +184,8 @@ class Recipe:
         batch_size: Samples per forward pass and process.
         accumulate: Forward passes per optimiser step; gradients are averaged.
         ema: Decay of the exponential moving average of the weights that a checkpoint serves; 0 serves the raw weights.
-        precision: ``fp32``, or ``bf16`` for autocast (weights and optimiser stay fp32).
+        precision: ``fp32``, ``bf16`` for autocast (weights and optimiser stay fp32), or ``auto``: ``bf16`` where the
+            device computes in it, else ``fp32``; a processor that only emulates it is nearly three times slower in it.
         seed: Seed of weights, data order and noise. With ``steps`` it fixes the result bit for bit on a CPU.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         threads: CPU threads of the training process; 0 takes every physical core that the process may use.
@@ -208,7 +209,7 @@ class Recipe:
     batch_size: int = 64
     accumulate: int = 1
     ema: float = 0.999
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
     seed: int = 0
     device: str = "auto"
     threads: int = 0

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -67,9 +68,11 @@ def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
     from vla_stack.training.build import build
     from vla_stack.training.loop import Trainer
     from vla_stack.training.memory import capacity, estimate
-    from vla_stack.training.placement import place, use_threads
+    from vla_stack.training.placement import native_precision, place, use_threads
 
     placement = place(recipe.launcher, recipe.device)
+    if recipe.precision == "auto":  # the run's recipe names what it was, so that it resumes in it on any machine
+        recipe = replace(recipe, precision=native_precision(placement.device))
     threads = use_threads(recipe.threads)
     if placement.is_main and not resume and (run_dir / "recipe.yaml").exists():
         raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
@@ -80,8 +83,8 @@ def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
         write_run_files(recipe, run_dir)
         millions = sum(p.numel() for p in trainer.parameters) / 1e6
         print(
-            f"{recipe.method} on {recipe.policy.type}, {millions:.2f} M trainable parameters, {placement.device} with "
-            f"{threads} threads x {placement.world}, step {trainer.step} of {recipe.steps} "
+            f"{recipe.method} on {recipe.policy.type}, {millions:.2f} M trainable parameters, {placement.device} in "
+            f"{recipe.precision} with {threads} threads x {placement.world}, step {trainer.step} of {recipe.steps} "
             f"(ready in {time.monotonic() - begin:.1f} s) -> {run_dir}",
             flush=True,
         )
