@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from horizons_arms import (
     CLIP,
     EMA,
