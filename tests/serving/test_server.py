@@ -343,12 +343,12 @@ def test_an_observation_that_does_not_fit_is_refused_by_name(serve, connect):
 
 def test_another_version_is_told_so(serve, raw, monkeypatch):
     peer = raw(serve(TickPolicy()).endpoint)
-    monkeypatch.setattr(wire, "VERSION", 2)
+    monkeypatch.setattr(wire, "VERSION", 1)
     frames = wire.encode(Message(Kind.PING))
     monkeypatch.undo()
     peer.send_multipart(frames)
     reply = wire.decode(peer.recv_multipart())
-    assert reply.fields["code"] == Code.VERSION and "wire version 2 is not 1" in reply.fields["text"]
+    assert reply.fields["code"] == Code.VERSION and "wire version 1 is not 2" in reply.fields["text"]
 
 
 def test_what_only_a_server_says_is_refused(serve, raw):

@@ -16,7 +16,7 @@ from vla_stack.errors import UserError
 from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
 from vla_stack.serving import messages, wire
 from vla_stack.serving.keys import KeyFolder
-from vla_stack.serving.transport import CurveKeys, is_local, new_socket, receive, send, zmq_address
+from vla_stack.serving.transport import CurveKeys, is_local, new_socket, readable, receive, send, zmq_address
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 POLICY_CHANGED = "POLICY_CHANGED"
@@ -83,6 +83,8 @@ class PolicyClient:
         self._context = zmq.Context()
         self._socket = new_socket(self._context, zmq.DEALER, curve)
         self._socket.connect(zmq_address(endpoint))
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self._robot: RobotSpec | None = None
         self._sid = ""
         self._epoch = 0
@@ -165,19 +167,18 @@ class PolicyClient:
         if self._hello_sent_ns is not None and time.monotonic_ns() - self._hello_sent_ns > HELLO_INTERVAL_NS:
             self._say_hello()
         items: list[ActionChunk | ServerError] = []
-        if not self._socket.poll(timeout_ms):
+        if not self._poller.poll(timeout_ms):
             return items
         for _ in range(BURST):
-            frames = receive(self._socket)
-            if frames is None:
-                break
             try:
-                item = self._handle(wire.decode([frame.buffer for frame in frames]))
+                item = self._handle(wire.decode([frame.buffer for frame in receive(self._socket)]))
             except WireError as e:
                 self.discarded["malformed"] += 1
                 item = ServerError(e.code, f"server's message is malformed: {e.text}")
             if item is not None:
                 items.append(item)
+            if not readable(self._socket):
+                break
         return items
 
     def reset(self, epoch: int) -> None:

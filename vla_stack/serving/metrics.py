@@ -48,11 +48,12 @@ class Metrics:
         with self._lock:
             self.rejected[reason] += 1
 
-    def observe(self, stage: str, seconds: float) -> None:
-        """Add one latency to the histogram of ``stage``."""
+    def observe(self, *nanoseconds: tuple[str, int]) -> None:
+        """Add latencies, each to the histogram of its stage."""
         with self._lock:
-            self._counts[stage][bisect_left(BUCKETS, seconds)] += 1
-            self._sums[stage] += seconds
+            for stage, ns in nanoseconds:
+                self._counts[stage][bisect_left(BUCKETS, ns * 1e-9)] += 1
+                self._sums[stage] += ns * 1e-9
 
     def render(self) -> str:
         """The page at ``/metrics``."""

@@ -30,7 +30,7 @@ from vla_stack.serving.baton import Baton
 from vla_stack.serving.keys import KeyFolder
 from vla_stack.serving.metrics import Metrics, MetricsPage
 from vla_stack.serving.sessions import Session, Sessions
-from vla_stack.serving.transport import is_local, new_socket, owner, receive, send, zmq_address
+from vla_stack.serving.transport import is_local, new_socket, owner, readable, receive, send, zmq_address
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker
 
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 READ_NS = 250_000_000  # a client loses what it has not read when the connection ends (a property of ZMQ_IMMEDIATE)
 SLACK_MS = 10_000  # of a request that does not say how long it can wait
 BURST = 32  # messages read before finished inferences are sent again
+HOUSEKEEPING_NS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -170,19 +171,20 @@ class PolicyServer:
 
     def _turn(self) -> None:
         """Wait for messages and answer them; the baton's holder calls this."""
-        events = dict(self._poller.poll(100))
-        now_ns = self._turned_ns = time.monotonic_ns()
-        if self._wake_in in events:
+        ready = [socket for socket, _ in self._poller.poll(100)]
+        if self._wake_in in ready:
             self._collect()
-        for _ in range(BURST):
-            frames = receive(self._router)
-            if frames is None:
-                break
-            peer, *parts = frames
-            self._handle(bytes(peer.buffer), [part.buffer for part in parts], owner(peer) if self._admission else "")
-        for session in self._sessions.expire(now_ns):
-            self._forget(session)
-        self.metrics.sessions = len(self._sessions)
+        if self._router in ready:
+            for _ in range(BURST):
+                peer, *parts = receive(self._router)
+                self._handle(peer.bytes, [part.buffer for part in parts], owner(peer) if self._admission else "")
+                if not readable(self._router):
+                    break
+        now_ns = time.monotonic_ns()
+        if now_ns - self._turned_ns > HOUSEKEEPING_NS or not ready:
+            self._turned_ns = now_ns
+            for session in self._sessions.expire(now_ns):
+                self._forget(session)
 
     def _close(self) -> None:
         self.metrics.ready = False
@@ -263,14 +265,16 @@ class PolicyServer:
 
     def _finish(self, result: Result) -> None:
         self._unanswered -= 1
-        for stage, seconds in result.seconds.items():
-            self.metrics.observe(stage, seconds)
-        if isinstance(result.frames, WireError):
-            self._refuse(result.job, result.frames)
+        job, frames, begun, computed, encoded = result
+        queued = (("decode", job.queued_ns - job.received_ns), ("queue", begun - job.queued_ns))
+        if isinstance(frames, WireError):
+            self._refuse(job, frames)
+            self.metrics.observe(*queued)
             return
-        self._send(result.job.peer, result.frames)
+        self._send(job.peer, frames)  # first of all: the robot waits for it, the figures can wait
         self._replied_ns = time.monotonic_ns()
-        self.metrics.observe("total", (self._replied_ns - result.job.received_ns) * 1e-9)
+        total = ("total", self._replied_ns - job.received_ns)
+        self.metrics.observe(*queued, ("infer", computed - begun), ("encode", encoded - computed), total)
 
     def _send(self, peer: bytes, frames: list[bytes | memoryview]) -> None:
         try:
@@ -292,6 +296,7 @@ class PolicyServer:
 
     def _forget(self, session: Session) -> None:
         """A session is over; what it had queued is not worth computing."""
+        self.metrics.sessions = len(self._sessions)
         if self._mailbox.drop(session.sid):
             self._unanswered -= 1
 
@@ -337,6 +342,7 @@ class PolicyServer:
         session, replaced = self._sessions.open(peer, message.epoch, message.sid, received_ns, key)
         if replaced is not None:
             self._forget(replaced)
+        self.metrics.sessions = len(self._sessions)
         self._on_reset(session, message.epoch)
         self._send(peer, wire.encode(messages.welcome(policy, session.sid, session.epoch)))
 
@@ -362,7 +368,6 @@ class PolicyServer:
             queued_ns,
             deadline_ns=received_ns + max(0, message.fields.get("slack_ms", SLACK_MS)) * 1_000_000,
         )
-        self.metrics.observe("decode", (queued_ns - received_ns) * 1e-9)
         self._unanswered += 1
         superseded = self._mailbox.put(job)
         if superseded:

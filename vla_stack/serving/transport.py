@@ -16,6 +16,8 @@ from vla_stack.errors import UserError
 from vla_stack.serving.wire import MAX_FRAME_BYTES, MAX_TENSORS
 
 COPY_BYTES = 256 << 10  # a smaller frame is copied faster than ZeroMQ reports back that its memory is free again
+NOBLOCK, POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)  # Python's flags are slow to combine
+MORE = NOBLOCK | int(zmq.SNDMORE)
 QUEUED_MESSAGES = 8  # per peer and direction: a burst of reset, request and ping; older data is of no use to a robot
 
 
@@ -91,8 +93,8 @@ def send(socket: zmq.Socket, frames: Sequence[bytes | memoryview]) -> bool:
     for _ in range(2):
         try:
             for frame in frames[:-1]:
-                socket.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=len(frame) < COPY_BYTES)
-            socket.send(frames[-1], zmq.NOBLOCK, copy=len(frames[-1]) < COPY_BYTES)
+                socket.send(frame, MORE, copy=len(frame) < COPY_BYTES)
+            socket.send(frames[-1], NOBLOCK, copy=len(frames[-1]) < COPY_BYTES)
             return True
         except zmq.Again:
             # ZeroMQ takes note of what the other side has read at most once a millisecond while one only sends, so a
@@ -101,15 +103,21 @@ def send(socket: zmq.Socket, frames: Sequence[bytes | memoryview]) -> bool:
     return False
 
 
-def receive(socket: zmq.Socket) -> list[zmq.Frame] | None:
-    """Frames of the next message without copying, or None if there is none.
+def readable(socket: zmq.Socket) -> bool:
+    """Whether a message waits; cheaper than to catch what :func:`receive` raises where none does."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & POLLIN)
+
+
+def receive(socket: zmq.Socket) -> list[zmq.Frame]:
+    """Frames of the next message without copying.
 
     MAXMSGSIZE bounds a frame, not their number: frames beyond what any message may have (routing id, header, tensors)
     are dropped here except one, so that the decoder sees that there were too many.
+
+    Raises:
+        zmq.Again: There is none.
     """
-    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than to catch zmq.Again
-        return None
-    frame = socket.recv(zmq.NOBLOCK, copy=False)
+    frame = socket.recv(NOBLOCK, copy=False)
     frames = [frame]
     while frame.more:
         frame = socket.recv(copy=False)

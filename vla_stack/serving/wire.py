@@ -2,11 +2,13 @@
 
 Frame 0 is a msgpack map of at most 4 KiB::
 
-    {v, type, sid, epoch, rid, ..., tensors: [[name, dtype, shape, enc, nbytes], ...]}
+    {v, type, sid, epoch, rid, ..., tensors: <msgpack of [[name, dtype, shape, enc, nbytes], ...]>}
 
 Frame 1 + i holds the bytes of ``tensors[i]``. Encoding copies no tensor and decoding yields read-only views of the
-received memory. Everything that arrives is hostile until :func:`decode` has checked it: sizes before parsing, types and
-shapes before any view. There is no pickle and no object dtype on any path (compare CVE-2026-25874).
+received memory. What tensors a robot sends does not change from request to request, so their description is one string
+of bytes, which is written and checked once and then recognised. Everything that arrives is hostile until :func:`decode`
+has checked it: sizes before parsing, types and shapes before any view. There is no pickle and no object dtype on any
+path (compare CVE-2026-25874).
 
 Compatibility: a peer refuses another major version and ignores header keys and tensors that it does not know, so a
 later minor feature is a new optional key.
@@ -15,16 +17,17 @@ later minor feature is a new optional key.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 1
+VERSION = 2
 MAX_HEADER_BYTES = 4096
 MAX_TENSORS = 16
 MAX_RANK = 5
@@ -81,7 +84,9 @@ class Kind(StrEnum):
     ERR = "ERR"
 
 
-_KINDS = frozenset(str(kind) for kind in Kind)
+_KINDS = {str(kind): kind for kind in Kind}
+_KEYS: dict[str, type] = {"sid": str, "epoch": int, "rid": int, "tensors": bytes, **FIELDS}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Code(StrEnum):
@@ -106,8 +111,7 @@ class WireError(Exception):
         self.text = text
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One message, either way.
 
     Attributes:
@@ -123,8 +127,17 @@ class Message:
     sid: str = ""
     epoch: int = 0
     rid: int = NO_REQUEST
-    fields: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, NDArray[Any]] = field(default_factory=dict)
+    fields: Mapping[str, Any] = _NOTHING
+    tensors: Mapping[str, NDArray[Any]] = _NOTHING
+
+
+class _Tensor(NamedTuple):
+    """A checked entry of ``tensors``."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 def encode(message: Message) -> list[bytes | memoryview]:
@@ -133,36 +146,23 @@ def encode(message: Message) -> list[bytes | memoryview]:
     Raises:
         WireError: A limit of the format is exceeded, an array has a dtype that does not travel, or a key is unknown.
     """
-    for key in message.fields:
-        if key not in FIELDS:
-            raise WireError(Code.BAD_SCHEMA, f"header key '{key}' is not part of the format")
-    entries, buffers = [], []
-    for name, array in message.tensors.items():
-        dtype = _WIRE_NAME.get(array.dtype)
-        if dtype is None:
-            raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': dtype {array.dtype} does not travel")
-        entry = [name, dtype, list(array.shape), "raw", array.nbytes]
-        _check_entry(entry)
-        entries.append(entry)
-        dense = array if array.flags.c_contiguous else array.copy(order="C")
-        buffers.append(dense.reshape(-1).view(np.uint8).data)
-    _check_totals(entries)
-    header = msgpack.packb(
-        {
-            "v": VERSION,
-            "type": str(message.kind),
-            "sid": message.sid,
-            "epoch": message.epoch,
-            "rid": message.rid,
-            **message.fields,
-            "tensors": entries,
-        }
-    )
+    kind, sid, epoch, rid, fields, tensors = message
+    if not fields.keys() <= FIELDS.keys():
+        unknown = min(fields.keys() - FIELDS.keys())
+        raise WireError(Code.BAD_SCHEMA, f"header key '{unknown}' is not part of the format")
+    content = {"v": VERSION, "type": kind, "sid": sid, "epoch": epoch, "rid": rid, **fields}
+    if tensors:
+        content["tensors"] = _describe(tuple((name, a.dtype, a.shape) for name, a in tensors.items()))
+    header = msgpack.packb(content)
     if len(header) > MAX_HEADER_BYTES:
         raise WireError(
             Code.BAD_SCHEMA, f"header of {len(header)} bytes exceeds {MAX_HEADER_BYTES}: shorten the instruction"
         )
-    return [header, *buffers]
+    frames: list[bytes | memoryview] = [header]
+    for array in tensors.values():
+        data = array.data
+        frames.append((data if data.c_contiguous else array.copy(order="C").data).cast("B"))
+    return frames
 
 
 def decode(frames: Sequence[bytes | memoryview]) -> Message:
@@ -176,25 +176,13 @@ def decode(frames: Sequence[bytes | memoryview]) -> Message:
     """
     if not 1 <= len(frames) <= 1 + MAX_TENSORS:
         raise WireError(Code.BAD_SCHEMA, f"message has {len(frames)} frames, expected 1 to {1 + MAX_TENSORS}")
-    header = _decode_header(frames[0])
-    entries = header["tensors"]
+    kind, header = _decode_header(frames[0])
+    described = header.pop("tensors", None)
+    entries = _read_description(described) if described is not None else ()
     if len(entries) != len(frames) - 1:
         raise WireError(Code.BAD_SCHEMA, f"header names {len(entries)} tensors, {len(frames) - 1} frames follow")
-    _check_totals(entries)
-    tensors: dict[str, NDArray[Any]] = {}
-    for entry, frame in zip(entries, frames[1:], strict=True):
-        _check_entry(entry)
-        if entry[0] in tensors:
-            raise WireError(Code.BAD_SCHEMA, f"tensor '{entry[0]}' appears twice")
-        tensors[entry[0]] = _view(entry, frame)
-    return Message(
-        kind=Kind(header["type"]),
-        sid=header["sid"],
-        epoch=header["epoch"],
-        rid=header["rid"],
-        fields={key: header[key] for key in FIELDS if key in header},
-        tensors=tensors,
-    )
+    tensors = {entry.name: _view(entry, frames[i]) for i, entry in enumerate(entries, 1)}
+    return Message(kind, header.pop("sid", ""), header.pop("epoch", 0), header.pop("rid", NO_REQUEST), header, tensors)
 
 
 def error(code: Code, text: str, sid: str = "", epoch: int = 0, rid: int = NO_REQUEST) -> Message:
@@ -203,45 +191,75 @@ def error(code: Code, text: str, sid: str = "", epoch: int = 0, rid: int = NO_RE
     return Message(Kind.ERR, sid, epoch, rid, {"code": str(code), "text": line})
 
 
-def _decode_header(frame: bytes | memoryview) -> dict[str, Any]:
+def _decode_header(frame: bytes | memoryview) -> tuple[Kind, dict[str, Any]]:
+    """Kind of a message and its other keys as far as they are known, their types checked."""
     if len(frame) > MAX_HEADER_BYTES:
         raise WireError(Code.BAD_SCHEMA, f"header of {len(frame)} bytes exceeds {MAX_HEADER_BYTES}")
-    try:
-        header = msgpack.unpackb(frame)
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):
-        raise WireError(Code.BAD_SCHEMA, "header is not msgpack") from None
+    header = _unpack(frame, "header")
     if not isinstance(header, dict) or "v" not in header:
         raise WireError(Code.BAD_SCHEMA, "header is not a map with a version 'v'")
     version = header["v"]
     if type(version) is not int or version != VERSION:
         raise WireError(Code.VERSION, f"wire version {str(version)[:20]} is not {VERSION}: install the same vla-stack")
-    kind = header.get("type")
-    if type(kind) is not str or kind not in _KINDS:
-        raise WireError(Code.BAD_SCHEMA, f"unknown message type {str(kind)[:20]!r}")
-    for key, default in (("sid", ""), ("epoch", 0), ("rid", NO_REQUEST), ("tensors", [])):
-        _check_type(key, header.setdefault(key, default), type(default))
-    for key, expected in FIELDS.items():
-        if key in header:
-            _check_type(key, header[key], expected)
-    return header
+    named = header.get("type")
+    kind = _KINDS.get(named) if type(named) is str else None
+    if kind is None:
+        raise WireError(Code.BAD_SCHEMA, f"unknown message type {str(named)[:20]!r}")
+    known = {}
+    for key, value in header.items():
+        expected = _KEYS.get(key)
+        if expected is None:
+            continue
+        # type(), not isinstance(): a bool is an int to isinstance, and an int64 cast of 2**64 - 1 would wrap.
+        if type(value) is not expected or (expected is int and not -(2**63) <= value < 2**63):
+            raise WireError(Code.BAD_SCHEMA, f"header key '{key}' is not {expected.__name__}")
+        known[key] = value
+    return kind, known
 
 
-def _check_type(key: str, value: Any, kind: type[Any]) -> None:
-    # type(), not isinstance(): a bool is an int to isinstance, and an int64 cast of 2**64 - 1 would wrap.
-    if type(value) is not kind or (kind is int and not -(2**63) <= value < 2**63):
-        raise WireError(Code.BAD_SCHEMA, f"header key '{key}' is not {kind.__name__}")
+def _unpack(data: bytes | memoryview, what: str) -> Any:
+    try:
+        return msgpack.unpackb(data)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):
+        raise WireError(Code.BAD_SCHEMA, f"{what} is not msgpack") from None
 
 
-def _check_totals(entries: list[Any]) -> None:
+@lru_cache(maxsize=256)
+def _describe(arrays: tuple[tuple[str, np.dtype, tuple[int, ...]], ...]) -> bytes:
+    """What the header says of arrays of these names, dtypes and shapes."""
+    entries = []
+    for name, dtype, shape in arrays:
+        if dtype not in _WIRE_NAME:
+            raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': dtype {dtype} does not travel")
+        entries.append([name, _WIRE_NAME[dtype], list(shape), "raw", math.prod(shape) * dtype.itemsize])
+    _check_entries(entries)
+    return bytes(msgpack.packb(entries))
+
+
+@lru_cache(maxsize=256)
+def _read_description(described: bytes) -> tuple[_Tensor, ...]:
+    """The checked entries of a header's ``tensors``; exactly these bytes are checked only once."""
+    entries = _unpack(described, "'tensors'")
+    if type(entries) is not list:
+        raise WireError(Code.BAD_SCHEMA, "header key 'tensors' is not a list")
+    _check_entries(entries)
+    return tuple(_Tensor(name, DTYPES[dtype], tuple(shape), nbytes) for name, dtype, shape, _, nbytes in entries)
+
+
+def _check_entries(entries: list[Any]) -> None:
+    """Everything about tensors that can be known before a buffer is touched."""
     if len(entries) > MAX_TENSORS:
         raise WireError(Code.BAD_SCHEMA, f"{len(entries)} tensors exceed {MAX_TENSORS}")
-    total = sum(e[4] for e in entries if type(e) is list and len(e) == 5 and type(e[4]) is int)
+    for entry in entries:
+        _check_entry(entry)
+    if len({entry[0] for entry in entries}) < len(entries):
+        raise WireError(Code.BAD_SCHEMA, "a tensor appears twice")
+    total = sum(entry[4] for entry in entries)
     if total > MAX_TOTAL_BYTES:
         raise WireError(Code.BAD_SCHEMA, f"{total} bytes of tensors exceed {MAX_TOTAL_BYTES}")
 
 
 def _check_entry(entry: Any) -> None:
-    """Everything about a tensor that can be known before its buffer is touched."""
     if type(entry) is not list or len(entry) != 5:
         raise WireError(Code.BAD_SCHEMA, "a tensor entry is not [name, dtype, shape, enc, nbytes]")
     name, dtype, shape, enc, nbytes = entry
@@ -262,14 +280,14 @@ def _check_entry(entry: Any) -> None:
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': {dtype}{shape} is not {nbytes} bytes")
 
 
-def _view(entry: list[Any], frame: bytes | memoryview) -> NDArray[Any]:
-    name, dtype, shape, _, nbytes = entry
+def _view(entry: _Tensor, frame: bytes | memoryview) -> NDArray[Any]:
+    name, dtype, shape, nbytes = entry
     if len(frame) != nbytes:
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': frame has {len(frame)} bytes, header says {nbytes}")
-    array: NDArray[Any] = np.ndarray(shape, DTYPES[dtype], buffer=frame)
-    if dtype == "bool" and array.view(np.uint8).max() > 1:  # numpy's behaviour on other bytes is undefined
+    array: NDArray[Any] = np.ndarray(shape, dtype, frame)
+    if dtype == np.bool_ and array.view(np.uint8).max() > 1:  # numpy's behaviour on other bytes is undefined
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': bool bytes other than 0 and 1")
     if not array.flags.aligned:
         array = array.copy()
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array

@@ -12,8 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +42,7 @@ class ChunkPolicy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """One request on its way through inference; times are the server's clock."""
 
     peer: bytes
@@ -60,13 +58,14 @@ class Job:
     deadline_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of a job: the frames to send, or why there are none. ``seconds`` by stage."""
+class Result(NamedTuple):
+    """What became of a job: the frames to send, or why there are none, and when; times are the server's clock."""
 
     job: Job
     frames: list[bytes | memoryview] | WireError
-    seconds: dict[str, float]
+    begun_ns: int
+    computed_ns: int = 0
+    encoded_ns: int = 0
 
 
 class Mailbox:
@@ -107,7 +106,9 @@ class Mailbox:
             return self._pop()
 
     def _pop(self) -> list[Job]:
-        jobs = sorted(self._slots.values(), key=lambda job: job.deadline_ns)[: self._max_batch]
+        jobs = list(self._slots.values())
+        if len(jobs) > 1:
+            jobs = sorted(jobs, key=lambda job: job.deadline_ns)[: self._max_batch]
         for job in jobs:
             del self._slots[job.sid]
         return jobs
@@ -188,12 +189,13 @@ def _infer(
 def _answer(policy: ChunkPolicy, jobs: list[Job]) -> list[Result]:
     """Results of a batch, in any order. One request that the policy cannot compute does not fail the others."""
     start = time.monotonic_ns()
-    late = [job for job in jobs if job.deadline_ns < start]
-    overdue = WireError(Code.EXPIRED, "the robot can no longer use an answer")
-    results = [Result(job, overdue, {"queue": (start - job.queued_ns) * 1e-9}) for job in late]
-    jobs = [job for job in jobs if job.deadline_ns >= start]
-    if not jobs:
-        return results
+    results = []
+    if any(job.deadline_ns < start for job in jobs):
+        overdue = WireError(Code.EXPIRED, "the robot can no longer use an answer")
+        results = [Result(job, overdue, start) for job in jobs if job.deadline_ns < start]
+        jobs = [job for job in jobs if job.deadline_ns >= start]
+        if not jobs:
+            return results
     try:
         chunks = _infer(
             policy, [job.observation for job in jobs], [job.seed for job in jobs], [job.continuation for job in jobs]
@@ -203,12 +205,11 @@ def _answer(policy: ChunkPolicy, jobs: list[Job]) -> list[Result]:
             return results + [result for job in jobs for result in _answer(policy, [job])]
         log.exception("inference failed for request %d of session %.8s", jobs[0].rid, jobs[0].sid)
         failed = WireError(Code.INTERNAL, "inference failed; see the server's log")
-        return [*results, Result(jobs[0], failed, {"queue": (start - jobs[0].queued_ns) * 1e-9})]
+        return [*results, Result(jobs[0], failed, start)]
     done = time.monotonic_ns()
     for i, job in enumerate(jobs):
         frames = wire.encode(messages.chunk(_chunk(job, *chunks.row(i), policy.spec), job.observation.t_capture_ns))
-        seconds = {"queue": start - job.queued_ns, "infer": done - start, "encode": time.monotonic_ns() - done}
-        results.append(Result(job, frames, {stage: ns * 1e-9 for stage, ns in seconds.items()}))
+        results.append(Result(job, frames, start, done, time.monotonic_ns()))
     return results
 
 
