@@ -72,9 +72,9 @@ def test_every_line_is_json_and_refusals_cannot_push_out_the_rest(servers, conne
     log = tmp_path / "serve.jsonl"
     server = servers.start_with(TickPolicy, log_file=log)
     client = connect(server.endpoint)
-    for rid in range(60):
-        client.request(observation(-1 if rid else 1, task="x\ny"), rid=rid, epoch=0, origin=0, seed=-1 if rid else 0)
-    collect(client, 60)
+    for rid in range(60):  # all but the first are refused
+        client.request(observation(1, task="x\ny"), rid=rid, epoch=0, origin=0, seed=-1 if rid else 0)
+        collect(client, 1)
     client.close()
     servers.stop(server)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
