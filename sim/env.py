@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from sim import arm, privileged
+from sim import privileged
+from sim.arm import ARM7, CAMERAS, DELTA_RATE, Arm, ControlMode, InverseKinematics, tool_yaw
 from sim.randomisation import LEVELS, Randomiser
 from sim.rendering import Renderer, Visuals, cheapen
 from sim.task import TaskConfig, ToolGoal, Variant
@@ -20,19 +21,18 @@ from vla_stack.schema import RobotSpec
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _TIMESTEP = 0.004  # s, what the model is tuned for
-_NUM_DRIVES = arm.NUM_JOINTS + 1  # joints and gripper: the first actuators of every model
 
 
 class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
-    """A task for the native arm. Subclasses say what lies on the table, what is asked for and when it is done.
+    """A task for an arm. Subclasses say which, what lies on the table, what is asked for and when it is done.
 
-    Observation: ``{"pixels": {camera: uint8 [S, S, 3]}, "agent_pos": float32 [12]}``, the latter as named by
+    Observation: ``{"pixels": {camera: uint8 [S, S, 3]}, "agent_pos": float32 [S]}``, the latter as named by
     ``spec_robot.state``. Action: as named by ``spec_robot.action``, clipped to its range; joint targets move at most
-    :data:`arm.MAX_JOINT_RATE`, so a wild command is slow and never explosive.
+    at the arm's ``max_joint_rate``, so a wild command is slow and never explosive.
 
     Args:
-        control_mode: ``ee_abs`` tool target [5]; ``joint_abs`` joint targets and gripper [8]; ``ee_delta`` [5] in
-            [-1, 1], moves the tool target by :data:`arm.DELTA_RATE` per second.
+        control_mode: ``ee_abs`` tool target [5]; ``joint_abs`` joint targets and gripper [J+1]; ``ee_delta`` [5] in
+            [-1, 1], moves the tool target by :data:`sim.arm.DELTA_RATE` per second. By default the arm's own.
         image_size: Height and width of the observation's pictures, pixels.
         cameras: Any of ``front`` and ``wrist``; without any, observations have no ``pixels`` and steps are fast.
         visuals: ``fast`` for training; ``pretty`` (shadows, antialiasing) for videos.
@@ -51,14 +51,15 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     name: ClassVar[str]
+    arm: ClassVar[Arm] = ARM7
     config: ClassVar[TaskConfig]
     variants: ClassVar[tuple[Variant, ...]]
 
     def __init__(
         self,
-        control_mode: arm.ControlMode = "ee_abs",
+        control_mode: ControlMode | None = None,
         image_size: int = 64,
-        cameras: tuple[str, ...] = arm.CAMERAS,
+        cameras: tuple[str, ...] = CAMERAS,
         visuals: Visuals = "fast",
         randomisation: int = 0,
         reward: Literal["sparse", "staged"] = "sparse",
@@ -67,19 +68,20 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         render_size: tuple[int, int] = (480, 640),
         privileged: bool = False,
     ) -> None:
+        control_mode = control_mode or self.arm.control_mode
         _check("control_mode", control_mode, ("ee_abs", "joint_abs", "ee_delta"))
         _check("visuals", visuals, ("fast", "pretty"))
         _check("reward", reward, ("sparse", "staged"))
         _check("randomisation", randomisation, range(len(LEVELS)))
         _check("render_mode", render_mode, (None, "rgb_array"))
         for camera in cameras:
-            _check("cameras", camera, arm.CAMERAS)
+            _check("cameras", camera, CAMERAS)
         if not 5.0 <= control_hz <= 20.0:
             raise UserError(f"control_hz={control_hz} is outside 5 to 20", "the task dynamics are tuned for that range")
         self.control_mode, self.render_mode = control_mode, render_mode
         self._staged = reward == "staged"
         self._level = LEVELS[randomisation]
-        self._spec_robot = arm.robot_spec(control_mode, tuple(cameras), image_size, control_hz, privileged)
+        self._spec_robot = self.arm.spec(control_mode, tuple(cameras), image_size, control_hz, privileged)
         self._privileged = privileged
         self.metadata = {**self.metadata, "render_fps": round(control_hz)}
 
@@ -88,7 +90,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
             cheapen(self.model)
         self.data = mujoco.MjData(self.model)
         self._randomiser = Randomiser(self.model, self._level)
-        self._ik = arm.InverseKinematics()
+        self._ik = InverseKinematics(self.arm)
+        self._joints = len(self.arm.joints)
         self._tcp_id = self.model.site("tcp").id
         self._pads = [self.model.geom(n).id for n in ("pad_left", "pad_right")]
         self._eyes = Renderer(self.model, image_size, image_size)
@@ -99,8 +102,9 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._stage = 0
         self._world_seed = 0
         self._delay = 0.0
-        # Joint and gripper targets of the last three control steps, newest last, and the tool target of the newest.
-        self._drives: NDArray[np.float64] = np.zeros((3, _NUM_DRIVES))
+        # Targets of the joints and the gripper (the first actuators of every model) in the last three control steps,
+        # newest last, and the tool target of the newest.
+        self._drives: NDArray[np.float64] = np.zeros((3, self._joints + 1))
         self._tool_command: NDArray[np.float64] = np.zeros(5)
 
         low, high = self._spec_robot.action_low, self._spec_robot.action_high
@@ -179,7 +183,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._delay = self._randomiser.apply(self._world_seed)
         mujoco.mj_resetData(self.model, self.data)
         tool = np.append(np.array(self.config.start) + self._level.start * jitter, 0.0)
-        self._put_arm(self._ik.solve(tool, arm.POSTURE))
+        self._put_arm(self._ik.solve(tool, np.array(self.arm.posture)))
         self.place(rng)
         mujoco.mj_forward(self.model, self.data)
         self._tool_command = np.array([*tool, 1.0])
@@ -251,8 +255,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     @property
     def joint_command(self) -> NDArray[np.float32]:
-        """Joint targets [7] in radians that realised the last action."""
-        return self._drives[-1, : arm.NUM_JOINTS].astype(np.float32)
+        """Joint targets [J] in radians that realised the last action."""
+        return self._drives[-1, : self._joints].astype(np.float32)
 
     @property
     def tool_command(self) -> NDArray[np.float64]:
@@ -263,8 +267,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def tool(self) -> NDArray[np.float64]:
         """Measured x, y, z (m), yaw (rad) and opening ratio [5]."""
         d = self.data
-        opening = d.qpos[arm.NUM_JOINTS : arm.NUM_JOINTS + 2].mean() / arm.FINGER_TRAVEL
-        return np.array([*d.site_xpos[self._tcp_id], arm.tool_yaw(d.site_xmat[self._tcp_id]), opening])
+        opening = self.arm.opening(d.qpos[self._joints : self._joints + self.arm.fingers])
+        return np.array([*d.site_xpos[self._tcp_id], tool_yaw(d.site_xmat[self._tcp_id]), opening])
 
     def position(self, body: str) -> NDArray[np.float64]:
         """Position [3] of a body in the world frame, metres."""
@@ -272,7 +276,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def yaw(self, body: str, symmetry: float = 2 * np.pi) -> float:
         """Yaw of a body in radians; the equal one nearest zero where turning by ``symmetry`` changes nothing."""
-        angle = arm.tool_yaw(self.data.body(body).xmat)
+        angle = tool_yaw(self.data.body(body).xmat)
         return float(angle - symmetry * np.round(angle / symmetry))
 
     def touching(self, geom: str, others: list[int]) -> set[int]:
@@ -317,7 +321,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     # Internals ------------------------------------------------------------------------------------------------------
 
     def _compile(self, control_hz: float) -> mujoco.MjModel:
-        spec = mujoco.MjSpec.from_file(arm.ARM_XML)
+        spec = mujoco.MjSpec.from_file(self.arm.xml)
         self.build(spec)
         model = spec.compile()
         self._substeps = round(1.0 / (control_hz * _TIMESTEP))
@@ -331,49 +335,51 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
             raise UserError(f"{self.name} has no variant {wanted}", f"choose one of {list(self.variants)}") from None
 
     def _put_arm(self, q: NDArray) -> None:
-        drive = np.append(q, arm.FINGER_TRAVEL)
-        self.data.qpos[: arm.NUM_JOINTS] = q
-        self.data.qpos[arm.NUM_JOINTS : arm.NUM_JOINTS + 2] = arm.FINGER_TRAVEL
-        self.data.ctrl[:_NUM_DRIVES] = drive
+        drive = np.append(q, self.arm.opened)
+        self.data.qpos[: self._joints] = q
+        self.data.qpos[self._joints : self._joints + self.arm.fingers] = self.arm.opened
+        self.data.ctrl[: self._joints + 1] = drive
         self._drives[:] = drive
 
     def _targets(self, action: NDArray) -> NDArray[np.float64]:
-        """Joint and gripper targets [8] for an action, and the tool target as a side effect."""
+        """Joint and gripper targets [J+1] for an action, and the tool target as a side effect."""
         a = np.asarray(action, np.float64)
         if a.shape != self.action_space.shape or not np.isfinite(a).all():
             raise ValueError(f"action must be {self.action_space.shape} finite numbers, got {action}")
         a = np.clip(a, self._spec_robot.action_low, self._spec_robot.action_high)
-        last = self._drives[-1, : arm.NUM_JOINTS]
+        last = self._drives[-1, : self._joints]
         if self.control_mode == "joint_abs":
-            joints, gripper = a[: arm.NUM_JOINTS], a[-1]
+            joints, gripper = a[: self._joints], a[-1]
         else:
             tool = a
             if self.control_mode == "ee_delta":
-                tool = np.clip(self._tool_command + a * arm.DELTA_RATE * self._spec_robot.dt, *arm.TOOL_RANGE)
+                tool = np.clip(self._tool_command + a * DELTA_RATE * self._spec_robot.dt, *self.arm.tool_range)
             joints, gripper = self._ik.solve(tool, last), tool[-1]
-        reach = arm.MAX_JOINT_RATE * self._spec_robot.dt
+        reach = self.arm.max_joint_rate * self._spec_robot.dt
         joints = np.clip(joints, last - reach, last + reach)
         self._tool_command = np.append(self._ik.forward(joints), gripper) if self.control_mode == "joint_abs" else tool
-        return np.append(joints, gripper * arm.FINGER_TRAVEL)
+        return np.append(joints, self.arm.finger(gripper))
 
     def _advance(self, drive: NDArray[np.float64]) -> None:
-        """Run the physics of one control step; joint targets move in a straight line, late by the action delay."""
+        """Run the physics of one control step; targets move in a line, or at once, late by the delay."""
         self._drives = np.vstack([self._drives[1:], drive])
         oldest, old, new = self._drives
         late = self._delay * self._spec_robot.rate_hz  # in control steps, below one
         s = np.arange(1, self._substeps + 1)[:, None] / self._substeps - late
         path = np.where(s >= 0, old + s * (new - old), old + s * (old - oldest))
-        # A gripper is switched, not moved along a line.
-        path[:, -1] = np.where(s[:, 0] > 0, new[-1], old[-1])
-        ctrl = self.data.ctrl[:_NUM_DRIVES]
+        jumps = slice(-1 if self.arm.interpolates else 0, None)  # a gripper is switched, not moved along a line
+        path[:, jumps] = np.where(s > 0, new[jumps], old[jumps])
+        ctrl = self.data.ctrl[: self._joints + 1]
         for targets in path:
             ctrl[:] = targets
             mujoco.mj_step(self.model, self.data)
         mujoco.mj_forward(self.model, self.data)
 
     def _observe(self) -> dict[str, Any]:
-        tool, joints = self.tool, self.data.qpos[: arm.NUM_JOINTS]
-        order = [joints, tool[4:], tool[:4]] if self.control_mode == "joint_abs" else [tool, joints]
+        tool, joints = self.tool, self.data.qpos[: self._joints]
+        order = [tool, joints]
+        if self.control_mode == "joint_abs":
+            order = [joints, tool[4:], tool[:4]] if self.arm.measures_tool else [joints, tool[4:]]
         if self._privileged:
             order.append(privileged.measure(self))
         observation: dict[str, Any] = {"agent_pos": np.concatenate(order).astype(np.float32)}

@@ -33,7 +33,9 @@ class Expert:
         self._env: ArmEnv = env.unwrapped  # type: ignore[assignment]
         self._noise = noise
         self._rng = np.random.default_rng(seed)
-        self._ik = arm.InverseKinematics()
+        self._arm = self._env.arm
+        self._ik = arm.InverseKinematics(self._arm)
+        self._rates = np.array([d.max_rate for d in self._arm.tool])
 
     def act(self) -> NDArray[np.float32]:
         """The expert's next action for the current state; never noisy, so it may serve as a label."""
@@ -44,7 +46,7 @@ class Expert:
         move *= min(1.0, LEAD * dt / max(distance, 1e-9))
         turn = np.clip(arm.wrap_angle(goal.yaw - tool[3]), -YAW_LEAD * dt, YAW_LEAD * dt)
         target = np.array([*(tool[:3] + move), tool[3] + turn, goal.gripper])
-        step = np.array([d.max_rate for d in arm.TOOL]) * dt * RATE_MARGIN
+        step = self._rates * dt * RATE_MARGIN
         target[:4] = np.clip(target[:4], last[:4] - step, last[:4] + step)
         return self._action(self._legal(target))
 
@@ -58,7 +60,7 @@ class Expert:
         if self._noise == 0.0 or self._rng.random() > NOISE_SHARE:
             return action
         env = self._env
-        step = np.array([d.max_rate for d in arm.TOOL]) * env.spec_robot.dt
+        step = self._rates * env.spec_robot.dt
         tool = self._tool(action)
         noisy = tool[:4] + self._noise * step * noise
         noisy = np.clip(noisy, env.tool_command[:4] - step, env.tool_command[:4] + step)
@@ -68,7 +70,9 @@ class Expert:
         """The action of the environment's control mode that commands a tool target [5] now."""
         env = self._env
         if env.control_mode == "joint_abs":
-            return np.append(self._ik.solve(tool, env.joint_command), tool[4]).astype(np.float32)
+            last, reach = env.joint_command, self._arm.max_joint_rate * env.spec_robot.dt * RATE_MARGIN
+            joints = np.clip(self._ik.solve(tool, last), last - reach, last + reach)
+            return np.append(joints, tool[4]).astype(np.float32)
         if env.control_mode == "ee_delta":
             reach = arm.DELTA_RATE * env.spec_robot.dt
             return np.clip((tool - env.tool_command) / reach, -1.0, 1.0).astype(np.float32)
@@ -83,9 +87,8 @@ class Expert:
             return env.tool_command + action * arm.DELTA_RATE * env.spec_robot.dt
         return action.astype(np.float64)
 
-    @staticmethod
-    def _legal(target: NDArray) -> NDArray[np.float32]:
-        return np.clip(target, *arm.TOOL_RANGE).astype(np.float32)
+    def _legal(self, target: NDArray) -> NDArray[np.float32]:
+        return np.clip(target, *self._arm.tool_range).astype(np.float32)
 
 
 def make_expert(env: gym.Env, noise: float = 0.0, seed: int = 0) -> Expert:

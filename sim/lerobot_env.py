@@ -10,7 +10,7 @@ from lerobot.envs.configs import EnvConfig
 from lerobot.utils.constants import ACTION, OBS_IMAGES, OBS_STATE
 
 import sim
-from sim.arm import CAMERAS, robot_spec
+from sim.arm import CAMERAS
 from vla_stack.errors import UserError
 
 
@@ -27,7 +27,7 @@ class VlaSimEnv(EnvConfig):
 
     task: str | None = "pick"
     fps: int = 10
-    control_mode: str = "ee_abs"
+    control_mode: str | None = None
     image_size: int = 64
     visuals: str = "fast"
     randomisation: int = 0
@@ -38,7 +38,9 @@ class VlaSimEnv(EnvConfig):
     def __post_init__(self) -> None:
         if self.task not in sim.TASKS:
             raise UserError(f"env.task={self.task!r} is unknown", f"choose one of {', '.join(sim.TASKS)}")
-        spec = robot_spec(self.control_mode, CAMERAS, self.image_size, float(self.fps))  # type: ignore[arg-type]
+        arm = sim.TASKS[self.task].arm
+        mode = self.control_mode or arm.control_mode
+        spec = arm.spec(mode, CAMERAS, self.image_size, float(self.fps))  # type: ignore[arg-type]
         self.features = {
             ACTION: PolicyFeature(FeatureType.ACTION, (len(spec.action),)),
             "agent_pos": PolicyFeature(FeatureType.STATE, (len(spec.state),)),

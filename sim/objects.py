@@ -59,17 +59,17 @@ def add_mark(body: mujoco.MjsBody, name: str, shape: str, size: list[float], rgb
     add_geom(body, name, shape, size, rgb, contype=0, conaffinity=0, mass=0.0, **fields)
 
 
-def add_cube(spec: mujoco.MjSpec, name: str, rgb: Colour) -> None:
-    """A free cube of half edge :data:`CUBE`; body and geom share the name."""
+def add_cube(spec: mujoco.MjSpec, name: str, rgb: Colour, half: float = CUBE) -> None:
+    """A free cube with edges of 2 ``half`` metres; body and geom share the name."""
     body = spec.worldbody.add_body(name=name)
     body.add_freejoint(name=name)
-    add_geom(body, name, "box", [CUBE] * 3, rgb, mass=CUBE_MASS)
+    add_geom(body, name, "box", [half] * 3, rgb, mass=CUBE_MASS * (half / CUBE) ** 3)
 
 
-def add_cubes(spec: mujoco.MjSpec) -> None:
+def add_cubes(spec: mujoco.MjSpec, half: float = CUBE) -> None:
     """One cube of each colour."""
     for colour in COLOURS:
-        add_cube(spec, cube_name(colour), COLOURS[colour])
+        add_cube(spec, cube_name(colour), COLOURS[colour], half)
 
 
 def lay(env: ArmEnv, body: str, spot: Sequence[float] | NDArray, z: float = 0.0, yaw: float = 0.0) -> None:
@@ -101,13 +101,14 @@ def scatter_cubes(
     y: tuple[float, float],
     gap: float = 0.10,
     yaw: float = 0.6,
+    half: float = CUBE,
 ) -> None:
     """Lay the three cubes into a rectangle of the table, turned by at most ``yaw``.
 
     The bound on ``yaw`` keeps the grasp unambiguous: at 45 degrees a cube is taken equally well either way.
     """
     for colour, spot in zip(COLOURS, scatter(rng, len(COLOURS), x, y, gap), strict=True):
-        lay(env, cube_name(colour), spot, CUBE, rng.uniform(-yaw, yaw))
+        lay(env, cube_name(colour), spot, half, rng.uniform(-yaw, yaw))
 
 
 def points(env: ArmEnv, *bodies: str) -> dict[str, NDArray[np.float32]]:

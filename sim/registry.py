@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 
+from sim.arm import Arm
 from sim.env import ArmEnv
 from sim.task import Variant
 from sim.tasks.conveyor import Conveyor
@@ -15,9 +16,10 @@ from sim.tasks.obstacle import Obstacle
 from sim.tasks.pick import Pick
 from sim.tasks.place import Place
 from sim.tasks.push import Push
+from sim.tasks.so101_pick import So101Pick
 from sim.tasks.stack import Stack
 
-_TASKS: tuple[type[ArmEnv], ...] = (Pick, Place, Push, Stack, Insert, Drawer, Obstacle, Conveyor)
+_TASKS: tuple[type[ArmEnv], ...] = (Pick, Place, Push, Stack, Insert, Drawer, Obstacle, Conveyor, So101Pick)
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class TaskInfo:
         variants: What an episode may ask for, e.g. ``({"colour": "red"}, ...)``.
         instructions: The instruction of each variant.
         stages: Stage names in order.
+        arm: Which arm does it.
     """
 
     id: str
@@ -37,6 +40,7 @@ class TaskInfo:
     variants: tuple[Variant, ...]
     instructions: tuple[str, ...]
     stages: tuple[str, ...]
+    arm: Arm
 
 
 TASKS: dict[str, TaskInfo] = {
@@ -46,6 +50,7 @@ TASKS: dict[str, TaskInfo] = {
         variants=t.variants,
         instructions=tuple(t.instruct(v) for v in t.variants),
         stages=tuple(t.config.rewards),
+        arm=t.arm,
     )
     for t in _TASKS
 }

@@ -28,6 +28,8 @@ LIFT = 0.10  # m
 class Pick(ArmEnv):
     name = "pick"
     config = default_config()
+    half = objects.CUBE  # m, half an edge
+    lift = LIFT
     variants = tuple({"colour": c} for c in objects.COLOURS)
 
     @classmethod
@@ -43,7 +45,7 @@ class Pick(ArmEnv):
         return self.target, self.target
 
     def build(self, spec: mujoco.MjSpec) -> None:
-        objects.add_cubes(spec)
+        objects.add_cubes(spec, self.half)
 
     def place(self, rng: np.random.Generator) -> None:
         objects.scatter_cubes(self, rng, (0.38, 0.56), (-0.16, 0.16))
@@ -51,7 +53,7 @@ class Pick(ArmEnv):
     def progress(self) -> tuple[bool, ...]:
         cube, held = self.position(self.target), self.grasped(self.target)
         reached = bool(np.linalg.norm(cube - self.tool[:3]) < 0.02)
-        return reached, held, held and cube[2] > objects.CUBE + LIFT
+        return reached, held, held and cube[2] > self.half + self.lift
 
     def keypoints(self) -> dict[str, NDArray[np.float32]]:
         return objects.points(self, *map(objects.cube_name, objects.COLOURS))
@@ -59,5 +61,5 @@ class Pick(ArmEnv):
     def expert_goal(self) -> ToolGoal:
         cube, yaw = self.position(self.target), self.yaw(self.target, objects.CUBE_SYMMETRY)
         if self.grasped(self.target):
-            return ToolGoal(np.array([*self.tool[:2], objects.CUBE + LIFT + 0.03]), self.tool[3], 0.0)
+            return ToolGoal(np.array([*self.tool[:2], self.half + self.lift + 0.03]), self.tool[3], 0.0)
         return skills.grasp(self, self.target, cube, yaw)

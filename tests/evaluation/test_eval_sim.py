@@ -9,7 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from sim import TASKS, arm, make_expert
+from sim import TASKS, make_expert
+from sim.arm import ARM7
 from vla_stack.errors import UserError
 from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.evaluation.video import film
@@ -21,7 +22,7 @@ class Wander:
     """Moves the tool about, and remembers what it was shown."""
 
     def __init__(self, mode="ee_abs", rate_hz=10.0):
-        self.spec = PolicySpec(robot=arm.robot_spec(mode, ("front", "wrist"), 32, rate_hz), horizon=8)
+        self.spec = PolicySpec(robot=ARM7.spec(mode, ("front", "wrist"), 32, rate_hz), horizon=8)
         self.tasks, self.sizes = set(), set()
 
     def infer(self, observations, seeds):
@@ -39,7 +40,7 @@ class Rehearsed:
     """Knows the expert's actions for the seeds in order: one environment at a time."""
 
     def __init__(self, seeds):
-        self.spec = PolicySpec(robot=arm.robot_spec("ee_abs", ("front",), 16, 10.0), horizon=8)
+        self.spec = PolicySpec(robot=ARM7.spec("ee_abs", ("front",), 16, 10.0), horizon=8)
         env = gym.make("sim:sim/pick-v0", cameras=())
         self.plans = []
         for seed in seeds:

@@ -23,9 +23,9 @@ class Labels:
 
 class Stay:
     def __init__(self) -> None:
-        from sim.arm import robot_spec as arm_spec
+        from sim.arm import ARM7
 
-        self.spec = PolicySpec(arm_spec("ee_abs", ("front", "wrist"), 32, 10.0), HORIZON, model_version="stay")
+        self.spec = PolicySpec(ARM7.spec("ee_abs", ("front", "wrist"), 32, 10.0), HORIZON, model_version="stay")
 
     def infer(self, observations, seeds):
         return Chunks(np.repeat(np.stack([o.state[:5] for o in observations])[:, None], HORIZON, axis=1))

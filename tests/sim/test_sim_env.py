@@ -11,7 +11,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import sim
+from sim.arm import ARM7, InverseKinematics
 from sim.rendering import Renderer
+from sim.so101 import SO101
 from vla_stack.errors import UserError
 from vla_stack.schema import Observation
 
@@ -221,12 +223,19 @@ def test_waiting_loses_the_conveyor_cube():
     assert terminated and not info["is_success"]
 
 
-def test_inverse_kinematics_meets_targets_to_a_millimetre():
-    ik = sim.arm.InverseKinematics()
+@pytest.mark.parametrize(
+    ("arm", "reach"),
+    [
+        (ARM7, ((0.30, -0.3, 0.02, -1.2), (0.62, 0.3, 0.35, 1.2))),
+        (SO101, ((0.16, -0.08, 0.015, -1.2), (0.22, 0.08, 0.08, 1.2))),
+    ],
+)
+def test_inverse_kinematics_meets_targets_to_a_millimetre(arm, reach):
+    ik = InverseKinematics(arm)
     rng = np.random.default_rng(0)
     for _ in range(50):
-        target = rng.uniform((0.30, -0.3, 0.02, -1.2), (0.62, 0.3, 0.35, 1.2))
-        got = ik.forward(ik.solve(target, sim.arm.POSTURE))
+        target = rng.uniform(*reach)
+        got = ik.forward(ik.solve(target, arm.posture))
         assert np.abs(got - target).max() < 1e-3
 
 

@@ -8,13 +8,14 @@ import sim
 
 
 def episode(task, seed, noise=0.0, **kwargs):
-    """Success, clean labels [T, 5], executed actions [T, 5] and the command before each, [T, 5]."""
+    """Success, clean labels [T, A], executed actions [T, A] and the command before each, [T, A]."""
     env = gym.make(sim.TASKS[task].id, cameras=(), **kwargs)
     env.reset(seed=seed)
     expert = sim.make_expert(env, noise=noise, seed=seed)
     labels, executed, before, done = [], [], [], False
     while not done:
-        before.append(env.unwrapped.tool_command)
+        tool, joints = env.unwrapped.tool_command, env.unwrapped.joint_command
+        before.append(np.append(joints, tool[4]) if env.unwrapped.control_mode == "joint_abs" else tool)
         labels.append(expert.act())
         executed.append(expert.perturb(labels[-1]))
         _, _, terminated, truncated, info = env.step(executed[-1])

@@ -141,7 +141,7 @@ def _sim_options(robot: RobotSpec) -> dict[str, Any]:
     if len(sizes) > 1 or any(height != width for height, width in sizes):
         shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras)
         raise UserError(f"the tasks of sim render square images of one size, the policy wants {shapes}")
-    joints = robot.action[0].name.startswith("joint_") or (nameless(robot) and len(robot.action) == 8)
+    joints = len(robot.action) != 5 if nameless(robot) else not robot.action[0].name.startswith("tcp_")
     absolute = "joint_abs" if joints else "ee_abs"
     return {
         "cameras": tuple(c.name for c in robot.cameras),
