@@ -39,13 +39,18 @@ class Expert:
 
     def act(self) -> NDArray[np.float32]:
         """The expert's next action for the current state; never noisy, so it may serve as a label."""
+        goal = self._env.expert_goal()
+        return self.towards(goal.position, goal.yaw, goal.gripper)
+
+    def towards(self, position: NDArray[np.float64], yaw: float, gripper: float) -> NDArray[np.float32]:
+        """The next action towards a tool pose (m [3], rad, ratio), as bounded as the expert's own."""
         env = self._env
-        goal, tool, last, dt = env.expert_goal(), env.tool, env.tool_command, env.spec_robot.dt
-        move = goal.position - tool[:3]
+        tool, last, dt = env.tool, env.tool_command, env.spec_robot.dt
+        move = position - tool[:3]
         distance = float(np.linalg.norm(move))
         move *= min(1.0, LEAD * dt / max(distance, 1e-9))
-        turn = np.clip(arm.wrap_angle(goal.yaw - tool[3]), -YAW_LEAD * dt, YAW_LEAD * dt)
-        target = np.array([*(tool[:3] + move), tool[3] + turn, goal.gripper])
+        turn = np.clip(arm.wrap_angle(yaw - tool[3]), -YAW_LEAD * dt, YAW_LEAD * dt)
+        target = np.array([*(tool[:3] + move), tool[3] + turn, gripper])
         step = self._rates * dt * RATE_MARGIN
         target[:4] = np.clip(target[:4], last[:4] - step, last[:4] + step)
         return self._action(self._legal(target))

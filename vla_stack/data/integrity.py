@@ -9,6 +9,7 @@ episode are kept under ``.damaged/``.
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def repair_locked(root: Path) -> RepairReport:
     for path in (root / STAGING).iterdir():
         if path.name != "lock":
             actions.append(f"deleted the unfinished episode's {path.name}")
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     if not (root / INFO).exists():
         return RepairReport(0, 0, 0, tuple(actions))
     info = read_info(root)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.frame_cache import open_frames
+from vla_stack.data.labels import reach
 from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, TASK
 
@@ -29,6 +30,9 @@ class ChunkLoader:
     there; ``task`` list[str]; and every other numeric column of the dataset at the frame itself, among them
     ``observation.state`` float32 [B, S], ``index``, ``episode_index`` and ``frame_index`` int64 [B].
 
+    Where only some frames are ``trainable``, chunks start at these alone, and are padded as at an episode's end from
+    the first step on that :func:`vla_stack.data.labels.reach` does not allow.
+
     Without weights every frame is drawn once an epoch. With weights, frame i is drawn ``N w_i / sum(w)`` times an
     epoch in expectation, rounded up or down (systematic resampling: the lowest variance for given expectations).
 
@@ -41,6 +45,7 @@ class ChunkLoader:
         cameras: Camera names; all by default, none if empty.
         image_sizes: Height and width of a camera's pictures; as recorded where it is not named.
         weights: float [N] over all frames of the dataset, non-negative; frames of weight 0 are never drawn.
+        trainable: bool [N], which frames may be trained on; all where it is not given.
         chunked: Columns that are read over the whole chunk, [B, horizon, ...], instead of at the frame.
         cache_dir: Folder of decoded frames; ``<root>.frames`` by default.
         progress: Show a progress bar while frames are decoded for the first time.
@@ -59,6 +64,7 @@ class ChunkLoader:
         cameras: Sequence[str] | None = None,
         image_sizes: Mapping[str, tuple[int, int]] | None = None,
         weights: NDArray[np.floating] | None = None,
+        trainable: NDArray[np.bool_] | None = None,
         chunked: Sequence[str] = (ACTION,),
         cache_dir: str | Path | None = None,
         progress: bool = True,
@@ -75,6 +81,11 @@ class ChunkLoader:
         names = list(dataset.cameras) if cameras is None else list(cameras)
         folder = Path(cache_dir) if cache_dir is not None else None
         self._frames = open_frames(dataset, names, folder, progress, image_sizes)
+        self._end = dataset.frame_end
+        if trainable is not None:
+            allowed = reach(dataset, trainable)
+            self._end = np.arange(dataset.num_frames) + np.maximum(allowed, 1)
+            weights = np.where(allowed > 0, 1.0 if weights is None else weights, 0.0)
         self._weights = _frame_weights(dataset, episodes, weights)
         self.epoch_size = int(np.count_nonzero(self._weights))
         self._position = 0
@@ -101,7 +112,7 @@ class ChunkLoader:
         """The batch of given frames, int [B] (rows of the dataset)."""
         data = self.dataset
         index = frames[:, None] + self._offsets
-        end = data.frame_end[frames, None]
+        end = self._end[frames, None]
         pad = index >= end
         index = np.minimum(index, end - 1)
         batch: Batch = {data.cameras[c]: pictures.take(frames, axis=0) for c, pictures in self._frames.items()}

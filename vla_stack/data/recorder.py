@@ -7,6 +7,7 @@ nothing of a saved one can be lost afterwards (see ``store.py``). LeRobot's and 
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,13 +19,18 @@ import pyarrow as pa
 from av.error import FFmpegError
 from numpy.typing import ArrayLike, NDArray
 
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.features import Column, ImageMode, arrow_column, arrow_type, robot_features
 from vla_stack.data.integrity import repair_locked
+from vla_stack.data.labels import CONTROL_SOURCE, EPISODE_UID, SEGMENT_INDEX, SEGMENT_TYPE
 from vla_stack.data.layout import STAGING
+from vla_stack.data.pending import PendingEpisodes
+from vla_stack.data.sidecar import EpisodeFacts, facts_row
 from vla_stack.data.stats import ImageHistogram, column_stats
 from vla_stack.data.store import Episode, EpisodeStore, clear_staging, locked
 from vla_stack.data.video import VideoWriter, video_info
 from vla_stack.errors import UserError
+from vla_stack.intervention import Control, Segment
 from vla_stack.schema import (
     ACTION,
     CAPTURE_TIME,
@@ -50,7 +56,8 @@ class EpisodeRecorder:
         spec: The robot; written to ``meta/robot.json``.
         image_mode: ``video`` (H.264, 4:4:4) or ``image`` (PNG, lossless).
         joints: Joint names, if frames carry a ``joint_command`` (column ``command.joints``).
-        extra: Further columns: name -> type; every frame must then give each of them.
+        extra: Further columns: name -> type; every frame must then give each of them, except for ``episode_uid`` of
+            ``labels.label_columns``, which is the recorder's.
 
     Raises:
         UserError: The folder belongs to another robot, other columns or another process, or is not a dataset.
@@ -80,6 +87,7 @@ class EpisodeRecorder:
             if died:
                 repair_locked(root)
             self._store = EpisodeStore(root, spec, self._features)
+            self._pending = PendingEpisodes(root, self._staging, self._last_uid())
         except BaseException:
             if not died:
                 clear_staging(root)
@@ -128,10 +136,10 @@ class EpisodeRecorder:
         }
         if joint_command is not None or self._joints:
             row[JOINT_COMMAND] = _vector("joint_command", joint_command, self._joints)
-        if extra.keys() != self._extra.keys():
-            odd = sorted(extra.keys() ^ self._extra.keys())[0]
+        if extra.keys() != self._extra.keys() - {EPISODE_UID}:
+            odd = sorted(extra.keys() ^ (self._extra.keys() - {EPISODE_UID}))[0]
             raise SchemaError(f"column '{odd}' is {'not declared' if odd in extra else 'missing from the frame'}")
-        row |= {name: _value(name, extra[name], column) for name, column in self._extra.items()}
+        row |= {name: _value(name, value, self._extra[name]) for name, value in extra.items()}
         try:
             self._add_images(obs)
         except (OSError, FFmpegError) as e:
@@ -139,29 +147,76 @@ class EpisodeRecorder:
         self._rows.append(row)
         self._tasks.append(obs.task)
 
-    def save_episode(self, success: bool) -> int:
-        """Commit the running episode; when this returns it survives kill -9 and a power cut.
+    def save_episode(
+        self, success: bool, pending: bool = False, uid: int | None = None, facts: EpisodeFacts = EpisodeFacts()
+    ) -> int:
+        """End the running episode; when this returns it survives kill -9 and a power cut.
 
         Args:
             success: Outcome; ``next.success`` of the last frame.
+            pending: Keep it beside the dataset until :meth:`commit` or :meth:`discard`.
+            uid: ``episode_uid``, 0 to 2^62; drawn at random where it is not given.
+            facts: For the sidecar of datasets with label columns.
 
         Returns:
-            Index of the episode.
+            Index of the episode; of a pending one, its uid.
 
         Raises:
             UserError: There is no frame, or the disk is full; the dataset is as it was before.
         """
         if not self._rows:
             raise UserError("the episode has no frame", "call add_frame before save_episode")
+        if pending and EPISODE_UID not in self._extra:
+            raise UserError(f"{self._store.root} has no column '{EPISODE_UID}'", "open it with labels.label_columns()")
+        uid = secrets.randbits(62) if uid is None else uid
         try:
             for writer in self._writers.values():
                 writer.close()
-            index = self._store.commit(self._finish(success))
+            episode = self._finish(success, uid, facts)
+            index = uid
+            if pending:
+                self._pending.add(episode)
+            else:
+                index = self._store.commit(episode)
         except (OSError, FFmpegError) as e:
             raise self._failed(e) from e
         finally:
             self._clear()
         return index
+
+    @property
+    def pending(self) -> list[int]:
+        """Uids of ended episodes that are neither committed nor discarded, oldest first; also of earlier recorders."""
+        return self._pending.uids()
+
+    def commit(self, uid: int) -> int:
+        """Make a pending episode part of the dataset; returns its index.
+
+        Raises:
+            UserError: It is not pending, or the disk is full; then it is pending still.
+        """
+        try:
+            index = self._store.commit(self._pending.read(uid))
+        except OSError as e:
+            raise UserError(f"{self._store.root}: episode {uid} is still pending ({e})", "free disk space") from e
+        self._pending.remove(uid)
+        return index
+
+    def discard(self, uid: int, reason: str = "") -> None:
+        """Take a pending episode out; it is deleted when the recorder closes, and :meth:`undo` brings it back.
+
+        Raises:
+            UserError: It is not pending.
+        """
+        self._pending.discard(uid, reason)
+
+    def undo(self, uid: int) -> None:
+        """Make a discarded episode pending again.
+
+        Raises:
+            UserError: It is not discarded.
+        """
+        self._pending.restore(uid)
 
     def discard_episode(self) -> None:
         """Forget the running episode."""
@@ -170,8 +225,9 @@ class EpisodeRecorder:
         self._clear()
 
     def close(self) -> None:
-        """Discard the running episode and release the dataset."""
+        """Forget the running episode, delete discarded ones, and release the dataset; pending ones stay."""
         self.discard_episode()
+        self._pending.purge()
         clear_staging(self._store.root)
         self._exit.close()
 
@@ -188,6 +244,13 @@ class EpisodeRecorder:
         self._histograms = {key: ImageHistogram() for key in self._cameras.values()}
         self._writers: dict[str, VideoWriter] = {}
         self._start_ns = 0
+
+    def _last_uid(self) -> int | None:
+        """Uid of the dataset's last episode."""
+        if EPISODE_UID not in self._extra or not self.num_episodes:
+            return None
+        dataset = open_dataset(self._store.root)
+        return int(dataset.columns[EPISODE_UID][-1])
 
     def _failed(self, error: OSError | FFmpegError) -> UserError:
         self.discard_episode()
@@ -219,20 +282,27 @@ class EpisodeRecorder:
                 self._writers[key].put(image)
             self._histograms[key].add(image)
 
-    def _finish(self, success: bool) -> Episode:
+    def _finish(self, success: bool, uid: int, facts: EpisodeFacts) -> Episode:
         """Columns, statistics and files of the running episode."""
         length = len(self._rows)
         columns = {key: np.stack([row[key] for row in self._rows]) for key in self._rows[0]}
-        last = np.arange(length) == length - 1
+        last, tasks = np.arange(length) == length - 1, tuple(dict.fromkeys(self._tasks))
         columns |= {
             DONE: last,
             SUCCESS: last & success,
             "timestamp": (np.arange(length) / self.spec.rate_hz).astype(np.float32),
             "frame_index": np.arange(length),
-            "episode_index": np.full(length, self._store.num_episodes),
-            "index": np.arange(length) + self._store.num_frames,
-            "task_index": np.array([self._store.task_index(task) for task in self._tasks]),
+            "episode_index": np.zeros(length, np.int64),
+            "index": np.arange(length),
+            "task_index": np.array([tasks.index(task) for task in self._tasks]),
         }
+        row = None
+        if EPISODE_UID in self._extra:
+            columns[EPISODE_UID] = np.full(length, uid)
+            kinds, index = columns[SEGMENT_TYPE], columns[SEGMENT_INDEX]
+            recoveries = len(np.unique(index[kinds == Segment.RECOVERY]))
+            human = int((columns[CONTROL_SOURCE] == Control.HUMAN).sum())
+            row = facts_row(facts, uid, recoveries, human)
         arrays: dict[str, pa.Array] = {}
         stats = {key: h.stats() for key, h in self._histograms.items()}
         for key, feature in self._features.items():
@@ -243,7 +313,7 @@ class EpisodeRecorder:
                 arrays[key] = arrow_column(columns[key], feature)
                 stats[key] = column_stats(columns[key])
         videos = {key: writer.path for key, writer in self._writers.items()}
-        return Episode(pa.table(arrays), videos, stats, tuple(dict.fromkeys(self._tasks)))
+        return Episode(pa.table(arrays), videos, stats, tasks, row)
 
 
 def _vector(name: str, value: NDArray[np.float32] | None, size: int) -> NDArray[np.float32]:

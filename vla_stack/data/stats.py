@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.data.dataset import Dataset, open_dataset
+from vla_stack.data.labels import reach
 from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, OBS_STATE
 
@@ -111,19 +112,26 @@ def _exact(values: NDArray[Any]) -> Stats:
     return out
 
 
-def chunk_actions(dataset: Dataset, horizon: int, relative: NDArray[np.bool_] | None = None) -> NDArray[np.float32]:
+def chunk_actions(
+    dataset: Dataset,
+    horizon: int,
+    relative: NDArray[np.bool_] | None = None,
+    trainable: NDArray[np.bool_] | None = None,
+) -> NDArray[np.float32]:
     """Every action that a chunk policy is trained on: float32 [pairs, A] over all (frame, offset) without padding.
 
     Args:
         dataset: An open dataset.
         horizon: Actions per chunk; offsets 0 … horizon - 1 that stay inside the frame's episode.
         relative: bool [A]; where true, the state at the chunk's first frame is subtracted.
+        trainable: bool [N]; as in :class:`~vla_stack.data.loader.ChunkLoader`.
     """
     actions, states = dataset.columns[ACTION], dataset.columns[OBS_STATE]
     frames = np.arange(dataset.num_frames)
+    steps = dataset.frame_end - frames if trainable is None else reach(dataset, trainable)
     parts = []
     for offset in range(horizon):
-        start = frames[frames + offset < dataset.frame_end]
+        start = frames[offset < steps]
         chunk = actions[start + offset]
         if relative is not None:
             chunk = chunk - states[start, : actions.shape[1]] * relative
@@ -132,7 +140,10 @@ def chunk_actions(dataset: Dataset, horizon: int, relative: NDArray[np.bool_] | 
 
 
 def load_stats(
-    root: str | Path | Dataset, horizon: int, relative: NDArray[np.bool_] | Sequence[bool] | None = None
+    root: str | Path | Dataset,
+    horizon: int,
+    relative: NDArray[np.bool_] | Sequence[bool] | None = None,
+    trainable: NDArray[np.bool_] | None = None,
 ) -> dict[str, Stats]:
     """Normalisation statistics of a dataset, exact, float32.
 
@@ -140,6 +151,7 @@ def load_stats(
         root: Dataset folder, or a dataset that is open already.
         horizon: Actions per chunk.
         relative: bool [A]; dimensions learned relative to the state at the chunk's start.
+        trainable: bool [N]; frames that are trained on, all by default. The others do not count.
 
     Returns:
         ``observation.state`` over frames, ``action`` (absolute) and, if ``relative`` is given, ``action.relative``
@@ -151,7 +163,8 @@ def load_stats(
     """
     dataset = root if isinstance(root, Dataset) else open_dataset(root)
     actions, states = dataset.columns[ACTION], dataset.columns[OBS_STATE]
-    out = {OBS_STATE: _exact(states), ACTION: _exact(chunk_actions(dataset, horizon))}
+    seen = states if trainable is None else states[trainable]
+    out = {OBS_STATE: _exact(seen), ACTION: _exact(chunk_actions(dataset, horizon, None, trainable))}
     if relative is not None:
         mask = np.asarray(relative, bool)
         if mask.shape != (actions.shape[1],) or states.shape[1] < actions.shape[1]:
@@ -160,5 +173,5 @@ def load_stats(
                 f"and state[{states.shape[1]}]",
                 "give one bool per action dimension; the state must begin with what the action commands",
             )
-        out[RELATIVE_ACTION] = _exact(chunk_actions(dataset, horizon, mask))
+        out[RELATIVE_ACTION] = _exact(chunk_actions(dataset, horizon, mask, trainable))
     return out

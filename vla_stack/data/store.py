@@ -15,10 +15,11 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -44,6 +45,7 @@ from vla_stack.data.layout import (
     sync_folder,
     write_json,
 )
+from vla_stack.data.sidecar import write_facts
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 
@@ -55,16 +57,19 @@ class Episode:
     """A finished episode on its way to the disk.
 
     Attributes:
-        table: Its rows, one column a feature, videos excepted.
+        table: Its rows, one column a feature, videos excepted. Numbered as if it were the only episode of a dataset:
+            its place is known when it is committed.
         videos: Feature key -> encoded file in the staging folder.
         stats: Statistics by feature.
         tasks: Distinct instructions, in order of appearance.
+        facts: Its row of the sidecar, see ``sidecar.py``; None where the dataset has no label columns.
     """
 
     table: pa.Table
     videos: Mapping[str, Path]
     stats: Mapping[str, statistics.Stats]
     tasks: tuple[str, ...]
+    facts: dict[str, Any] | None = None
 
 
 @contextlib.contextmanager
@@ -123,7 +128,7 @@ class EpisodeStore:
         return self.tasks.index(task)
 
     def _create(self, spec: RobotSpec, features: Features) -> None:
-        ours = {STAGING, "meta"}
+        ours = {STAGING, ".pending", "meta"}
         foreign = sorted(p.name for p in self.root.iterdir() if p.name not in ours)
         if foreign:
             raise UserError(f"{self.root} is not a dataset but holds '{foreign[0]}'", "choose an empty or a new folder")
@@ -175,7 +180,7 @@ class EpisodeStore:
         Raises:
             OSError: Writing failed, for example on a full disk; the dataset is as it was before.
         """
-        length = episode.table.num_rows
+        episode, length = self._placed(episode), episode.table.num_rows
         row, rows = self._append_row(episode, length)
         moves = {self.staging / "data.parquet": self._path(DATA_PATH, row, "data")}
         pq.write_table(episode.table, self.staging / "data.parquet", compression="snappy")
@@ -193,12 +198,28 @@ class EpisodeStore:
         stats = dict(episode.stats)
         stats = statistics.aggregate([self._stats, stats]) if self._stats else stats
         try:
+            if episode.facts is not None:
+                write_facts(self.root, [episode.facts])
             self._publish(moves, stats, info)
         except BaseException:
             self._undo(moves)
             raise
         self.info, self._stats, self._last, self._rows = info, stats, row, rows
         return self.num_episodes - 1
+
+    def _placed(self, episode: Episode) -> Episode:
+        """The episode with the numbers that it gets as the next one of this dataset."""
+        table, stats = episode.table, dict(episode.stats)
+        tasks = np.array([self.task_index(task) for task in episode.tasks])
+        numbers = {
+            "episode_index": np.full(table.num_rows, self.num_episodes),
+            "index": np.arange(table.num_rows) + self.num_frames,
+            "task_index": tasks[table["task_index"].to_numpy()],
+        }
+        for name, values in numbers.items():
+            table = table.set_column(table.column_names.index(name), name, pa.array(values))
+            stats[name] = statistics.column_stats(values)
+        return replace(episode, table=table, stats=stats)
 
     def _publish(self, moves: Mapping[Path, Path], stats: Mapping[str, statistics.Stats], info: dict[str, Any]) -> None:
         if len(self.tasks) != self.info["total_tasks"]:

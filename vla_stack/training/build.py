@@ -23,7 +23,7 @@ from lerobot.utils.feature_utils import dataset_to_policy_features
 from torch import Tensor, nn
 
 import vla_stack.methods
-from vla_stack.data import Dataset, load_stats, read_robot_spec
+from vla_stack.data import load_stats, read_robot_spec
 from vla_stack.data.stats import RELATIVE_ACTION
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import ROBOT
@@ -39,7 +39,7 @@ from vla_stack.training.loaders import make_loader
 from vla_stack.training.lora import save_merged
 from vla_stack.training.policies import new_policy, new_processors, restore
 from vla_stack.training.recipe import PolicyRecipe, Recipe
-from vla_stack.training.sources import Stats, open_sources, pooled
+from vla_stack.training.sources import Source, Stats, open_sources, pooled
 from vla_stack.training.text_pairs import co_trained, with_pairs
 
 OWN_LOSS = "own_loss"  # the one method that asks no more of a policy than LeRobot does
@@ -119,12 +119,12 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
     elif not is_plain(config, sources):
         policy, pre, post = mixed_policy(config, sources, recipe.policy.lora)
     else:
-        datasets = [source.dataset for source in sources]
-        metas = [LeRobotDatasetMetadata(f"local/{d.root.name}", root=d.root) for d in datasets]
+        roots = [source.dataset.root for source in sources]
+        metas = [LeRobotDatasetMetadata(f"local/{root.name}", root=root) for root in roots]
         if any(s.recipe.cameras is not None for s in sources) and not config.input_features:
             config.input_features = input_features(metas[0], tuple(sources[0].embodiment.cameras))
         policy = new_policy(config, metas[0], recipe.policy.lora)
-        pre, post = new_processors(config, dataset_stats(datasets, metas, config))
+        pre, post = new_processors(config, dataset_stats(sources, metas, config))
     described = (sources[0].dataset.root / "meta" / "robot.json").is_file()
     robot = read_robot_spec(sources[0].dataset.root) if described else None
     lora = bool(recipe.policy.lora.rank)
@@ -218,7 +218,7 @@ def input_features(meta: LeRobotDatasetMetadata, cameras: tuple[str, ...]) -> di
     return {key: features[key] for key in (*keys, OBS_STATE)}
 
 
-def dataset_stats(datasets: list[Dataset], metas: list[LeRobotDatasetMetadata], config: PreTrainedConfig) -> Stats:
+def dataset_stats(sources: list[Source], metas: list[LeRobotDatasetMetadata], config: PreTrainedConfig) -> Stats:
     """Normalisation statistics of the policy's features over all datasets, each weighted by its frames.
 
     Those of state and action are exact and over chunks; the action's are of relative actions where the policy learns
@@ -227,12 +227,12 @@ def dataset_stats(datasets: list[Dataset], metas: list[LeRobotDatasetMetadata], 
     features = {**(config.input_features or {}), **(config.output_features or {})}
     relative = relative_mask(config, features[ACTION].shape[0]) if hasattr(config, "use_relative_actions") else None
     parts = []
-    for dataset, meta in zip(datasets, metas, strict=True):
-        stats = {**(meta.stats or {}), **load_stats(dataset, horizon(config), relative=relative)}
+    for source, meta in zip(sources, metas, strict=True):
+        stats = {**(meta.stats or {}), **load_stats(source.dataset, horizon(config), relative, source.trainable)}
         if relative is not None:
             stats[ACTION] = stats[RELATIVE_ACTION]
         parts.append({key: stats[key] for key in features if key in stats})
-    return parts[0] if len(parts) == 1 else pooled(parts, [dataset.num_frames for dataset in datasets])
+    return parts[0] if len(parts) == 1 else pooled(parts, [source.dataset.num_frames for source in sources])
 
 
 def find_loss(method: str, options: dict[str, Any]) -> Loss:

@@ -8,7 +8,9 @@ import numpy as np
 from lerobot.configs import PreTrainedConfig
 from numpy.typing import NDArray
 
-from vla_stack.data import ChunkLoader, Dataset
+from vla_stack.data import ChunkLoader
+from vla_stack.errors import UserError
+from vla_stack.methods.rac import weights
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
 from vla_stack.training.mixture import Layout, Mixture, Part, common_columns
 from vla_stack.training.recipe import DataRecipe, Recipe
@@ -43,7 +45,8 @@ def make_loader(
                 episodes=source.recipe.episodes,
                 cameras=list(mapping.values()),
                 image_sizes={camera: slots[slot] for slot, camera in mapping.items()} if names else None,
-                weights=opening_weights(dataset, recipe.data),
+                weights=frame_weights(source, recipe.data),
+                trainable=source.trainable,
             )
         )
     if len(loaders) == 1 and not names:
@@ -63,8 +66,18 @@ def make_loader(
     return Mixture(parts, layout, recipe.batch_size, mixing)
 
 
-def opening_weights(dataset: Dataset, data: DataRecipe) -> NDArray[np.float64] | None:
-    """Sampling weight of each frame, float [N]; None where all are equal."""
-    if data.opening_weight == 1.0 or data.opening_frames == 0:
-        return None
-    return np.where(dataset.columns["frame_index"] < data.opening_frames, data.opening_weight, 1.0)
+def frame_weights(source: Source, data: DataRecipe) -> NDArray[np.float64] | None:
+    """Sampling weight of each frame, float [N]; None where all are equal.
+
+    Raises:
+        UserError: ``data.weights`` speaks of labels or classes that the dataset does not have.
+    """
+    dataset, out = source.dataset, None
+    if data.weights != "uniform":
+        if source.trainable is None:
+            raise UserError(f"{dataset.root} has no labels for data.weights={data.weights}", "run `vla data backfill`")
+        out = weights(dataset, source.trainable, data.weights)
+    if data.opening_weight != 1.0 and data.opening_frames > 0:
+        opening = np.where(dataset.columns["frame_index"] < data.opening_frames, data.opening_weight, 1.0)
+        out = opening if out is None else out * opening
+    return out

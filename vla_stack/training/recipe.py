@@ -111,6 +111,9 @@ class DataRecipe:
         opening_weight: How much more often. Once the arm moves, its motion gives the goal away, and a policy that
             learns from such frames alone reads the goal off the motion instead of the instruction and the scene
             (causal confusion, de Haan et al. 2019, arXiv:1905.11979); only the opening frames teach it to look.
+        interventions: What is trained on of datasets with intervention labels: ``rac``, ``hg_dagger``,
+            ``no_recovery`` or ``all`` (methods/rac.py). Datasets without labels are demonstrations.
+        weights: How frames are drawn: ``uniform``, ``iwr``, ``sirius`` or ``balanced``.
     """
 
     root: tuple[str, ...] = ()
@@ -120,6 +123,8 @@ class DataRecipe:
     text_pairs: TextPairsRecipe = field(default_factory=TextPairsRecipe)
     opening_frames: int = 0
     opening_weight: float = 1.0
+    interventions: Literal["rac", "hg_dagger", "no_recovery", "all"] = "rac"
+    weights: Literal["uniform", "iwr", "sirius", "balanced"] = "uniform"
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 from lerobot.configs import PreTrainedConfig
+from numpy.typing import NDArray
 
 from vla_stack.data import Dataset, open_dataset, read_robot_spec
 from vla_stack.data.layout import ROBOT
 from vla_stack.errors import UserError
+from vla_stack.methods.rac import trainable
 from vla_stack.policies.embodiment import Embodiment, relative_dims
 from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, RobotSpec
 from vla_stack.training.recipe import DataRecipe, SourceRecipe
@@ -30,6 +32,7 @@ class Source:
         recipe: Its part of the recipe.
         dataset: The dataset.
         embodiment: Its robot, with the cameras that the policy is to see in the order of their slots.
+        trainable: Which of its frames are trained on, bool [N]; None for all.
     """
 
     key: str
@@ -37,6 +40,7 @@ class Source:
     recipe: SourceRecipe
     dataset: Dataset
     embodiment: Embodiment
+    trainable: NDArray[np.bool_] | None = None
 
 
 def open_sources(data: DataRecipe, config: PreTrainedConfig) -> list[Source]:
@@ -62,7 +66,7 @@ def open_sources(data: DataRecipe, config: PreTrainedConfig) -> list[Source]:
         if getattr(config, "use_relative_actions", False):
             exclude = getattr(config, "relative_exclude_joints", ()) if exclude is None else exclude
             embodiment = replace(embodiment, relative=relative_dims(embodiment.robot, exclude))
-        sources.append(Source(key, name, recipe, dataset, embodiment))
+        sources.append(Source(key, name, recipe, dataset, embodiment, trainable(dataset, data.interventions)))
     for n, source in enumerate(sources):
         for other in sources[:n]:
             if other.embodiment.name == source.embodiment.name:

@@ -1,0 +1,72 @@
+"""How familiar a state is: its distance to the demonstrations' states, against what is usual among these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+PERCENTILE = 95.0  # of the demonstrations' own distances to each other, episode by episode
+START = 0.3  # the share of a sub-task's frames that is its start region
+NEIGHBOURS = 3
+
+
+class FamiliarStates:
+    """Nearest neighbours among the states of round 0, by sub-task.
+
+    Args:
+        features: float [N, F] of all demonstrated frames, metres.
+        subtask: int [N], the current sub-task of each.
+        episode: int [N].
+    """
+
+    def __init__(self, features: NDArray, subtask: NDArray, episode: NDArray) -> None:
+        starts = _starts(subtask, episode)
+        self._all = {s: _Region(features[m], episode[m]) for s in (0, 1) if (m := subtask == s).any()}
+        self._start = {s: _Region(features[m], episode[m]) for s in (0, 1) if (m := (subtask == s) & starts).any()}
+
+    def score(self, features: NDArray, subtask: int) -> float:
+        """Distance to the sub-task's demonstrated states over the threshold; up to 1 is familiar."""
+        return self._all[subtask].score(features) if subtask in self._all else 0.0
+
+    def start_score(self, features: NDArray, subtask: int) -> float:
+        """The same for the sub-task's start region."""
+        return self._start[subtask].score(features) if subtask in self._start else 0.0
+
+    def sample_start(self, features: NDArray, subtask: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """A demonstrated state of the sub-task's start region, float [F]: the nearest of eight that are drawn."""
+        states = self._start[subtask].states
+        drawn = states[rng.integers(len(states), size=8)]
+        return drawn[np.argmin(np.linalg.norm(drawn - features, axis=1))].astype(np.float64)
+
+
+class _Region:
+    def __init__(self, states: NDArray, episode: NDArray) -> None:
+        self.states = np.asarray(states, np.float32)
+        distances: list[float] = []
+        for e in np.unique(episode):
+            others = self.states[episode != e]
+            if len(others) >= NEIGHBOURS:
+                distances += [_distance(x, others) for x in self.states[episode == e]]
+        self.threshold = float(np.percentile(distances, PERCENTILE)) if distances else np.inf
+
+    def score(self, features: NDArray) -> float:
+        return _distance(np.asarray(features, np.float32), self.states) / self.threshold
+
+
+def _distance(x: NDArray, states: NDArray) -> float:
+    """Mean distance to the nearest neighbours, m."""
+    d = np.linalg.norm(states - x, axis=1)
+    k = min(NEIGHBOURS, len(d)) - 1
+    return float(np.partition(d, k)[: k + 1].mean())
+
+
+def _starts(subtask: NDArray, episode: NDArray) -> NDArray[np.bool_]:
+    """Frames in the first ``START`` of their sub-task in their episode, bool [N]."""
+    out = np.zeros(len(subtask), bool)
+    pairs: Sequence[tuple[int, int]] = sorted(set(zip(episode.tolist(), subtask.tolist(), strict=True)))
+    for e, s in pairs:
+        frames = np.flatnonzero((episode == e) & (subtask == s))
+        out[frames[: max(1, round(START * len(frames)))]] = True
+    return out
