@@ -18,13 +18,18 @@ class Status(TypedDict, total=False):
     """How an episode stands.
 
     ``stage`` counts the task's stages reached so far; ``real_time_factor`` is simulated over real time since the
-    episode's start, 1 where the simulation keeps up.
+    episode's start, 1 where the simulation keeps up. The rest decides whether the robot may go back the way it came
+    (``vla_stack/runtime/rewind.py``); it is absent where nobody knows: ``objects`` by name, [x y z qw qx qy qz] in m;
+    ``hazards``, names of ``rewind.HAZARDS`` that apply now; ``force`` at the tool, N.
     """
 
     is_success: bool
     done: bool
     stage: int
     real_time_factor: float
+    objects: dict[str, list[float]]
+    hazards: list[str]
+    force: float
 
 
 class Fault(NamedTuple):
@@ -84,6 +89,21 @@ class SelfChecking(Driver, Protocol):
     @property
     def fault(self) -> Fault | None:
         """As of the last :meth:`read` or :meth:`write`; None where all is well."""
+        ...
+
+
+@runtime_checkable
+class JointDriver(Driver, Protocol):
+    """A robot that is commanded at the tool and realises commands in joints."""
+
+    @property
+    def joints(self) -> tuple[str, ...]:
+        """Names of the joints; known once connected."""
+        ...
+
+    @property
+    def joint_command(self) -> NDArray[np.float32] | None:
+        """Joint targets [J] that realised the command in force up to the last :meth:`read`, radians; None before."""
         ...
 
 

@@ -86,6 +86,7 @@ class FakePort:
         self.inbox: list[tuple[int, ActionChunk]] = []
         self.states: list[tuple[int, str]] = []
         self.requests = []
+        self.rows = []
         self.tick = 0
 
     def offer(self, obs, request):
@@ -104,6 +105,9 @@ class FakePort:
 
     def announce(self, k, state, why):
         self.states.append((k, state.value))
+
+    def record(self, row):
+        self.rows.append(row)
 
 
 def make_executor(**config) -> Executor:

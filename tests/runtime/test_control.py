@@ -7,7 +7,8 @@ import pytest
 from runtime_fakes import DT_NS, FakeDriver, FakePort, label_chunk, make_envelope, make_executor
 
 from vla_stack.runtime.clock import VirtualClock
-from vla_stack.runtime.control import ControlLoop, chunk_fields, read_chunk
+from vla_stack.runtime.control import ControlLoop
+from vla_stack.runtime.link_port import chunk_fields, read_chunk
 
 
 def rig(latency_ns=DT_NS // 2, orders=(), driver=None, safety=None, answer=label_chunk, **config):

@@ -25,6 +25,7 @@ from robot_drivers.kinematics import Kinematics
 from sim.arm import POSTURE, robot_spec
 from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.control import ControlLoop
+from vla_stack.runtime.episode_log import Row
 from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig
@@ -160,6 +161,8 @@ class Adversary:
         ready: list[ActionChunk | str] = [c for due, c in self._inbox if due <= now]
         self._inbox = [x for x in self._inbox if x[0] > now]
         return [*ready, "rearm"] if self._stopped and self._rng.random() < 0.2 else ready
+
+    def record(self, row: Row) -> None: ...
 
     def announce(self, k: int, state: State, why: str) -> None:
         self._stopped = state is State.STOP

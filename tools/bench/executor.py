@@ -20,6 +20,7 @@ import numpy as np
 
 from vla_stack.runtime.clock import RealClock
 from vla_stack.runtime.control import ControlLoop
+from vla_stack.runtime.episode_log import Row
 from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
 from vla_stack.runtime.link import Link, ObservationSlots
 from vla_stack.runtime.safety import SafetyEnvelope
@@ -69,6 +70,8 @@ class Still:
         return chunks
 
     def announce(self, k: int, state: State, why: str) -> None: ...
+
+    def record(self, row: Row) -> None: ...
 
 
 def ours(rate_hz: float) -> tuple[list[float], int]:

@@ -7,27 +7,22 @@ more than a step the missed ticks are skipped and counted, never run in a burst.
 
 from __future__ import annotations
 
-import gc
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Driver, EpisodicDriver, SelfChecking, Status
-from vla_stack.errors import UserError
-from vla_stack.runtime.clock import Clock, RealClock
-from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
-from vla_stack.runtime.limits import make_envelope
-from vla_stack.runtime.link import Link, Message, ObservationSlots
-from vla_stack.runtime.safety import SafetyConfig, SafetyEnvelope
-from vla_stack.schema import ActionChunk, Observation, PolicySpec
+from robot_drivers.driver import Driver, EpisodicDriver, JointDriver, SelfChecking
+from vla_stack.runtime.clock import Clock
+from vla_stack.runtime.episode_log import EpisodeLog, Row
+from vla_stack.runtime.executor import Dispatch, Executor, Request, State
+from vla_stack.runtime.link import Message
+from vla_stack.runtime.operator_lane import Act, OperatorLane, Order
+from vla_stack.runtime.safety import SafetyEnvelope
+from vla_stack.schema import ActionChunk, Observation
 
 PHASE = 0.02  # of a step between a reading's capture and the tick that uses it, for the reading to get here
-LATENESS_BINS_MS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class Port(Protocol):
@@ -45,57 +40,9 @@ class Port(Protocol):
         """Say that the state changed."""
         ...
 
-
-@dataclass
-class EpisodeLog:
-    """What an episode was like; one row a tick that was run: ``actions`` as sent, ``rids`` of chunks (-1: holding)."""
-
-    seed: int
-    task: str
-    actions: list[NDArray[np.float32]] = field(default_factory=list)
-    rids: list[int] = field(default_factory=list)
-    states: Counter[str] = field(default_factory=Counter)
-    delays: list[int] = field(default_factory=list)
-    late_ns: list[int] = field(default_factory=list)
-    overruns: int = 0
-    executor: Counter[str] = field(default_factory=Counter)
-    safety: Counter[str] = field(default_factory=Counter)
-    status: Status = field(default_factory=lambda: Status(is_success=False, done=False))
-    duration_s: float = 0.0
-
-    def to_message(self) -> Message:
-        """Everything as plain values; ``steps`` counts all control ticks, skipped and idle ones included."""
-        late_ms = np.array(self.late_ns or [0]) * 1e-6
-        actions = np.array(self.actions, np.float32)
-        ran = len(self.rids)
-        return {
-            "seed": self.seed,
-            "instruction": self.task,
-            "success": bool(self.status.get("is_success", False)),
-            "stage": int(self.status.get("stage", -1)),
-            "steps": ran + self.overruns,
-            "idle_ticks": ran - self.states["run"] + self.overruns,
-            "duration_s": self.duration_s,
-            "real_time_factor": float(self.status.get("real_time_factor", 1.0)),
-            "ticks": {**self.states, "overrun": self.overruns},
-            "delay_ticks": {
-                "mean": float(np.mean(self.delays)) if self.delays else 0.0,
-                "max": max(self.delays, default=0),
-                "counts": {str(d): n for d, n in sorted(Counter(self.delays).items())},
-            },
-            "lateness_ms": {
-                "p50": float(np.median(late_ms)),
-                "p99": float(np.quantile(late_ms, 0.99)),
-                "max": float(late_ms.max()),
-                "bins": list(LATENESS_BINS_MS),
-                "counts": np.bincount(np.digitize(late_ms, LATENESS_BINS_MS), minlength=8).tolist(),
-            },
-            "executor": dict(self.executor),
-            "safety": dict(self.safety),
-            "actions": actions.tobytes(),
-            "shape": list(actions.shape),
-            "rids": np.array(self.rids, np.int32).tobytes(),
-        }
+    def record(self, row: Row) -> None:
+        """Pass on what was sent in answer to the observation offered last."""
+        ...
 
 
 class ControlLoop:
@@ -103,15 +50,25 @@ class ControlLoop:
 
     Args:
         driver: Connected.
-        executor: Which action is due.
+        executor: Which action of the policy is due; None where there is no policy.
         envelope: Which action is allowed.
         clock: Real, or virtual in tests.
         port: Where requests go and chunks come from.
+        lane: The operator's, if there is one; without, the policy acts from the first tick on.
     """
 
-    def __init__(self, driver: Driver, executor: Executor, envelope: SafetyEnvelope, clock: Clock, port: Port) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        executor: Executor | None,
+        envelope: SafetyEnvelope,
+        clock: Clock,
+        port: Port,
+        lane: OperatorLane | None = None,
+    ) -> None:
         self._driver, self._executor, self._envelope = driver, executor, envelope
-        self._clock, self._port = clock, port
+        self._clock, self._port, self._lane = clock, port, lane
+        self._joint_driver = driver if isinstance(driver, JointDriver) else None
         self._self_checking = driver if isinstance(driver, SelfChecking) else None
         self._dt_ns = round(1e9 / driver.spec.rate_hz)
         self._dims = len(driver.spec.action)
@@ -121,29 +78,40 @@ class ControlLoop:
         """One episode, until the driver says that it is done, ``max_ticks`` are over or an ``abort`` arrives."""
         episodic = self._driver if isinstance(self._driver, EpisodicDriver) else None
         task = episodic.reset(seed) if episodic else ""
-        self._executor.reset(0, seed)
-        self._executor.counters.clear()
+        if self._executor is not None:
+            self._executor.reset(0, seed)
+            self._executor.counters.clear()
         self._envelope.counters.clear()
         obs = self._driver.read()
         self._envelope.reset(obs.state[: self._dims])
-        self._state = State.HOLD
+        self._state, self._last = State.HOLD, obs.state[: self._dims].copy()
+        self._row: Row | None = None
+        self._flushes = 0
         log = EpisodeLog(seed, task or obs.task)
         t_0 = obs.t_capture_ns + int(PHASE * self._dt_ns)
         k = 0
-        while max_ticks is None or k < max_ticks:
+        while max_ticks is None or self._lane is not None or k < max_ticks:  # the lane counts from its start
             self._clock.sleep_until_ns(t_0 + k * self._dt_ns)
             log.late_ns.append(self._clock.now_ns() - t_0 - k * self._dt_ns)
             if k:
                 obs = self._driver.read()
             if episodic:
                 log.status = episodic.status()
-            if log.status["done"] or not self._tick(k, replace(obs, step=k), log):
+            self._record(None)
+            if (log.status["done"] and self._lane is None) or not self._tick(k, replace(obs, step=k), log):
                 break
             due = (self._clock.now_ns() - t_0) // self._dt_ns  # the tick in whose time we are
             log.overruns += max(0, due - (k + 1))
             k = max(k + 1, due)
         log.duration_s = (self._clock.now_ns() - t_0) * 1e-9
-        log.executor, log.safety = self._executor.counters.copy(), self._envelope.counters.copy()
+        if self._row is not None and self._joint_driver is not None:
+            self._driver.read()  # says how the last command was realised
+        self._record(None)
+        log.safety = self._envelope.counters.copy()
+        if self._executor is not None:
+            log.executor = self._executor.counters.copy()
+        if self._lane is not None:
+            log.operator = self._lane.summary()
         self._driver.hold()
         return log
 
@@ -151,23 +119,50 @@ class ControlLoop:
         """One control step; False where the episode is to end."""
         for item in self._port.receive():
             if isinstance(item, ActionChunk):
-                report = self._executor.deliver(item, k)
-                if report.accepted:
-                    log.delays.append(report.delay)
+                self._deliver(item, k, log)
             elif item == "abort":
                 return False
-            elif item == "renew":
+            elif item == "renew" and self._executor is not None:
                 self._executor.forget_request()
-            elif self._state is State.STOP:
-                self._executor.rearm(k)
-                self._envelope.reset(obs.state[: self._dims])
-        self._port.offer(obs, self._executor.plan(k))
-        self._act(k, obs, log)
+            elif item == "rearm" and self._state is State.STOP:
+                if self._lane is None or self._lane.machine.policy_may_act:  # an operator's stop is the operator's
+                    self._rearm(k, obs)
+        order = self._ask_operator(k, obs, log)
+        if order.act is Act.END:
+            self._publish(k, obs, log, order.why, self._last)
+            return False
+        planning = order.act is Act.POLICY and self._executor is not None
+        self._port.offer(obs, self._executor.plan(k) if planning and self._executor is not None else None)
+        self._act(k, obs, log, order)
         return True
 
-    def _act(self, k: int, obs: Observation, log: EpisodeLog) -> None:
-        due = self._executor.dispatch(k)
-        state, why, sent = due.state, "no action is due", None
+    def _deliver(self, chunk: ActionChunk, k: int, log: EpisodeLog) -> None:
+        if self._executor is not None:
+            report = self._executor.deliver(chunk, k)
+            if report.accepted:
+                log.delays.append(report.delay)
+
+    def _rearm(self, k: int, obs: Observation) -> None:
+        if self._executor is not None:
+            self._executor.rearm(k)
+        self._envelope.reset(obs.state[: self._dims])
+        self._last = obs.state[: self._dims].copy()
+
+    def _ask_operator(self, k: int, obs: Observation, log: EpisodeLog) -> Order:
+        """Whose tick this is; where the policy comes or goes, its plan ends and its requests are void."""
+        if self._lane is None:
+            return Order(Act.POLICY)
+        order = self._lane.step(k, self._clock.now_ns(), obs, log.status, self._last)
+        if order.flush and self._executor is not None:
+            self._executor.reset(k, _flush_seed(log.seed, self._flushes))
+            self._flushes += 1
+        if order.rearm or (self._state is State.STOP and order.act in (Act.HOLD, Act.COMMAND)):
+            self._rearm(k, obs)
+        return order
+
+    def _act(self, k: int, obs: Observation, log: EpisodeLog, order: Order) -> None:
+        due = self._due(k, order)
+        state, why, sent = due.state, order.why or "no action is due", None
         if state is not State.STOP:
             age_s = (self._clock.now_ns() - obs.t_capture_ns) * 1e-9
             fault = self._self_checking.fault if self._self_checking else None
@@ -179,137 +174,62 @@ class ControlLoop:
             if verdict.state is not state or fault:
                 state, why = verdict.state, fault.why if fault else ", ".join(verdict.changes)
         if sent is not None:
-            sent = self._driver.write(sent)
+            sent = self._last = self._driver.write(sent)
         elif self._state is not State.STOP:
             self._driver.stop()
+        if self._lane is not None and state is State.STOP and due.state is not State.STOP:
+            self._lane.trip(k, why)
         if state is not self._state:
             self._port.announce(k, state, "" if state is State.RUN else why)
         self._state = state
         log.states[state.value] += 1
         log.rids.append(due.chunk_rid if state is State.RUN else -1)
         log.actions.append(obs.state[: self._dims] if sent is None else sent)
+        if sent is not None:
+            self._row_of(k, obs, log, order, sent)
+        self._publish(k, obs, log, order.why if state is State.RUN else why, sent)
+
+    def _due(self, k: int, order: Order) -> Dispatch:
+        if order.act is Act.POLICY and self._executor is not None:
+            return self._executor.dispatch(k)
+        state = {Act.COMMAND: State.RUN, Act.STOP: State.STOP}.get(order.act, State.HOLD)
+        return Dispatch(order.action, state)
+
+    # -- recordings and the operator's view ------------------------------------------------------------------------
+
+    def _row_of(self, k: int, obs: Observation, log: EpisodeLog, order: Order, sent: NDArray[np.float32]) -> None:
+        """Note the row of this tick if it is one to record. Joint targets are known with the next reading."""
+        now_ns = self._clock.now_ns()
+        labels: Message = {"subtask_index": log.status.get("stage", 0)}
+        labels["cam_age_ms"] = [(now_ns - obs.t_capture_ns) * 1e-6] * len(obs.images)
+        if self._lane is not None:
+            if order.act not in (Act.POLICY, Act.COMMAND) or not self._lane.machine.recording:
+                return
+            labels |= self._lane.labels(k)
+            labels |= self._lane.measured(now_ns, obs)
+        self._record(Row(k, obs.state, sent, labels, now_ns))
+
+    def _record(self, row: Row | None) -> None:
+        """Pass the row before on, now that its joint targets are known, and keep this one."""
+        if self._row is not None:
+            joints = self._joint_driver.joint_command if self._joint_driver else None
+            self._port.record(replace(self._row, joint_command=joints))
+        self._row = row
+
+    def _publish(self, k: int, obs: Observation, log: EpisodeLog, why: str, sent: NDArray[np.float32] | None) -> None:
+        if self._lane is not None:
+            self._lane.publish(
+                k,
+                self._clock.now_ns(),
+                obs,
+                run=self._state.value,
+                why=why,
+                action=None if sent is None else [float(x) for x in sent],
+                stage=log.status.get("stage", -1),
+                success=bool(log.status.get("is_success", False)),
+            )
 
 
-class LinkPort:
-    """A :class:`Port` over a :class:`~vla_stack.runtime.link.Link` to the node.
-
-    Args:
-        link: To the node.
-        slots: The node's, for observations.
-    """
-
-    def __init__(self, link: Link, slots: ObservationSlots) -> None:
-        self._link, self._slots = link, slots
-        self.film = False  # whether observations without a request are passed on too
-
-    def offer(self, obs: Observation, request: Request | None) -> None:
-        if request is None and not (self.film and self._slots.spare > 1):  # the last slot is for requests
-            return
-        plan = request.continuation if request else None
-        obs = obs.expecting(request.state) if request else obs
-        if (note := self._slots.put(obs, plan.actions if plan else None)) is None:
-            return  # the node is busy; an executor asks again
-        if not self._link.post("observation", **note, request=request and request_fields(request)):
-            self._slots.free(note["slot"])
-
-    def receive(self) -> list[ActionChunk | str]:
-        items: list[ActionChunk | str] = []
-        for message in self._link.receive():
-            if message["kind"] == "free":
-                self._slots.free(message["slot"])
-            else:
-                items.append(read_chunk(message) if message["kind"] == "chunk" else message["kind"])
-        return items
-
-    def announce(self, k: int, state: State, why: str) -> None:
-        self._link.post("state", tick=k, state=state.value, why=why)
-
-
-def request_fields(request: Request) -> Message:
-    """A request as a message; its plan and its state travel with the observation."""
-    fields = {name: getattr(request, name) for name in ("rid", "epoch", "origin", "seed")}
-    fields["patience"] = request.deadline - request.k_obs
-    if (c := request.continuation) is None:
-        return {**fields, "continuation": None}
-    return {
-        **fields,
-        "continuation": {"mode": c.mode, "length": len(c.actions), "delay": c.delay, "execute": c.execute},
-    }
-
-
-def chunk_fields(chunk: ActionChunk) -> Message:
-    """A chunk as a message's fields."""
-    names = ("origin", "k_obs", "rid", "epoch", "d_cond", "model_version", "execute")
-    fields = {name: getattr(chunk, name) for name in names}
-    return {**fields, "actions": chunk.actions.tobytes(), "shape": list(chunk.actions.shape)}
-
-
-def read_chunk(message: Message) -> ActionChunk:
-    """Inverse of :func:`chunk_fields`."""
-    fields = {k: v for k, v in message.items() if k not in ("kind", "shape")}
-    actions = np.frombuffer(fields.pop("actions"), np.float32).reshape(message["shape"])
-    return ActionChunk(actions, **fields)
-
-
-def control_process(connection: Connection, make: Callable[[], Driver]) -> None:
-    """Main function of the control process: connect the driver, run the episodes that the node asks for.
-
-    Ends, after holding the robot, when the node closes its end of the pipe or dies.
-    """
-    link = Link(connection)
-    driver: Driver | None = None
-    try:
-        driver = make()
-        driver.connect()
-        stages = driver.stages if isinstance(driver, EpisodicDriver) else ()
-        link.send("ready", spec=driver.spec.to_json(), stages=list(stages))
-        _serve(link, driver)
-    except EOFError:
-        pass
-    except UserError as e:
-        _report(link, str(e))
-    except Exception as e:
-        _report(link, f"{type(e).__name__}: {e}")
-        raise
-    finally:
-        if driver is not None:
-            driver.disconnect()
-
-
-def _serve(link: Link, driver: Driver) -> None:
-    setup = _next(link, "setup")
-    executor = Executor(driver.spec, PolicySpec.from_json(setup["policy"]), ExecutorConfig(**setup["executor"]))
-    envelope = make_envelope(driver.spec, SafetyConfig(**setup["safety"]))
-    slots = ObservationSlots(driver.spec, setup["slots"], executor.policy.horizon)
-    port = LinkPort(link, slots)
-    loop = ControlLoop(driver, executor, envelope, RealClock(), port)
-    gc.freeze()  # what start-up left behind need not be walked at every collection
-    try:
-        link.send("armed")
-        while True:
-            order = _next(link, "episode", slots)
-            port.film = order["film"]
-            log = loop.run(order["seed"], order["max_ticks"])
-            link.send("finished", **log.to_message())
-    finally:
-        slots.close()
-
-
-def _next(link: Link, kind: str, slots: ObservationSlots | None = None) -> Message:
-    """Wait for a message of one kind; others are of an episode that is over."""
-    while True:
-        found: Message | None = None
-        for message in link.receive(timeout_s=3600.0):
-            if message["kind"] == "free" and slots is not None:
-                slots.free(message["slot"])
-            elif message["kind"] == kind:
-                found = message
-        if found is not None:
-            return found
-
-
-def _report(link: Link, text: str) -> None:
-    try:
-        link.send("failed", error=text)
-    except EOFError:
-        pass
+def _flush_seed(seed: int, flushes: int) -> int:
+    """Of the policy's noise from its first tick on, and after each return to it."""
+    return seed if flushes == 0 else int(np.random.SeedSequence((seed, flushes)).generate_state(1)[0])

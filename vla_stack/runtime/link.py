@@ -89,24 +89,25 @@ class ObservationSlots:
         robot: Shapes of state and pictures.
         name: Existing block to attach to; None creates one.
         horizon: Longest plan that goes with an observation, control steps.
+        count: How many observations.
     """
 
-    def __init__(self, robot: RobotSpec, name: str | None = None, horizon: int = 0) -> None:
+    def __init__(self, robot: RobotSpec, name: str | None = None, horizon: int = 0, count: int = SLOTS) -> None:
         layout: list[tuple[str, type, tuple[int, ...]]] = [("state", np.float32, (len(robot.state),))]
         layout.append((PLAN, np.float32, (horizon, len(robot.action))))
         layout += [(c.name, np.uint8, (c.height, c.width, 3)) for c in robot.cameras]
         sizes = [int(np.prod(shape)) * np.dtype(kind).itemsize for _, kind, shape in layout]
         offsets = np.cumsum([0] + [-(-s // 64) * 64 for s in sizes])
         self._owner = name is None
-        self._memory = SharedMemory(name, create=self._owner, size=max(1, int(offsets[-1]) * SLOTS))
+        self._memory = SharedMemory(name, create=self._owner, size=max(1, int(offsets[-1]) * count))
         self._rows: list[dict[str, NDArray[Any]]] = [
             {
                 key: np.ndarray(shape, kind, self._memory.buf, int(offsets[-1]) * slot + int(offset))
                 for (key, kind, shape), offset in zip(layout, offsets, strict=False)
             }
-            for slot in range(SLOTS)
+            for slot in range(count)
         ]
-        self._free = list(range(SLOTS))
+        self._free = list(range(count))
 
     @property
     def name(self) -> str:

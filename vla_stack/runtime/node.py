@@ -12,7 +12,7 @@ import multiprocessing as mp
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -21,17 +21,44 @@ from numpy.typing import NDArray
 
 from robot_drivers.driver import Driver
 from vla_stack.errors import UserError
-from vla_stack.runtime.control import chunk_fields, control_process
+from vla_stack.intervention import MODES, Control, Mode
+from vla_stack.runtime.control_process import control_process
 from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.runtime.link import Link, Message, ObservationSlots, ignored_interrupts
+from vla_stack.runtime.familiar import Familiar
+from vla_stack.runtime.frames import Frame, FrameQueue
+from vla_stack.runtime.link import SLOTS, Link, Message, ObservationSlots, ignored_interrupts
+from vla_stack.runtime.link_port import chunk_fields
+from vla_stack.runtime.operator_messages import ENDPOINT
+from vla_stack.runtime.operator_port import OperatorPort
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
 from vla_stack.serving.client import PolicyClient
+from vla_stack.serving.keys import KeyFolder
 
 PING_S = 0.5
 REARM_S = 1.0  # between a STOP and re-arming
 BUSY_WAIT_S, IDLE_WAIT_S = 0.002, 0.02  # longest wait for the control process while a chunk may arrive, and otherwise
 CONNECT_TIMEOUT_S = 90.0
+RECORDING_SLOTS, RECORDING_BYTES = 16, 64 << 20  # observations that may wait for the node, as long as memory suffices
+
+
+@dataclass(frozen=True)
+class Operator:
+    """That a person supervises or drives this robot.
+
+    Attributes:
+        endpoint: Where, see :func:`~vla_stack.runtime.operator_messages.channel`.
+        keys: This computer's keys; needed where the endpoint can be reached from outside.
+        on_event: Called with (name, args) of ``keep``, ``undo`` and ``reset``, and of ``discard`` where no episode is
+            running; returns why it refuses, or None. On a thread of the node's; it must not wait. A ``reset`` has then
+            ended the running episode.
+        familiar: Where demonstrations were, for auto-rewind and the likeness that is shown.
+    """
+
+    endpoint: str = ENDPOINT
+    keys: KeyFolder | None = None
+    on_event: Callable[[str, dict[str, Any]], str | None] | None = None
+    familiar: Familiar | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +66,7 @@ class Episode:
     """An episode as it was driven.
 
     Attributes:
-        summary: Plain values, see :meth:`vla_stack.runtime.control.EpisodeLog.to_message`.
+        summary: Plain values, see :meth:`vla_stack.runtime.episode_log.EpisodeLog.to_message`.
         actions: float32 [T, A], commands as sent.
         rids: int32 [T], request id of the chunk behind each command, -1 while holding.
     """
@@ -53,7 +80,7 @@ class RobotNode:
     """One robot on one policy server; a context manager.
 
     Args:
-        server: Endpoint of the policy server.
+        server: Endpoint of the policy server; None where nobody but an operator drives.
         make_driver: Builds the driver, in the control process; must be picklable.
         executor: How chunks become motion.
         safety: Limits beyond the robot's own.
@@ -61,24 +88,29 @@ class RobotNode:
             :meth:`rearm` or the next episode.
         on_state: Called with (tick, state, why) when the robot's state changes.
         hello_timeout_s: How long to wait for the server at the start.
+        operator: Opens the operator channels; episodes then wait for ``start`` and end as the operator says.
 
     Attributes:
         robot: What is driven.
         stages: Names of the task's stages, empty where the robot knows of none.
-        policy: What the server serves.
+        joints: Names of the joints of frames' ``joint_command``, empty where the driver does not say.
+        policy: What the server serves; None without one.
         counters: Events since the start, by name.
     """
 
     def __init__(
         self,
-        server: str,
+        server: str | None,
         make_driver: Callable[[], Driver],
         executor: ExecutorConfig | None = None,
         safety: SafetyConfig | None = None,
         rearm: Callable[[], bool] = lambda: False,
         on_state: Callable[[int, str, str], None] | None = None,
         hello_timeout_s: float = 30.0,
+        operator: Operator | None = None,
     ) -> None:
+        if server is None and operator is None:
+            raise UserError("neither a policy nor an operator would drive the robot", "name a server or an operator")
         self._server, self._make_driver = server, make_driver
         self._executor, self._safety = executor or ExecutorConfig(), safety or SafetyConfig()
         self._may_rearm, self._on_state, self._hello_timeout_s = rearm, on_state, hello_timeout_s
@@ -86,6 +118,13 @@ class RobotNode:
         self._process: mp.process.BaseProcess | None = None
         self._client: PolicyClient | None = None
         self._slots: ObservationSlots | None = None
+        self._operator = operator
+        self._port: OperatorPort | None = None
+        self._recording: FrameQueue | None = None
+        self._seen: Observation | None = None  # the newest, for the row that follows it
+        self._instruction = ""
+        self._aborting = False
+        self.policy: PolicySpec | None = None
         self._epoch, self._awaited = 0, False
         self._next_ping = self._rearm_at = 0.0
         self._stopped = False
@@ -110,48 +149,98 @@ class RobotNode:
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._link = Link(ours)
-        self._process = context.Process(target=control_process, args=(theirs, self._make_driver), name="control")
+        ours, theirs = zip(*(context.Pipe() for _ in range(3 if self._operator else 1)), strict=True)
+        self._link = Link(ours[0])
+        arguments = (theirs[0], self._make_driver, theirs[1:] or None)
+        self._process = context.Process(target=control_process, args=arguments, name="control")
         with ignored_interrupts():
             self._process.start()
-        theirs.close()
+        for connection in theirs:
+            connection.close()
         ready = self._wait("ready")
         self.robot, self.stages = RobotSpec.from_json(ready["spec"]), tuple(ready["stages"])
-        self._client = PolicyClient(self._server)
-        self.policy: PolicySpec = self._client.hello(self.robot, self._hello_timeout_s)
-        self._slots = ObservationSlots(self.robot, horizon=self.policy.horizon)
+        self.joints = tuple(ready["joints"])
+        if self._server is not None:
+            self._client = PolicyClient(self._server)
+            self.policy = self._client.hello(self.robot, self._hello_timeout_s)
+        size = sum(c.height * c.width * 3 for c in self.robot.cameras) + 4096
+        count = max(SLOTS, min(RECORDING_SLOTS, RECORDING_BYTES // size))
+        self._slots = ObservationSlots(self.robot, None, self.policy.horizon if self.policy else 0, count)
+        familiar = self._operator.familiar if self._operator else None
         self._link.send(
             "setup",
-            policy=self.policy.to_json(),
+            policy=self.policy and self.policy.to_json(),
             executor=asdict(self._executor),
             safety=asdict(self._safety),
             slots=self._slots.name,
+            slot_count=count,
+            familiar=familiar and familiar.to_message(),
         )
         self._wait("armed")
+        if self._operator is not None:
+            o = self._operator
+            self._port = OperatorPort(
+                *(ours[1], ours[2], self.robot, o.endpoint, o.keys, self._on_event), {"stages": list(self.stages)}
+            )
 
     def run_episode(
-        self, seed: int, max_ticks: int | None = None, on_observation: Callable[[Observation], None] | None = None
+        self,
+        seed: int,
+        max_ticks: int | None = None,
+        on_observation: Callable[[Observation], None] | None = None,
+        on_frame: Callable[[Frame], None] | None = None,
+        mode: Mode | None = None,
     ) -> Episode:
         """Drive one episode in real time.
 
         Args:
             seed: Of the robot's start (where it has one) and of the policy's noise.
-            max_ticks: Control steps after which it ends in any case.
+            max_ticks: Control steps after which it ends in any case; with an operator they count from ``start``, and
+                an intervention goes on to its own end.
             on_observation: Called in this process with what the robot saw, for a film. A slow function loses
                 observations; it never slows the robot.
+            on_frame: Called with every control step in which the policy or a human acted, in order, on a thread of its
+                own; all calls are over when this returns. Frames wait for a slow function, up to 256 MB of them.
+            mode: With an operator: ``teleop``, ``rac`` or ``hg_dagger``; by default ``rac``, without a server
+                ``teleop``.
 
         Raises:
             UserError: The control process ended, or the server came back with another policy.
         """
-        self._stopped = False
-        self._link.send("episode", seed=seed, max_ticks=max_ticks, film=on_observation is not None)
+        mode = mode or ("teleop" if self._server is None else "rac")
+        if mode not in MODES or (self._server is None and mode != "teleop"):
+            raise UserError(f"mode '{mode}' needs a policy server, or is none of {', '.join(MODES)}")
+        self._stopped = self._aborting = False
+        self._instruction, self._seen = "", None
+        self._recording = FrameQueue(on_frame) if on_frame is not None else None
+        film = on_observation is not None or on_frame is not None or self._operator is not None
+        self._link.send("episode", seed=seed, max_ticks=max_ticks, film=film, record=on_frame is not None, mode=mode)
+        try:
+            message = self._until_finished(on_observation)
+        finally:
+            if self._recording is not None:
+                self._recording.close()
+        return _episode(message)
+
+    def _until_finished(self, on_observation: Callable[[Observation], None] | None) -> Message:
+        aborted = False
         while True:
             for message in self._receive(BUSY_WAIT_S if self._awaited else IDLE_WAIT_S):
                 if message["kind"] == "finished":
-                    return _episode(message)
+                    return message
                 self._handle(message, on_observation)
-            self._serve()
+            if self._client is not None:
+                self._serve(self._client)
+            if self._recording is not None and self._recording.error is not None:
+                self._aborting = True
+            if self._aborting and not aborted:
+                aborted = True
+                self.abort()
+
+    @property
+    def model_version(self) -> str:
+        """Of the policy that is served now; empty without one."""
+        return self.policy.model_version if self.policy else ""
 
     def rearm(self) -> None:
         """Let a stopped robot go on."""
@@ -170,11 +259,13 @@ class RobotNode:
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join()
+        if self._port is not None:
+            self._port.close()
         if self._slots is not None:
             self._slots.close()
         if self._client is not None:
             self._client.close()
-        self._process = self._slots = self._client = None
+        self._process = self._port = self._slots = self._client = None
 
     # -- from the control process ---------------------------------------------------------------------------------
 
@@ -187,16 +278,49 @@ class RobotNode:
             if plan:
                 continuation = Continuation(actions=self._slots.get_plan(message, plan.pop("length")), **plan)
             self._link.send("free", slot=message["slot"])
+            if self._instruction:
+                obs = replace(obs, task=self._instruction)
             if request:
                 self._ask(obs, request, continuation)
+            self._seen = obs
+            if self._port is not None:
+                self._port.show(obs)
             if on_observation is not None:
                 on_observation(obs)
+        elif message["kind"] == "frame":
+            self._record(message)
         elif message["kind"] == "state":
             self._stopped = message["state"] == "stop"
             self._rearm_at = time.monotonic() + REARM_S
             self.counters[f"to {message['state']}"] += 1
             if self._on_state is not None:
                 self._on_state(message["tick"], message["state"], message["why"])
+
+    def _record(self, message: Message) -> None:
+        assert self._recording is not None
+        if self._seen is None or self._seen.step != message["step"]:
+            raise RuntimeError(f"a row of step {message['step']} without its observation")
+        state, action = (np.frombuffer(message[name], np.float32) for name in ("state", "action"))
+        joints = message["joint_command"] and np.frombuffer(message["joint_command"], np.float32)
+        obs = replace(self._seen, state=state)  # what was measured, where the policy is shown something else
+        labels = message["labels"]
+        if labels.get("control_source") == Control.POLICY:
+            labels["policy_version"] = version_number(self.model_version)
+        self._recording.put(Frame(obs, action, joints, labels, message["t_ns"] * 1e-9))
+        if self._port is not None:
+            self._port.facts = {**self._port.facts, "drops": self._recording.lost}
+
+    def _on_event(self, name: str, args: dict[str, Any]) -> str | None:
+        """On the port's thread."""
+        if name == "instruct":
+            text = args.get("text")
+            if not isinstance(text, str) or not text:
+                return "an instruction is a text"
+            self._instruction = text
+            return None
+        self._aborting |= name == "reset"
+        assert self._operator is not None
+        return self._operator.on_event(name, args) if self._operator.on_event else None
 
     def _ask(self, obs: Observation, request: Message, plan: Continuation | None) -> None:
         assert self._client is not None
@@ -213,10 +337,9 @@ class RobotNode:
 
     # -- from the server ------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _serve(self, client: PolicyClient) -> None:
         """Carry chunks to the control process, keep the session alive."""
-        assert self._client is not None
-        for item in self._client.poll():
+        for item in client.poll():
             if isinstance(item, ActionChunk):
                 self._link.send("chunk", **chunk_fields(item))
                 self.counters["chunks"] += 1
@@ -228,13 +351,9 @@ class RobotNode:
         now = time.monotonic()
         if now >= self._next_ping:
             self._next_ping = now + PING_S
-            self._client.ping()
-        policy = self._client.policy or self.policy
-        if policy.model_version != self.policy.model_version:  # between two episodes
-            self.policy = policy
-            self.counters["policies swapped"] += 1
-        elif policy is not self.policy:  # every session brings its own description of the same policy
-            self.policy = policy
+            client.ping()
+        if client.policy is not self.policy:  # every session brings its own description of the same policy
+            self.policy = client.policy or self.policy
             self.counters["sessions renewed"] += 1
             self._link.send("renew")
         if self._stopped and now >= self._rearm_at:
@@ -270,3 +389,11 @@ def _episode(message: Message) -> Episode:
     summary = {k: v for k, v in message.items() if k not in ("kind", "actions", "shape", "rids")}
     actions = np.frombuffer(message["actions"], np.float32).reshape(message["shape"])
     return Episode(summary, actions, np.frombuffer(message["rids"], np.int32))
+
+
+def version_number(model_version: str) -> int:
+    """Column ``policy_version``: the first 60 bits of the hash of the weights; 0 where it is no hash."""
+    try:
+        return int(model_version[:15], 16)
+    except ValueError:
+        return 0

@@ -15,7 +15,7 @@ from vla_stack.runtime.link import Message
 from vla_stack.runtime.operator_messages import ENDPOINT, Event, Reply, Teleop, channel, read_reply
 from vla_stack.schema import SchemaError
 from vla_stack.serving.keys import KeyFolder
-from vla_stack.serving.transport import CurveKeys, is_local, new_socket, receive, send, zmq_address
+from vla_stack.serving.transport import CurveKeys, is_local, new_socket, readable, receive, send, zmq_address
 
 MAX_STATE_BYTES = 1 << 16
 MAX_PICTURE_BYTES = 4 << 20
@@ -106,16 +106,19 @@ class OperatorClient:
         self._resend()
         self._poller.poll(timeout_ms)
         news = False
-        while (frames := receive(self._events)) is not None:
+        while readable(self._events):
+            frames = receive(self._events)
             news = True
             try:
                 self._take(read_reply(frames[-1].buffer))
             except SchemaError:
                 continue
-        while (frames := receive(self._states)) is not None:
+        while readable(self._states):
+            frames = receive(self._states)
             news = True
             self.state = msgpack.unpackb(frames[-1].buffer)
-        while (frames := receive(self._video)) is not None:
+        while readable(self._video):
+            frames = receive(self._video)
             if news := len(frames) == 3:
                 camera, about, jpeg = (frame.buffer for frame in frames)
                 self.frames[bytes(camera).decode()] = (msgpack.unpackb(about), bytes(jpeg))

@@ -36,7 +36,7 @@ from vla_stack.runtime.video_port import VideoPort
 from vla_stack.schema import Observation, RobotSpec, SchemaError
 from vla_stack.serving.admission import Admission
 from vla_stack.serving.keys import KeyFolder, Role
-from vla_stack.serving.transport import is_local, new_socket, owner, receive, send, zmq_address
+from vla_stack.serving.transport import is_local, new_socket, owner, readable, receive, send, zmq_address
 
 REPLIES_KEPT = 512
 REPEAT_NS = 200_000_000  # the last state is published again after this long without a new one
@@ -149,9 +149,11 @@ class OperatorPort:
         while not self._closing.is_set():
             poller.poll(TURN_MS)
             try:
-                while (frames := receive(self._teleop)) is not None:
+                while readable(self._teleop):
+                    frames = receive(self._teleop)
                     self._take_teleop(frames)
-                while (frames := receive(self._events)) is not None:
+                while readable(self._events):
+                    frames = receive(self._events)
                     self._take_event(frames)
                 if self._lease.expired(time.monotonic_ns()):
                     self.counters["lease lost"] += 1
@@ -223,7 +225,7 @@ class OperatorPort:
             error = f"'{event.name}' is no event; there are {', '.join((*EVENTS, *LEASE_EVENTS, *OWNER_EVENTS))}"
         elif event.name != "estop" and not self._lease.holds(event.lease, now_ns):
             error = "acquire the lease first"
-        elif event.name in OWNER_EVENTS:
+        elif event.name in OWNER_EVENTS or (event.name == "discard" and not self._running()):
             error = self._on_event(event.name, event.args) if self._on_event else "nobody here takes this event"
         elif self._post("event", id=event.id, name=event.name):
             return None
@@ -232,6 +234,11 @@ class OperatorPort:
         if event.name in LEASE_EVENTS:
             self._publish()
         return Reply(event.id, error is None, error or "", self._state.get("phase", ""), self._state.get("tick", -1))
+
+    def _running(self) -> bool:
+        """Whether an episode has started and not ended."""
+        phase = str(self._state["phase"])
+        return phase != "reset" and not phase.startswith("end_")
 
     def _take_answer(self, message: Message) -> None:
         if message.pop("kind") == "reply":
@@ -270,7 +277,7 @@ class OperatorPort:
         while not self._closing.is_set():
             try:
                 if self._stops.poll(TURN_MS if not pending else 1):
-                    peer = (receive(self._stops) or [zmq.Frame(b"")])[0]
+                    peer = receive(self._stops)[0]
                     pending = True
                     self.counters["estop"] += 1
                     try:

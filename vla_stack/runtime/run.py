@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     episodes: list[dict[str, Any]] = []
     start = time.monotonic()
     with node:
-        print(f"{node.robot.name} at {node.robot.rate_hz:g} Hz, {args.mode}, policy {node.policy.model_version[:12]}")
+        print(f"{node.robot.name} at {node.robot.rate_hz:g} Hz, {args.mode}, policy {node.model_version[:12]}")
         try:
             for i in range(args.episodes):
                 if args.robot != "sim":
@@ -145,7 +145,7 @@ def _save(args: argparse.Namespace, node: RobotNode, episodes: list[dict[str, An
         "label": f"{args.mode}, real time",
         "rate_hz": node.robot.rate_hz,
         "stages": list(node.stages),
-        "settings": settings | {"model_version": node.policy.model_version, "events": dict(node.counters)},
+        "settings": settings | {"model_version": node.model_version, "events": dict(node.counters)},
         "wall_s": wall_s,
         "episodes": episodes,
     }

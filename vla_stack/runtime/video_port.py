@@ -8,7 +8,7 @@ import msgpack
 import zmq
 
 from vla_stack.schema import Observation
-from vla_stack.serving.transport import send
+from vla_stack.serving.transport import readable, send
 
 QUALITY = 80
 
@@ -52,7 +52,7 @@ class VideoPort:
                 obs, self._newest = self._newest, None
                 if self._closing or obs is None:
                     return
-            while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            while readable(self._socket):
                 note = self._socket.recv()
                 watchers = max(0, watchers + (1 if note[:1] == b"\1" else -1))
             if not watchers:
