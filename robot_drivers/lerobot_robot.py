@@ -1,16 +1,15 @@
 """Any robot that LeRobot knows, built in or from a plug-in, as a :class:`~robot_drivers.driver.Driver`.
 
-LeRobot robots speak degrees and percent; this side speaks radians and ratios. The conversion happens here and nowhere
-else. A feature's unit follows from its name (``gripper.pos`` percent, other ``.pos`` degrees, ``.vel`` metres per
-second, ``theta.vel`` degrees per second) unless ``units`` says otherwise.
+LeRobot robots speak degrees and percent; this side speaks radians and ratios (``lerobot_units``). Their cameras are
+read in threads of their own (``cameras``), so that a slow or lost one costs the control loop nothing. Once connected,
+no call raises because of the hardware: a reading that fails is the last one, whose age tells; what is wrong is in
+``fault``; a bus that is lost is opened again in the background, and then the robot waits to be armed, as it may have
+moved.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.metadata
-import pkgutil
 import threading
 import time
 from collections.abc import Mapping
@@ -19,22 +18,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_drivers.cameras import SOURCES, CameraStream, open_cameras
+from robot_drivers.driver import Fault
+from robot_drivers.lerobot_build import make_lerobot
+from robot_drivers.lerobot_health import Health
+from robot_drivers.lerobot_units import calibrated_range, describe, factors
 from robot_drivers.watchdog import Watchdog
 from vla_stack.errors import UserError
-from vla_stack.schema import Camera, Dim, Observation, RobotSpec, Unit
+from vla_stack.images import fit_image
+from vla_stack.schema import Camera, Observation, RobotSpec
 
-# Unit of a feature -> (factor to SI, SI unit)
-UNITS: dict[str, tuple[float, Unit]] = {
-    "deg": (np.pi / 180, "rad"),
-    "deg/s": (np.pi / 180, "rad/s"),
-    "percent": (0.01, "ratio"),
-    "mm": (0.001, "m"),
-    "rad": (1.0, "rad"),
-    "rad/s": (1.0, "rad/s"),
-    "m": (1.0, "m"),
-    "m/s": (1.0, "m/s"),
-    "ratio": (1.0, "ratio"),
-}
+MISSES = 3  # readings in a row that fail before the bus counts as lost
+RECONNECT_S = 0.5  # between attempts
+BLIND_S = 1.0  # a camera that is away for longer stops the robot: the scene may have changed
 
 
 class LeRobotRobot:
@@ -45,10 +41,14 @@ class LeRobotRobot:
         task: The instruction for the policy.
         rate_hz: Control rate.
         module: Module to import first, which registers the robot's config; for plug-ins that are not installed as such.
-        units: Feature -> unit in :data:`UNITS`, where its name does not say.
+        units: Feature -> unit in ``lerobot_units.UNITS``, where its name does not say.
         limits: Feature -> (low, high) in SI; by default the calibrated range, half a turn either way without one.
         max_rate: Largest joint speed, rad/s.
-        **config: Fields of the robot's config, as on LeRobot's command line: ``port``, ``id``, ``cameras``, ...
+        max_load: Feature -> share of the motor's rated torque beyond which the robot stops.
+        image_size: Pixels (a side, or height and width) to which pictures are brought; None keeps the cameras'.
+        cameras: Camera -> options: LeRobot's (``{type: opencv, index_or_path: 0, ...}``), or ours, see
+            ``robot_drivers.cameras``: ``{type: v4l2, device: /dev/video0}``, ``{type: video, path: film.mp4}``.
+        **config: Fields of the robot's config, as on LeRobot's command line: ``port``, ``id``, ...
     """
 
     def __init__(
@@ -60,16 +60,29 @@ class LeRobotRobot:
         units: Mapping[str, str] | None = None,
         limits: Mapping[str, tuple[float, float]] | None = None,
         max_rate: float = 2.0,
+        max_load: Mapping[str, float] | None = None,
+        image_size: int | tuple[int, int] | None = None,
+        cameras: Mapping[str, Mapping[str, Any]] | None = None,
         **config: Any,
     ) -> None:
-        self._task, self._rate_hz, self._max_rate = task, rate_hz, max_rate
-        self._units, self._limits = dict(units or {}), dict(limits or {})
-        self._robot = _make_robot(robot_type, module, config)
+        self._type, self._task, self._rate_hz, self._max_rate = robot_type, task, rate_hz, max_rate
+        self._units, self._limits, self._max_load = dict(units or {}), dict(limits or {}), dict(max_load or {})
+        size = (image_size, image_size) if isinstance(image_size, int) else image_size
+        self._size = None if size is None else (int(size[0]), int(size[1]))
+        self._our_cameras = {k: v for k, v in (cameras or {}).items() if v.get("type") in SOURCES}
+        theirs = {k: v for k, v in (cameras or {}).items() if k not in self._our_cameras}
+        self._robot = make_lerobot("robot", robot_type, {**config, **({"cameras": theirs} if theirs else {})}, module)
+        self._streams: dict[str, CameraStream] = {}
         self._lock = threading.RLock()
         self._watchdog: Watchdog | None = None
+        self._health: Health | None = None
         self._spec: RobotSpec | None = None
         self._newest: Observation | None = None
-        self.read_errors = 0
+        self._misses, self._miss = 0, ""
+        self._lost = False
+        self._blind_since = 0.0
+        self._ended = threading.Event()
+        self.read_errors = self.reconnects = 0
 
     @property
     def spec(self) -> RobotSpec:
@@ -77,50 +90,95 @@ class LeRobotRobot:
             raise RuntimeError("a LeRobot robot has no description before connect(): its limits are in its calibration")
         return self._spec
 
+    @property
+    def fault(self) -> Fault | None:
+        name = self._robot.name
+        if self._lost:
+            return Fault("bus", f"{name} is lost, trying to reconnect: {self._miss}", stop=True)
+        if self._misses > 1:  # after one the last reading is a step old
+            return Fault("bus", f"{name} does not answer: {self._miss}", stop=False)
+        if self._health is not None and self._health.fault is not None:
+            return self._health.fault
+        for stream in self._streams.values():
+            if why := stream.trouble():
+                self._blind_since = self._blind_since or time.monotonic()
+                return Fault("camera", why, stop=time.monotonic() - self._blind_since > BLIND_S)
+        self._blind_since = 0.0
+        return None
+
     def connect(self) -> None:
         """Connect and check the calibration.
 
         Raises:
-            UserError: The robot does not answer, or is not calibrated.
+            UserError: The robot or a camera does not answer, or it is not calibrated.
         """
         robot = self._robot
+        lerobot_cameras = _take_cameras(robot)
         try:
             robot.connect(calibrate=False)  # calibration asks questions, and this process has no terminal
         except Exception as e:
-            raise UserError(f"{robot.name} cannot be connected: {e}", "check port, power and cables") from e
+            _let_go(robot)
+            raise UserError(f"{robot.name} cannot be connected: {_line(e)}", "check port, power and cables") from e
         if not robot.is_calibrated:
             robot.disconnect()
-            raise UserError(f"{robot.name} is not calibrated", "run lerobot-calibrate with the same type and id")
-        self._spec = self._describe()
+            raise UserError(
+                f"{robot.name} is not calibrated", f"run: vla robot calibrate lerobot robot_type={self._type} ..."
+            )
+        try:
+            self._streams = open_cameras(self._our_cameras, lerobot_cameras, self._size)
+            self._spec = self._describe()
+        except UserError:
+            self.disconnect()
+            raise
+        self._names = [d.name for d in self._spec.state]
+        self._factors = factors(self._names, self._units)
+        self._health = Health(robot, self._spec, self._max_load)
         self._watchdog = Watchdog(3 * self._spec.dt, self._stand_still, self._lock)
 
     def read(self) -> Observation:
-        """Reads joints and newest camera frames. A failed reading returns the last one, whose age tells."""
-        t_ns = time.monotonic_ns()
-        try:
-            with self._lock:
-                raw = self._robot.get_observation()
-        except Exception:
-            self.read_errors += 1
-            if self._newest is None:
-                raise
+        """Joints and newest pictures. A failed reading returns the last one; the first one must succeed."""
+        if not self._lock.acquire(blocking=False):  # the bus is being opened again, or the watchdog acts
+            assert self._newest is not None
             return self._newest
-        state = np.array([raw[d.name] for d in self.spec.state], np.float64) * self._factors(self.spec.state)
-        images = {c.name: np.ascontiguousarray(raw[c.name]) for c in self.spec.cameras}
-        self._newest = Observation(state.astype(np.float32), images, self._task, 0, t_ns)
+        try:
+            before = time.monotonic_ns()
+            raw = self._robot.get_observation()
+            t_ns = (before + time.monotonic_ns()) // 2
+            state = (np.array([raw[name] for name in self._names], np.float64) * self._factors).astype(np.float32)
+            if not np.isfinite(state).all():
+                raise ConnectionError("a reading is not a number")
+            if self._health is not None:
+                self._health.check(state)
+        except Exception as e:  # serial, CAN and SDK errors have no common class
+            if self._newest is None:
+                raise UserError(f"{self._robot.name} cannot be read: {_line(e)}", "check power and cables") from e
+            self._missed(e)
+            return self._newest
+        finally:
+            self._lock.release()
+        self._misses = 0
+        self._newest = Observation(state, self._images(raw), self._task, 0, t_ns)
         return self._newest
 
     def write(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
-        factors = self._factors(self.spec.action)
-        goal = {
-            d.name: float(v) for d, v in zip(self.spec.action, np.asarray(action, np.float64) / factors, strict=True)
-        }
-        with self._lock:
-            sent = self._robot.send_action(goal)
+        dims = len(self.spec.action)
+        values = np.asarray(action, np.float64) / self._factors[:dims]
+        goal = {name: float(v) for name, v in zip(self._names[:dims], values, strict=True)}
+        if not self._lock.acquire(blocking=False):
+            return action
+        try:
+            sent = {} if self._lost else self._robot.send_action(goal)
+        except Exception as e:
+            self._missed(e)
+            return action
+        finally:
+            self._lock.release()
         if self._watchdog is not None:
             self._watchdog.feed()
-        values = np.array([sent.get(name, value) for name, value in goal.items()], np.float64)
-        return (values * factors).astype(np.float32)
+        out = (np.array([sent.get(k, v) for k, v in goal.items()]) * self._factors[:dims]).astype(np.float32)
+        if self._health is not None:
+            self._health.commanded(out)
+        return out
 
     def hold(self) -> None:
         if self._watchdog is not None:
@@ -133,18 +191,75 @@ class LeRobotRobot:
         self.hold()
 
     def disconnect(self) -> None:
+        self._ended.set()
         if self._watchdog is not None:
             self._watchdog.end()
             self._watchdog = None
-        if self._robot.is_connected:
-            with self._lock, contextlib.suppress(Exception):
+        with self._lock:
+            if self._robot.is_connected:
                 self._stand_still()
-            self._robot.disconnect()
+                with contextlib.suppress(Exception):
+                    self._robot.disconnect()
+            _let_go(self._robot)
+        for stream in self._streams.values():
+            stream.close()
+        self._streams = {}
 
     def _stand_still(self) -> None:
         """Command the measured position; zero where a velocity is commanded."""
-        raw = self._robot.get_observation()
-        self._robot.send_action({d.name: 0.0 if d.unit.endswith("/s") else raw[d.name] for d in self.spec.action})
+        if self._lost:
+            return
+        try:
+            raw = self._robot.get_observation()
+            goal = {d.name: 0.0 if d.unit.endswith("/s") else raw[d.name] for d in self.spec.action}
+            self._robot.send_action(goal)
+        except Exception as e:
+            self._missed(e)
+            return
+        if self._health is not None:
+            self._health.rest()
+
+    def _missed(self, error: Exception) -> None:
+        """Note a failed exchange; from the third in a row on, or when the port itself is gone, reconnect."""
+        self.read_errors += 1
+        self._misses += 1
+        self._miss = _line(error)
+        gone = not isinstance(error, ConnectionError) and not isinstance(error, RuntimeError)
+        if (gone or self._misses >= MISSES) and not self._lost and not self._ended.is_set():
+            self._lost = True
+            threading.Thread(target=self._reconnect, daemon=True, name="reconnect").start()
+
+    def _reconnect(self) -> None:
+        """Open the robot again until it works; then it is well, and the envelope waits to be armed."""
+        while not self._ended.is_set():
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                _let_go(self._robot)
+                try:
+                    self._robot.connect(calibrate=False)
+                    if not self._robot.is_calibrated:
+                        raise ConnectionError("its calibration is not the one it had")
+                    self._robot.get_observation()
+                    self._lost, self._misses = False, 0
+                    self.reconnects += 1
+                    if self._health is not None:
+                        self._health.rest()
+                    return
+                except Exception as e:
+                    self._miss = _line(e)
+            self._ended.wait(RECONNECT_S)
+
+    def _images(self, raw: Mapping[str, Any]) -> dict[str, NDArray[np.uint8]]:
+        images = {}
+        for camera in self.spec.cameras:
+            stream = self._streams.get(camera.name)
+            images[camera.name] = (
+                stream.newest().image
+                if stream is not None
+                else np.ascontiguousarray(fit_image(raw[camera.name], camera.height, camera.width))
+            )
+        return images
 
     def _describe(self) -> RobotSpec:
         robot = self._robot
@@ -154,84 +269,46 @@ class LeRobotRobot:
             if name not in measured:
                 raise UserError(f"{robot.name} commands '{name}' but does not measure it")
         shapes = {n: s for n, s in robot.observation_features.items() if isinstance(s, tuple) and s[-1] == 3}
-        order = action + [name for name in measured if name not in action]
+        sizes = {name: self._size or (height, width) for name, (height, width, _) in shapes.items()}
+        sizes |= {name: stream.newest().image.shape[:2] for name, stream in self._streams.items()}
+        dims = {
+            name: describe(name, self._units, self._limits, self._max_rate, calibrated_range(robot, name))
+            for name in (*action, *measured)
+        }
         return RobotSpec(
             name=f"lerobot/{robot.name}",
-            state=tuple(self._dim(name) for name in order),
-            action=tuple(self._dim(name) for name in action),
-            cameras=tuple(Camera(name, height, width) for name, (height, width, _) in shapes.items()),
+            state=tuple(dims.values()),
+            action=tuple(dims[name] for name in action),
+            cameras=tuple(Camera(name, int(height), int(width)) for name, (height, width) in sizes.items()),
             rate_hz=self._rate_hz,
         )
 
-    def _dim(self, name: str) -> Dim:
-        unit = UNITS[self._unit(name)][1]
-        if name.rpartition(".")[0].endswith("gripper"):
-            low, high = self._limits.get(name, (0.0, 1.0))
-            return Dim(name, unit, low, high, kind="gripper")
-        default = _calibrated_range(self._robot, name) if unit == "rad" else (-np.inf, np.inf)
-        low, high = self._limits.get(name, default)
-        rate = self._max_rate if unit == "rad" else np.inf
-        return Dim(name, unit, low, high, rate, "angle" if unit == "rad" else "position")
 
-    def _unit(self, name: str) -> str:
-        unit = self._units.get(name) or _usual_unit(name)
-        if unit not in UNITS:
-            raise UserError(
-                f"the unit of '{name}' is unknown", f"give units={{'{name}': ...}}, one of {', '.join(UNITS)}"
-            )
-        return unit
-
-    def _factors(self, dims: tuple[Dim, ...]) -> NDArray[np.float64]:
-        return np.array([UNITS[self._unit(d.name)][0] for d in dims])
+def _take_cameras(robot: Any) -> dict[str, Any]:
+    """Take a robot's cameras from it, so that it reads joints alone; none where it would not do without them."""
+    cameras = getattr(robot, "cameras", None)
+    if not isinstance(cameras, dict) or not cameras:
+        return {}
+    taken = dict(cameras)
+    cameras.clear()
+    robot.__dict__.pop("observation_features", None)  # a cached property
+    if any(isinstance(kind, tuple) and name in taken for name, kind in robot.observation_features.items()):
+        cameras.update(taken)
+        robot.__dict__.pop("observation_features", None)
+        return {}
+    return taken
 
 
-def _usual_unit(name: str) -> str:
-    part, _, quantity = name.rpartition(".")
-    if quantity == "pos":
-        return "percent" if part.endswith("gripper") else "deg"
-    if quantity == "vel":
-        return "deg/s" if part == "theta" else "m/s"
-    return ""
+def _let_go(robot: Any) -> None:
+    """Close what may be half open; LeRobot's own disconnect first talks to motors, which may be gone."""
+    port = getattr(getattr(robot, "bus", None), "port_handler", None)
+    with contextlib.suppress(Exception):
+        if port is None:
+            robot.disconnect()
+        else:
+            port.closePort()
+            port.is_using = False
 
 
-def _calibrated_range(robot: Any, name: str) -> tuple[float, float]:
-    """Range of a joint in radians about its middle, which is where LeRobot puts zero degrees."""
-    joint = name.rpartition(".")[0]
-    bus, calibration = getattr(robot, "bus", None), getattr(robot, "calibration", {}).get(joint)
-    if bus is None or calibration is None or joint not in bus.motors:
-        return -np.pi, np.pi
-    ticks = bus.model_resolution_table[bus.motors[joint].model] - 1
-    half = (calibration.range_max - calibration.range_min) / 2 * 2 * np.pi / ticks
-    return -half, half
-
-
-def _make_robot(robot_type: str, module: str | None, config: dict[str, Any]) -> Any:
-    """Build a LeRobot robot from the name and fields of its config; imports LeRobot."""
-    try:
-        import draccus
-        import lerobot.cameras.opencv  # noqa: F401  (registers the camera type)
-        import lerobot.robots as robots
-        from lerobot.robots.utils import make_robot_from_config
-    except ImportError as e:
-        raise UserError(f"a LeRobot robot needs the package '{e.name}'", "pip install 'vla-stack[train]'") from e
-    if module is not None:
-        importlib.import_module(module)
-    # LeRobot's own discovery would import policy plug-ins too, which takes seconds and nobody here needs.
-    for plugin in importlib.metadata.distributions():
-        if (plugin.name or "").startswith(("lerobot_robot_", "lerobot_camera_")):
-            importlib.import_module(plugin.name)
-    if robot_type not in robots.RobotConfig.get_known_choices():  # built-in configs register when they are imported
-        for found in pkgutil.iter_modules(robots.__path__, robots.__name__ + "."):
-            with contextlib.suppress(ImportError):
-                importlib.import_module(found.name)
-    known = robots.RobotConfig.get_known_choices()
-    if robot_type not in known:
-        raise UserError(f"LeRobot knows no robot '{robot_type}'", f"it knows {', '.join(sorted(known))}")
-    if config.get("use_degrees") is False:
-        raise UserError(
-            f"{robot_type}: use_degrees=False commands percent of a range, which has no SI unit", "leave it on"
-        )
-    try:
-        return make_robot_from_config(draccus.decode(robots.RobotConfig, {"type": robot_type, **config}))
-    except Exception as e:
-        raise UserError(f"{robot_type}: {' '.join(str(e).split())}", "compare with LeRobot's --robot.* options") from e
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -22,7 +22,7 @@ class Dummy(Robot):
 
     def __init__(self, config: DummyConfig):
         super().__init__(config)
-        self.config, self.connected, self.broken = config, False, False
+        self.config, self.connected, self.broken, self.gone = config, False, False, False
         self.at = {"shoulder.pos": 90.0, "gripper.pos": 50.0}
         self.actions: list[dict[str, float]] = []
         self.bus = SimpleNamespace(motors={"shoulder": SimpleNamespace(model="m")}, model_resolution_table={"m": 4096})
@@ -45,7 +45,7 @@ class Dummy(Robot):
         return self.config.calibrated
 
     def connect(self, calibrate=True):
-        if self.config.port == "nowhere":
+        if self.config.port == "nowhere" or self.gone:
             raise ConnectionError("no such port")
         self.connected = True
 

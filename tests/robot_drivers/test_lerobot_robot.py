@@ -1,11 +1,16 @@
 """The LeRobot adapter on a robot without hardware: units, order, limits, failures."""
 
+import time
+
+import cv2
 import numpy as np
 import pytest
 
 from robot_drivers import make_driver
 from robot_drivers.driver import EpisodicDriver
 from vla_stack.errors import UserError
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -66,9 +71,49 @@ def test_a_failed_reading_is_the_last_one_with_its_age(driver):
 
 def test_without_any_reading_a_failure_is_a_failure(driver):
     driver._robot.broken = True
-    with pytest.raises(ConnectionError):
+    with pytest.raises(UserError, match="cannot be read: incorrect status packet"):
         driver.read()
     driver._robot.broken = False
+
+
+def test_a_bus_that_is_lost_stops_the_robot_and_is_opened_again(driver):
+    driver.read()
+    driver._robot.broken = driver._robot.gone = True
+    faults = []
+    for _ in range(4):
+        driver.read()
+        faults.append(driver.fault)
+    assert faults[0] is None and not faults[1].stop  # one miss is a reading a step older
+    assert faults[1].why == "vla_dummy does not answer: incorrect status packet"
+    assert faults[-1].stop and "trying to reconnect" in faults[-1].why
+    driver._robot.broken = driver._robot.gone = False
+    deadline = time.monotonic() + PATIENCE_S
+    while driver.fault is not None:
+        assert time.monotonic() < deadline
+    assert driver.reconnects == 1 and driver.read().state[0] == pytest.approx(np.pi / 2)
+
+
+def test_cameras_are_taken_over_stamped_and_resized(tmp_path):
+    film = tmp_path / "film.avi"
+    writer = cv2.VideoWriter(str(film), cv2.VideoWriter.fourcc(*"MJPG"), 100, (32, 24))
+    for value in range(0, 200, 20):
+        writer.write(np.full((24, 32, 3), value, np.uint8))
+    writer.release()
+    driver = make_driver(
+        "lerobot",
+        robot_type="vla_dummy",
+        module="lerobot_dummy",
+        port="x",
+        calibration_dir=str(tmp_path),
+        cameras={"side": {"type": "video", "path": str(film)}},
+        image_size=16,
+    )
+    driver.connect()
+    assert [(c.name, c.height, c.width) for c in driver.spec.cameras] == [("top", 16, 16), ("side", 16, 16)]
+    obs = driver.read()
+    obs.check(driver.spec)
+    assert (obs.images["side"][0] == 0).all() and obs.images["top"][8, 8, 0] == 7  # bars above and below
+    driver.disconnect()
 
 
 @pytest.mark.parametrize(
@@ -76,9 +121,12 @@ def test_without_any_reading_a_failure_is_a_failure(driver):
     [
         ({"robot_type": "no_such_arm"}, "knows no robot 'no_such_arm'.*so101_follower"),
         ({"port": "nowhere"}, "cannot be connected: no such port -- check port"),
-        ({"calibrated": False}, "not calibrated -- run lerobot-calibrate"),
+        ({"calibrated": False}, "not calibrated -- run: vla robot calibrate"),
         ({"colour": "red"}, "vla_dummy: .*colour"),
         ({"use_degrees": False}, "use_degrees=False"),
+        ({"max_load": {"shoulder.pos": 0.5}}, "does not report loads"),
+        ({"cameras": {"side": {"type": "video", "path": "none.mp4"}}}, "camera 'side': none.mp4 cannot be played"),
+        ({"cameras": {"side": {"type": "video", "file": "x"}}}, "camera 'side': .*file"),
         ({"units": {"shoulder.pos": "turns"}}, "unit of 'shoulder.pos' is unknown"),
     ],
 )

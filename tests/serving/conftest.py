@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from serving_fakes import ROBOT, WAIT_S
@@ -23,7 +24,16 @@ class Servers:
     def start(
         self, policy: ChunkPolicy, endpoint: str = "tcp://127.0.0.1:*", config: ServerConfig = ServerConfig()
     ) -> PolicyServer:
-        server = PolicyServer(lambda: policy, endpoint, config)
+        return self.start_with(lambda: policy, endpoint, config)
+
+    def start_with(
+        self,
+        load: Callable[[], ChunkPolicy],
+        endpoint: str = "tcp://127.0.0.1:*",
+        config: ServerConfig = ServerConfig(),
+        log_file: Path | None = None,
+    ) -> PolicyServer:
+        server = PolicyServer(load, endpoint, config, log_file=log_file)
         self._threads[server] = threading.Thread(target=server.run)
         self._threads[server].start()
         return server

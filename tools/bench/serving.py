@@ -9,6 +9,7 @@ ZeroMQ (ROUTER and DEALER, raw multipart, no copies) that carries the same bytes
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import sys
 import time
@@ -61,9 +62,9 @@ class Null:
 
 
 def serve_ours(pipe: Any, payload: str, endpoint: str) -> None:
-    from vla_stack.serving.server import PolicyServer
+    from vla_stack.serving.server import PolicyServer, ServerConfig
 
-    server = PolicyServer(lambda: Null(payload), endpoint)
+    server = PolicyServer(lambda: Null(payload), endpoint, ServerConfig(max_rate_hz=math.inf))
     pipe.send(server.endpoint)
     server.run()
 

@@ -352,8 +352,12 @@ class RobotNode:
         if now >= self._next_ping:
             self._next_ping = now + PING_S
             client.ping()
-        if client.policy is not self.policy:  # every session brings its own description of the same policy
-            self.policy = client.policy or self.policy
+        policy = client.policy or self.policy
+        if policy.model_version != self.policy.model_version:  # between two episodes
+            self.policy = policy
+            self.counters["policies swapped"] += 1
+        elif policy is not self.policy:  # every session brings its own description of the same policy
+            self.policy = policy
             self.counters["sessions renewed"] += 1
             self._link.send("renew")
         if self._stopped and now >= self._rearm_at:

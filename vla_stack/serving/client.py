@@ -238,10 +238,10 @@ class PolicyClient:
         return chunk
 
     def _on_welcome(self, message: Message) -> ServerError | None:
-        if self._hello_sent_ns is None:  # answer to a repeated HELLO; a connection keeps its session id
-            self.discarded["stale"] += 1
-            return None
         policy = messages.read_welcome(message)
+        if self._hello_sent_ns is None:
+            self._on_swap(message, policy)
+            return None
         difference = messages.policy_difference(policy, self.policy) if self.policy else None
         self._hello_sent_ns = None
         self._pending.clear()
@@ -251,6 +251,14 @@ class PolicyClient:
             return ServerError(POLICY_CHANGED, f"the server came back with another policy: {difference}")
         self.policy, self._sid = policy, message.sid
         return None
+
+    def _on_swap(self, message: Message, policy: PolicySpec) -> None:
+        """A WELCOME that was not asked for: from the epoch that begins on, the server answers with other weights."""
+        known = self.policy if message.sid == self._sid else None
+        if known is None or policy == known or messages.plan_difference(policy, known):
+            self.discarded["stale"] += 1  # e.g. the answer to a repeated HELLO; a connection keeps its session id
+        else:
+            self.policy = policy
 
     def _on_pong(self, message: Message) -> None:
         t3 = self.last_pong_ns = time.monotonic_ns()

@@ -192,9 +192,19 @@ def robot_difference(robot: RobotSpec, trained: RobotSpec) -> str | None:
 
 def policy_difference(new: PolicySpec, old: PolicySpec) -> str | None:
     """First field in which chunks of ``new`` may not continue those of ``old``, or None."""
-    for key in ("model_version", "normalisation", "horizon", "d_train_max"):
+    if new.model_version != old.model_version:
+        return f"model_version was {old.model_version!r}, is {new.model_version!r}"
+    return plan_difference(new, old)
+
+
+def plan_difference(new: PolicySpec, old: PolicySpec) -> str | None:
+    """First field in which a robot that runs on ``old`` could not run its next episode on ``new``, or None."""
+    for key in ("normalisation", "horizon", "d_train_max"):
         if getattr(new, key) != getattr(old, key):
             return f"{key} was {getattr(old, key)!r}, is {getattr(new, key)!r}"
+    was, now = (spec.extras.get("continues", []) for spec in (old, new))
+    if list(was) != list(now):
+        return f"it continued plans by {', '.join(was) or 'nothing'}, now by {', '.join(now) or 'nothing'}"
     return robot_difference(new.robot, old.robot)
 
 

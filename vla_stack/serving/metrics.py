@@ -5,6 +5,7 @@ Prometheus text format 0.0.4. Written by the network thread, read by the HTTP th
 
 from __future__ import annotations
 
+import sys
 import threading
 from bisect import bisect_left
 from collections import Counter
@@ -25,6 +26,9 @@ class Metrics:
     Attributes:
         received: Messages by kind.
         rejected: Refusals by reason.
+        reloads: Policies loaded while another one was served, by outcome.
+        batches: Inferences by number of requests.
+        delays: Session -> control steps of its plan that it expects to be over when its chunk arrives.
         sessions: Open sessions.
         ready: Whether requests are being answered.
         labels: Labels of ``vla_model_info``, e.g. model version.
@@ -33,6 +37,9 @@ class Metrics:
     def __init__(self) -> None:
         self.received: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
+        self.reloads: Counter[str] = Counter()
+        self.batches: Counter[int] = Counter()
+        self.delays: dict[str, int] = {}
         self.sessions = 0
         self.ready = False
         self.labels: dict[str, str] = {}
@@ -48,6 +55,22 @@ class Metrics:
         with self._lock:
             self.rejected[reason] += 1
 
+    def reload(self, outcome: str) -> None:
+        with self._lock:
+            self.reloads[outcome] += 1
+
+    def batch(self, size: int) -> None:
+        with self._lock:
+            self.batches[size] += 1
+
+    def delay(self, session: str, ticks: int | None) -> None:
+        """Note what a session expects; None: it is over."""
+        with self._lock:
+            if ticks is None:
+                self.delays.pop(session[:8], None)
+            else:
+                self.delays[session[:8]] = ticks
+
     def observe(self, *nanoseconds: tuple[str, int]) -> None:
         """Add latencies, each to the histogram of its stage."""
         with self._lock:
@@ -62,6 +85,13 @@ class Metrics:
             lines += [_line("vla_messages_total", {"kind": k}, n) for k, n in sorted(self.received.items())]
             lines.append("# TYPE vla_rejected_total counter")
             lines += [_line("vla_rejected_total", {"reason": k}, n) for k, n in sorted(self.rejected.items())]
+            lines.append("# TYPE vla_reloads_total counter")
+            lines += [_line("vla_reloads_total", {"outcome": k}, n) for k, n in sorted(self.reloads.items())]
+            lines.append("# TYPE vla_batches_total counter")
+            lines += [_line("vla_batches_total", {"size": str(k)}, n) for k, n in sorted(self.batches.items())]
+            lines.append("# TYPE vla_delay_ticks gauge")
+            lines += [_line("vla_delay_ticks", {"session": k}, n) for k, n in sorted(self.delays.items())]
+            lines += _gpu_memory()
             lines.append("# HELP vla_stage_seconds Latency of a request by stage; total is receipt to reply.")
             lines.append("# TYPE vla_stage_seconds histogram")
             for stage in STAGES:
@@ -79,6 +109,16 @@ class Metrics:
         lines.append(_line("vla_stage_seconds_sum", {"stage": stage}, self._sums[stage]))
         lines.append(_line("vla_stage_seconds_count", {"stage": stage}, total))
         return lines
+
+
+def _gpu_memory() -> list[str]:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # loaded with the policy, or not at all
+    if cuda is None or not cuda.is_initialized():
+        return []
+    used = [
+        _line("vla_gpu_memory_bytes", {"device": str(i)}, cuda.memory_reserved(i)) for i in range(cuda.device_count())
+    ]
+    return ["# TYPE vla_gpu_memory_bytes gauge", *used]
 
 
 def _line(name: str, labels: dict[str, str], value: float) -> str:

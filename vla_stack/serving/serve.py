@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 from vla_stack.policies.shipped import resolve_policy
@@ -20,6 +19,7 @@ HELP = "Serve a policy to robots over ZeroMQ."
 EXAMPLES = (
     "vla serve --policy outputs/pick",
     "vla serve --policy shipped --endpoint ipc:///tmp/vla.sock --metrics-port 9100 --threads 4",
+    "vla serve --policy outputs/pick --log serve.jsonl   # kill -HUP: go over to the run's newest checkpoint",
 )
 
 
@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to listen; off loopback `vla keys` are required (default: %(default)s)",
     )
     parser.add_argument("--metrics-port", type=int, help="loopback port of /metrics, /readyz, /healthz; 0 takes any")
+    parser.add_argument(
+        "--log", type=Path, metavar="FILE", help="append what was served to whom, one JSON object a line"
+    )
     parser.add_argument("--device", default="cpu", help="torch device (default: %(default)s)")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="torch threads (default: all cores, %(default)s)"
@@ -43,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    directory = resolve_policy(args.policy)
+    resolve_policy(args.policy)  # says at once what is wrong with it
     logging.basicConfig(level=logging.INFO, format="vla serve: %(message)s", stream=sys.stderr)
 
     def announce(policy: PolicySpec) -> None:
@@ -55,13 +58,17 @@ def main(args: argparse.Namespace) -> int:
         )
 
     server = PolicyServer(
-        partial(load_directory, directory, args.device, args.threads, args.embodiment),
+        # Resolved at each loading, links included: a run's newest checkpoint, and all files of the same one.
+        lambda: load_directory(resolve_policy(args.policy).resolve(), args.device, args.threads, args.embodiment),
         args.endpoint,
         ServerConfig(metrics_port=args.metrics_port),
         on_ready=announce,
+        log_file=args.log,
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        signal.signal(signal.SIGHUP, lambda *_: server.reload())
     server.run()
     return 0
 

@@ -2,8 +2,8 @@
 
 The inference thread (``worker.py``) runs the policy and, while it has nothing to compute, the network; the caller of
 :meth:`PolicyServer.run` runs the network while it computes, so PING and HELLO are answered whatever the policy does
-(``baton.py``). The metrics page (``metrics.py``) is optional. Every admitted request is answered exactly once, by CHUNK
-or by ERR: EXPIRED to a request that a newer one of its session or a RESET overtook.
+(``baton.py``). What a message does is in ``reception.py``; the metrics page (``metrics.py``) and the audit log
+(``events.py``) are optional.
 
 Off this machine every connection is encrypted, and ZeroMQ's authenticator lets in only peers of the allow-list, whose
 roles are checked here (``keys.py``). One key drives one robot: a second session with it is refused while the first
@@ -19,25 +19,24 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
 from vla_stack.errors import UserError
 from vla_stack.schema import PolicySpec
-from vla_stack.serving import messages, wire
 from vla_stack.serving.admission import Admission
 from vla_stack.serving.baton import Baton
+from vla_stack.serving.events import EventLog
 from vla_stack.serving.keys import KeyFolder
 from vla_stack.serving.metrics import Metrics, MetricsPage
-from vla_stack.serving.sessions import Session, Sessions
-from vla_stack.serving.transport import is_local, new_socket, owner, readable, receive, send, zmq_address
-from vla_stack.serving.wire import Code, Kind, Message, WireError
-from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker
+from vla_stack.serving.reception import Reception
+from vla_stack.serving.transport import is_local, new_socket, owner, readable, receive, zmq_address
+from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker, load_warm
 
 log = logging.getLogger(__name__)
 
 READ_NS = 250_000_000  # a client loses what it has not read when the connection ends (a property of ZMQ_IMMEDIATE)
-SLACK_MS = 10_000  # of a request that does not say how long it can wait
 BURST = 32  # messages read before finished inferences are sent again
 HOUSEKEEPING_NS = 100_000_000
 
@@ -50,6 +49,7 @@ class ServerConfig:
         metrics_port: Port of the metrics page on loopback, 0 for any free one, None for no page.
         max_sessions: Robots at the same time.
         max_batch: Requests that are computed together, where that many wait.
+        max_rate_hz: Messages of one robot per second; those beyond are dropped unread.
         idle_s: Silence in seconds after which a session is forgotten.
         drain_s: Longest time in seconds that shutting down waits for requests in progress.
     """
@@ -57,6 +57,7 @@ class ServerConfig:
     metrics_port: int | None = None
     max_sessions: int = 64
     max_batch: int = 8
+    max_rate_hz: float = 1000.0
     idle_s: float = 60.0
     drain_s: float = 5.0
 
@@ -66,19 +67,21 @@ class PolicyServer:
 
     Args:
         load: Returns the policy. Called on the inference thread; until it is loaded and warm, robots are told
-            NOT_READY.
+            NOT_READY. Called again, on a thread of its own, for each :meth:`reload`.
         endpoint: ``tcp://ADDRESS:PORT`` (port ``*`` for any free one) or ``ipc://PATH``.
         config: Limits.
         on_ready: Called once, when requests are first answered.
         keys: This computer's keys: connections are encrypted, peers must be on the allow-list. None uses the default
             folder where the endpoint can be reached from outside, and no encryption otherwise.
+        log_file: Audit log, see ``events.py``; None writes none.
 
     Attributes:
         endpoint: Address that is bound.
         metrics: Counters.
 
     Raises:
-        UserError: The endpoint is in use, or can be reached from outside and there are no keys.
+        UserError: The endpoint is in use, or can be reached from outside and there are no keys, or the audit log cannot
+            be written.
     """
 
     def __init__(
@@ -88,9 +91,11 @@ class PolicyServer:
         config: ServerConfig = ServerConfig(),
         on_ready: Callable[[PolicySpec], None] | None = None,
         keys: KeyFolder | None = None,
+        log_file: str | Path | None = None,
     ) -> None:
         self._config = config
-        self._on_ready = on_ready
+        self._load, self._on_ready = load, on_ready
+        self._events = EventLog(log_file)
         self._context = zmq.Context()
         self._admission: Admission | None = None
         if keys is not None or not is_local(endpoint):
@@ -112,18 +117,19 @@ class PolicyServer:
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake_in, zmq.POLLIN)
         self._mailbox = Mailbox(config.max_batch)
-        self._results: queue.SimpleQueue[list[Result] | PolicySpec | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[list[Result] | ChunkPolicy | BaseException] = queue.SimpleQueue()
+        self._loaded: queue.SimpleQueue[ChunkPolicy] = queue.SimpleQueue()  # by reload(), to be served
+        self._reloading = threading.Lock()
         self._baton = Baton()
         self._leads = False  # whether the inference thread has the baton; it alone reads and writes this
         self._retired = False  # the inference thread is to leave the network to run()
         self._worker = Worker(load, self._next, self._deliver, self._fail)
-        self._sessions = Sessions(config.max_sessions, int(config.idle_s * 1e9))
-        self._policy: PolicySpec | None = None
-        self._unanswered = 0  # admitted requests that have had no reply yet
-        self._replied_ns = 0  # when the last chunk was sent
         self._stopping_ns = 0  # when the network loop saw that it should stop
         self._stop = threading.Event()
         self.metrics = Metrics()
+        self._reception = Reception(
+            self._router, self._mailbox, config, self._stop.is_set, self._admission, self.metrics, self._events
+        )
         self._turned_ns = time.monotonic_ns()
         self._page: MetricsPage | None = None
 
@@ -135,6 +141,13 @@ class PolicyServer:
     def stop(self) -> None:
         """Ask :meth:`run` to finish what is in progress and return. Safe from any thread and from a signal handler."""
         self._stop.set()
+
+    def reload(self) -> None:
+        """Load the policy again, beside the one that is served, and go over to it once it is warm: new sessions at
+        once, open ones at their next epoch. A policy that cannot be loaded changes nothing. Returns at once; safe from
+        any thread and from a signal handler.
+        """
+        threading.Thread(target=self._load_beside, name="vla-reload", daemon=True).start()
 
     def run(self) -> None:
         """Serve until :meth:`stop`; the calling thread answers while the policy computes.
@@ -166,8 +179,8 @@ class PolicyServer:
         self._stopping_ns = self._stopping_ns or now_ns
         if now_ns - self._stopping_ns > self._config.drain_s * 1e9:
             return True
-        read = not len(self._sessions) or now_ns - self._replied_ns > READ_NS
-        return not self._unanswered and read
+        read = not len(self._reception.sessions) or now_ns - self._reception.replied_ns > READ_NS
+        return not self._reception.unanswered and read
 
     def _turn(self) -> None:
         """Wait for messages and answer them; the baton's holder calls this."""
@@ -177,14 +190,16 @@ class PolicyServer:
         if self._router in ready:
             for _ in range(BURST):
                 peer, *parts = receive(self._router)
-                self._handle(peer.bytes, [part.buffer for part in parts], owner(peer) if self._admission else "")
+                key = owner(peer) if self._admission else ""
+                self._reception.handle(peer.bytes, [part.buffer for part in parts], key)
                 if not readable(self._router):
                     break
         now_ns = time.monotonic_ns()
         if now_ns - self._turned_ns > HOUSEKEEPING_NS or not ready:
             self._turned_ns = now_ns
-            for session in self._sessions.expire(now_ns):
-                self._forget(session)
+            self._reception.forget_silent(now_ns)
+            while not self._loaded.empty():
+                self._accept(self._loaded.get())
 
     def _close(self) -> None:
         self.metrics.ready = False
@@ -202,6 +217,21 @@ class PolicyServer:
         if not self._worker.is_alive():
             self._wake_out.close()
             self._context.term()
+        self._events.write("stopped", drained=not self._reception.unanswered)
+        self._events.close()
+
+    def _load_beside(self) -> None:
+        if self._reception.policy is None or not self._reloading.acquire(blocking=False):
+            log.warning("a policy is being loaded already")
+            return
+        try:
+            self._loaded.put(load_warm(self._load))
+        except Exception as e:  # whatever is wrong with the new one, the old one is served on
+            self.metrics.reload("failed")
+            self._events.write("reload failed", error=str(e)[:300])
+            log.error("the policy could not be loaded again, the one before is served on: %s", e)
+        finally:
+            self._reloading.release()
 
     def _is_alive(self) -> bool:
         return time.monotonic_ns() - self._turned_ns < 5_000_000_000
@@ -222,7 +252,7 @@ class PolicyServer:
                 self._turn()
         return self._mailbox.take()
 
-    def _deliver(self, item: list[Result] | PolicySpec) -> None:
+    def _deliver(self, item: list[Result] | ChunkPolicy) -> None:
         """What the policy has computed: sent from here, unless the other thread has the network."""
         self._leads = self._baton.computed()
         if self._leads:
@@ -250,148 +280,25 @@ class PolicyServer:
             self._wake_in.recv()
             self._accept(self._results.get())
 
-    def _accept(self, item: list[Result] | PolicySpec | BaseException) -> None:
+    def _accept(self, item: list[Result] | ChunkPolicy | BaseException) -> None:
         if isinstance(item, list):
+            self.metrics.batch(len(item))
             for result in item:
-                self._finish(result)
+                self._reception.finish(result)
         elif isinstance(item, BaseException):
             raise item
         else:
-            self._policy = item
-            self.metrics.labels = {"model_version": item.model_version, "robot": item.robot.name}
-            self.metrics.ready = True
-            if self._on_ready:
-                self._on_ready(item)
+            self._serve(item)
 
-    def _finish(self, result: Result) -> None:
-        self._unanswered -= 1
-        job, frames, begun, computed, encoded = result
-        queued = (("decode", job.queued_ns - job.received_ns), ("queue", begun - job.queued_ns))
-        if isinstance(frames, WireError):
-            self._refuse(job, frames)
-            self.metrics.observe(*queued)
-            return
-        self._send(job.peer, frames)  # first of all: the robot waits for it, the figures can wait
-        self._replied_ns = time.monotonic_ns()
-        total = ("total", self._replied_ns - job.received_ns)
-        self.metrics.observe(*queued, ("infer", computed - begun), ("encode", encoded - computed), total)
-
-    def _send(self, peer: bytes, frames: list[bytes | memoryview]) -> None:
-        try:
-            if not send(self._router, [peer, *frames]):  # the peer does not read
-                self.metrics.reject("unread")
-        except zmq.ZMQError as e:
-            if e.errno != zmq.EHOSTUNREACH:
-                raise
-            self.metrics.reject("gone")
-            session = self._sessions.of(peer, time.monotonic_ns())
-            if session is not None:
-                self._sessions.close(session)
-                self._forget(session)
-
-    def _refuse(self, about: Job | Message, e: WireError, peer: bytes = b"") -> None:
-        self.metrics.reject(e.code.lower())
-        peer = about.peer if isinstance(about, Job) else peer
-        self._send(peer, wire.encode(wire.error(e.code, e.text, about.sid, about.epoch, about.rid)))
-
-    def _forget(self, session: Session) -> None:
-        """A session is over; what it had queued is not worth computing."""
-        self.metrics.sessions = len(self._sessions)
-        if self._mailbox.drop(session.sid):
-            self._unanswered -= 1
-
-    # -- requests ------------------------------------------------------------------------------------------------
-
-    def _handle(self, peer: bytes, frames: list[memoryview], key: str) -> None:
-        received_ns = time.monotonic_ns()
-        message = Message(Kind.ERR)
-        try:
-            message = wire.decode(frames)
-            self.metrics.receive(message.kind)
-            if self._admission:
-                self._admission.check(message.kind, key)
-            if message.kind is Kind.PING:
-                self._on_ping(peer, message, received_ns)
-            elif message.kind is Kind.HELLO:
-                self._on_hello(peer, message, received_ns, key)
-            elif message.kind is Kind.INFER:
-                self._on_infer(peer, message, received_ns)
-            elif message.kind is Kind.RESET:
-                self._on_reset(self._sessions.require(peer, message.sid, received_ns), message.epoch)
-            elif message.kind is Kind.BYE:
-                self._on_bye(self._sessions.require(peer, message.sid, received_ns))
-            else:
-                raise WireError(Code.BAD_SCHEMA, f"a server does not take {message.kind}")
-        except WireError as e:
-            self._refuse(message, e, peer)
-        except Exception:  # one robot's message must not end the service of the others
-            log.exception("a %s message could not be handled", message.kind)
-            self._refuse(message, WireError(Code.INTERNAL, "the server could not handle this message"), peer)
-
-    def _on_ping(self, peer: bytes, message: Message, received_ns: int) -> None:
-        session = self._sessions.of(peer, received_ns)
-        fields = {"t0": message.fields.get("t0", 0), "t1": received_ns, "t2": time.monotonic_ns()}
-        pong = Message(Kind.PONG, session.sid if session else "", message.epoch, message.rid, fields)
-        self._send(peer, wire.encode(pong))
-
-    def _on_hello(self, peer: bytes, message: Message, received_ns: int, key: str) -> None:
-        policy = self._require_ready()
-        difference = messages.robot_difference(messages.read_hello(message), policy.robot)
-        if difference:
-            raise WireError(Code.BAD_SCHEMA, f"this policy was not trained for this robot: {difference}")
-        session, replaced = self._sessions.open(peer, message.epoch, message.sid, received_ns, key)
-        if replaced is not None:
-            self._forget(replaced)
-        self.metrics.sessions = len(self._sessions)
-        self._on_reset(session, message.epoch)
-        self._send(peer, wire.encode(messages.welcome(policy, session.sid, session.epoch)))
-
-    def _on_infer(self, peer: bytes, message: Message, received_ns: int) -> None:
-        policy = self._require_ready()
-        session = self._sessions.require(peer, message.sid, received_ns)
-        if message.epoch < session.epoch:
-            raise WireError(Code.EXPIRED, f"epoch {message.epoch} is over, {session.epoch} runs")
-        self._on_reset(session, message.epoch)
-        observation, origin, seed = messages.read_infer(message, policy.robot)
-        plan = messages.read_continuation(message, policy)
-        queued_ns = time.monotonic_ns()
-        job = Job(
-            peer,
-            session.sid,
-            message.epoch,
-            message.rid,
-            observation,
-            origin,
-            seed,
-            plan,
-            received_ns,
-            queued_ns,
-            deadline_ns=received_ns + max(0, message.fields.get("slack_ms", SLACK_MS)) * 1_000_000,
-        )
-        self._unanswered += 1
-        superseded = self._mailbox.put(job)
-        if superseded:
-            self._expire(superseded, "a newer request took its place")
-
-    def _on_reset(self, session: Session, epoch: int) -> None:
-        if epoch <= session.epoch:
-            return
-        session.epoch = epoch
-        job = self._mailbox.drop(session.sid)
-        if job:
-            self._expire(job, f"reset to epoch {epoch}")
-
-    def _on_bye(self, session: Session) -> None:
-        self._sessions.close(session)
-        self._forget(session)
-
-    def _expire(self, job: Job, why: str) -> None:
-        self._unanswered -= 1
-        self._refuse(job, WireError(Code.EXPIRED, why))
-
-    def _require_ready(self) -> PolicySpec:
-        if self._stop.is_set():
-            raise WireError(Code.BUSY, "the server is shutting down")
-        if self._policy is None:
-            raise WireError(Code.NOT_READY, "the policy is loading")
-        return self._policy
+    def _serve(self, policy: ChunkPolicy) -> None:
+        """A policy is loaded and warm."""
+        first, spec = self._reception.policy is None, policy.spec
+        self._reception.policy = policy
+        self.metrics.labels = {"model_version": spec.model_version, "robot": spec.robot.name}
+        self._events.write("ready" if first else "reloaded", model=spec.model_version, robot=spec.robot.name)
+        if not first:
+            self.metrics.reload("ok")
+            log.info("model %s is served from each robot's next episode on", spec.model_version)
+        elif self._on_ready:
+            self._on_ready(spec)
+        self.metrics.ready = not self._stop.is_set()

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 
 from vla_stack.serving.wire import Code, WireError
+from vla_stack.serving.worker import ChunkPolicy
 
 LEASE_NS = 2_000_000_000  # a robot node that lives sends a PING several times in this time
 
@@ -20,6 +21,7 @@ class Session:
         epoch: Newest epoch seen; requests of an older one are refused.
         last_seen_ns: Server's monotonic clock at the last message.
         key: Public key of the robot, empty on a connection without keys.
+        policy: What it is served until its epoch ends; None before its first WELCOME.
     """
 
     sid: str
@@ -27,6 +29,7 @@ class Session:
     epoch: int
     last_seen_ns: int
     key: str = ""
+    policy: ChunkPolicy | None = None
 
 
 class Sessions:

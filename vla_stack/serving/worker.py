@@ -56,6 +56,7 @@ class Job(NamedTuple):
     received_ns: int
     queued_ns: int
     deadline_ns: int
+    policy: ChunkPolicy
 
 
 class Result(NamedTuple):
@@ -108,7 +109,8 @@ class Mailbox:
     def _pop(self) -> list[Job]:
         jobs = list(self._slots.values())
         if len(jobs) > 1:
-            jobs = sorted(jobs, key=lambda job: job.deadline_ns)[: self._max_batch]
+            jobs.sort(key=lambda job: job.deadline_ns)
+            jobs = [job for job in jobs if job.policy is jobs[0].policy][: self._max_batch]
         for job in jobs:
             del self._slots[job.sid]
         return jobs
@@ -131,7 +133,7 @@ class Worker(threading.Thread):
     Args:
         load: Returns the policy.
         next_jobs: Waits for the next jobs; none ends the thread.
-        deliver: Takes the policy's description once it is warm, then the results of each batch.
+        deliver: Takes the policy once it is warm, then the results of each batch.
         fail: Takes what ended the thread, if anything did.
     """
 
@@ -139,7 +141,7 @@ class Worker(threading.Thread):
         self,
         load: Callable[[], ChunkPolicy],
         next_jobs: Callable[[], list[Job]],
-        deliver: Callable[[list[Result] | PolicySpec], None],
+        deliver: Callable[[list[Result] | ChunkPolicy], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         super().__init__(name="vla-inference", daemon=True)
@@ -147,13 +149,18 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            policy = self._load()
-            _warm_up(policy)
-            self._deliver(policy.spec)
+            self._deliver(load_warm(self._load))
             while jobs := self._next_jobs():
-                self._deliver(_answer(policy, jobs))
+                self._deliver(_answer(jobs))
         except BaseException as e:  # whatever it is, run() of the server raises it on the thread of its caller
             self._fail(e)
+
+
+def load_warm(load: Callable[[], ChunkPolicy]) -> ChunkPolicy:
+    """A policy that answers its first request as fast as any other."""
+    policy = load()
+    _warm_up(policy)
+    return policy
 
 
 def _warm_up(policy: ChunkPolicy) -> None:
@@ -186,8 +193,8 @@ def _infer(
     return chunks
 
 
-def _answer(policy: ChunkPolicy, jobs: list[Job]) -> list[Result]:
-    """Results of a batch, in any order. One request that the policy cannot compute does not fail the others."""
+def _answer(jobs: list[Job]) -> list[Result]:
+    """Results of a batch of one policy, in any order. One request that cannot be computed does not fail the others."""
     start = time.monotonic_ns()
     results = []
     if any(job.deadline_ns < start for job in jobs):
@@ -196,13 +203,14 @@ def _answer(policy: ChunkPolicy, jobs: list[Job]) -> list[Result]:
         jobs = [job for job in jobs if job.deadline_ns >= start]
         if not jobs:
             return results
+    policy = jobs[0].policy
     try:
         chunks = _infer(
             policy, [job.observation for job in jobs], [job.seed for job in jobs], [job.continuation for job in jobs]
         )
     except Exception:  # the robot is told INTERNAL, the reason stays here
         if len(jobs) > 1:
-            return results + [result for job in jobs for result in _answer(policy, [job])]
+            return results + [result for job in jobs for result in _answer([job])]
         log.exception("inference failed for request %d of session %.8s", jobs[0].rid, jobs[0].sid)
         failed = WireError(Code.INTERNAL, "inference failed; see the server's log")
         return [*results, Result(jobs[0], failed, start)]

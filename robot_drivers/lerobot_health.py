@@ -1,0 +1,139 @@
+"""Whether a robot's motors are well: load, the alarms that they raise themselves, joints that do not follow.
+
+Registers beyond the positions are read in turn, one kind a reading and only some readings, so that the bus keeps time
+for positions. What LeRobot's own drivers ignore is looked at here: a servo in overload protection switches its torque
+off and says so in its status register alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_drivers.driver import Fault
+from vla_stack.errors import UserError
+from vla_stack.schema import RobotSpec
+
+EVERY_S = 0.1  # between two readings of extra registers
+FOLLOW_RAD, FOLLOW_S = 0.35, 1.0  # a joint this far from its goal that has not moved for this long is stuck
+STILL_RAD = 0.02
+LOAD_UNIT = 0.001  # Feetech: of the rated torque
+ALARMS = {
+    0: "voltage",
+    1: "sensor",
+    2: "over-temperature",
+    3: "over-current",
+    5: "overload",
+}  # bits of Feetech's Status
+
+
+class Health:
+    """Watches one connected robot; used by the thread that reads it.
+
+    Args:
+        robot: The LeRobot robot.
+        spec: Its description.
+        max_load: Action dimension -> share of rated torque.
+
+    Attributes:
+        fault: What is wrong, None where all is well; ``load``, ``motor`` or ``following``, each stops the robot.
+
+    Raises:
+        UserError: ``max_load`` names an unknown dimension, or the robot does not report loads.
+    """
+
+    def __init__(self, robot: Any, spec: RobotSpec, max_load: Mapping[str, float]) -> None:
+        self.fault: Fault | None = None
+        self._robot, self._spec = robot, spec
+        self._bus = getattr(robot, "bus", None)
+        table = _registers(self._bus)
+        self._max_load = {name.removesuffix(".pos"): limit for name, limit in max_load.items()}
+        for name in self._max_load:
+            if name not in {d.name.removesuffix(".pos") for d in spec.action}:
+                raise UserError(f"max_load: {spec.name} has no action dimension '{name}'")
+        if self._max_load and "Present_Load" not in table:
+            raise UserError(f"{spec.name} does not report loads", "remove max_load")
+        self._checks = [self._check_load] if self._max_load else []
+        if "Status" in table:
+            self._checks.append(self._check_alarms)
+        self._next_s, self._turn = 0.0, 0
+        self._overloads = 0
+        self._joints = np.array([d.unit == "rad" for d in spec.action])
+        self._goal: NDArray[np.float32] | None = None
+        self._still_at = np.zeros(len(spec.action), np.float32)
+        self._still_since = np.full(len(spec.action), time.monotonic())
+
+    def commanded(self, goal: NDArray[np.float32]) -> None:
+        """A command [A] was sent."""
+        self._goal = goal
+
+    def rest(self) -> None:
+        """The robot stands still on purpose."""
+        self._goal = None
+
+    def check(self, state: NDArray[np.float32]) -> None:
+        """Look at the motors after a reading [S]; raises what the bus raises."""
+        now = time.monotonic()
+        stuck = self._stuck(state[: len(self._joints)], now)
+        if stuck:
+            self.fault = Fault("following", stuck, stop=True)
+        elif self.fault is not None and self.fault.kind == "following":
+            self.fault = None
+        if self._checks and now >= self._next_s:
+            self._next_s = now + EVERY_S
+            self._turn = (self._turn + 1) % len(self._checks)
+            self._checks[self._turn]()
+
+    def _stuck(self, at: NDArray[np.float32], now: float) -> str:
+        moved = np.abs(at - self._still_at) > STILL_RAD
+        self._still_at = np.where(moved, at, self._still_at)
+        self._still_since = np.where(moved, now, self._still_since)
+        if self._goal is None:
+            self._still_since[:] = now
+            return ""
+        error = np.abs(self._goal - at)
+        stuck = self._joints & (error > FOLLOW_RAD)
+        self._still_since = np.where(stuck, self._still_since, now)  # a joint near its goal may rest there for ever
+        stuck &= now - self._still_since > FOLLOW_S
+        if not stuck.any():
+            return ""
+        i = int(np.flatnonzero(stuck)[0])
+        name = self._spec.action[i].name.removesuffix(".pos")
+        return f"{name} does not follow: {np.rad2deg(error[i]):.0f} degrees from its goal for {FOLLOW_S:g} s"
+
+    def _check_load(self) -> None:
+        loads = self._read("Present_Load")
+        over = {
+            n: abs(loads[n]) * LOAD_UNIT for n, limit in self._max_load.items() if abs(loads[n]) * LOAD_UNIT > limit
+        }
+        self._overloads = self._overloads + 1 if over else 0
+        if self._overloads >= 2:  # one reading may be the start of a motion
+            name, load = max(over.items(), key=lambda item: item[1])
+            text = f"{name} carries {load:.0%} of its rated torque, the limit is {self._max_load[name]:.0%}"
+            self.fault = Fault("load", text, stop=True)
+        elif self.fault is not None and self.fault.kind == "load" and not over:
+            self.fault = None
+
+    def _check_alarms(self) -> None:
+        raised = {n: [text for bit, text in ALARMS.items() if v >> bit & 1] for n, v in self._read("Status").items()}
+        bad = [f"{name}: {', '.join(texts)}" for name, texts in raised.items() if texts]
+        if bad:
+            self.fault = Fault("motor", f"alarm of {'; '.join(bad)}", stop=True)
+        elif self.fault is not None and self.fault.kind == "motor":
+            self.fault = None
+
+    def _read(self, register: str) -> dict[str, int]:
+        values: dict[str, int] = self._bus.sync_read(register, normalize=False, num_retry=2)
+        return values
+
+
+def _registers(bus: Any) -> set[str]:
+    """Registers that all of a bus's motors have."""
+    tables = getattr(bus, "model_ctrl_table", None)
+    if not tables:
+        return set()
+    return set.intersection(*(set(tables[motor.model]) for motor in bus.motors.values()))

@@ -1,0 +1,107 @@
+"""What is dropped before it is read, and what is written down."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from serving_fakes import ContinuingPolicy, TickPolicy, barrier, collect, observation
+
+from vla_stack.errors import UserError
+from vla_stack.schema import Continuation
+from vla_stack.serving import reception, wire
+from vla_stack.serving.events import EventLog
+from vla_stack.serving.rates import PEERS, RateLimit
+from vla_stack.serving.server import ServerConfig
+
+S = 1_000_000_000
+
+
+@given(st.lists(st.integers(0, 2 * S), min_size=1, max_size=60), st.integers(1, 5))
+def test_never_more_than_a_burst_and_the_rate(gaps, rate):
+    limit, now, admitted = RateLimit(rate), 0, []
+    for gap in gaps:
+        now += gap
+        if limit.admit("a", now):
+            admitted.append(now)
+    for i, start in enumerate(admitted):
+        for n, end in enumerate(admitted[i:], 1):
+            assert n <= rate + (end - start) / S * rate + 1e-6
+
+
+def test_peers_do_not_share_a_limit_and_infinity_is_none():
+    limit = RateLimit(2)
+    assert [limit.admit("a", 0) for _ in range(3)] == [True, True, False]
+    assert limit.admit("b", 0)
+    assert limit.admit("a", S // 2) and not limit.admit("a", S // 2)
+    assert all(RateLimit(float("inf")).admit("a", 0) for _ in range(5))
+
+
+def test_memory_of_peers_is_bounded():
+    limit = RateLimit(1)
+    for i in range(3 * PEERS):
+        limit.admit(i.to_bytes(4, "big"), i)
+    assert len(limit._buckets) == PEERS
+
+
+def test_a_flood_is_dropped_unread_and_harms_nobody_else(serve, connect, monkeypatch):
+    decoded = []
+    server = serve(TickPolicy(), config=ServerConfig(max_rate_hz=50))
+    robot = connect(server.endpoint)
+    monkeypatch.setattr(reception.wire, "decode", lambda f, decode=wire.decode: (decoded.append(1), decode(f))[1])
+    context = zmq.Context()
+    rogue = context.socket(zmq.DEALER)
+    rogue.connect(server.endpoint)
+    for _ in range(400):
+        rogue.send(b"\xc1")
+    while not server.metrics.rejected["rate"]:
+        barrier(robot)
+    robot.request(observation(3), rid=0, epoch=0, origin=3, seed=0)
+    assert collect(robot, 1)[0].actions[0, 0] == 3
+    while server.metrics.rejected["rate"] + server.metrics.rejected["bad_schema"] < 400:
+        rogue.poll(10)
+    context.destroy(linger=0)
+    assert server.metrics.rejected["rate"] > 200
+    assert len(decoded) < 200
+
+
+def test_every_line_is_json_and_refusals_cannot_push_out_the_rest(servers, connect, tmp_path):
+    log = tmp_path / "serve.jsonl"
+    server = servers.start_with(TickPolicy, log_file=log)
+    client = connect(server.endpoint)
+    for rid in range(60):  # all but the first are refused
+        client.request(observation(1, task="x\ny"), rid=rid, epoch=0, origin=0, seed=-1 if rid else 0)
+        collect(client, 1)
+    client.close()
+    servers.stop(server)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    kinds = [line["event"] for line in lines]
+    assert kinds[:2] == ["ready", "hello"] and kinds[-2:] == ["end", "stopped"]
+    assert 1 <= kinds.count("refused") < 60
+    assert all({"t", "mono_ns"} <= line.keys() for line in lines)
+    (chunk,) = [line for line in lines if line["event"] == "chunk"]
+    assert chunk["model"] == "m1" and chunk["rid"] == 0 and chunk["k_obs"] == 1
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(UserError, match="cannot write the log"):
+        EventLog(tmp_path / "missing" / "serve.jsonl")
+
+
+def test_batches_and_expected_delays_are_counted(serve, connect):
+    server = serve(ContinuingPolicy())
+    client = connect(server.endpoint)
+    plan = Continuation("prefix", observation().state[None].repeat(4, 0), delay=2, execute=2)
+    client.request(observation(), rid=0, epoch=0, origin=0, seed=0, continuation=plan)
+    collect(client, 1)
+    page = server.metrics.render().splitlines()
+    assert 'vla_batches_total{size="1"} 1' in page
+    assert f'vla_delay_ticks{{session="{client._sid[:8]}"}} 2' in page
+    session = client._sid[:8]
+    client.close()
+    other = connect(server.endpoint)
+    while f'vla_delay_ticks{{session="{session}"}} 2' in server.metrics.render():
+        barrier(other)
