@@ -252,3 +252,19 @@ def test_the_client_needs_neither_torch_nor_lerobot():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_connection_that_libzmq_gave_up_is_made_again(scripted, client, monkeypatch):
+    client.ping()
+    scripted.take_kind(Kind.PING)
+    scripted._router.send_multipart([scripted._peer, bytes(wire.MAX_FRAME_BYTES + 1)])  # ends the connection for good
+    before = client.last_pong_ns
+    monkeypatch.setattr("vla_stack.serving.client.SILENCE_NS", HELLO_INTERVAL_NS)
+    for _ in range(int(WAIT_S * 10)):
+        client.ping()
+        client.poll(timeout_ms=100)
+        if scripted._router.poll(0) and scripted.take().kind is Kind.PING:
+            scripted.give(Message(Kind.PONG, SID, fields={"t0": 1, "t1": 2, "t2": 3}))
+        if client.last_pong_ns != before:
+            return
+    raise AssertionError("never connected again")

@@ -8,14 +8,15 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
-from serving_fakes import ContinuingPolicy, TickPolicy, barrier, collect, observation
+from serving_fakes import WAIT_S, ContinuingPolicy, GatedPolicy, TickPolicy, barrier, collect, observation
 
 from vla_stack.errors import UserError
 from vla_stack.schema import Continuation
-from vla_stack.serving import reception, wire
+from vla_stack.serving import messages, reception, wire
 from vla_stack.serving.events import EventLog
 from vla_stack.serving.rates import PEERS, RateLimit
 from vla_stack.serving.server import ServerConfig
+from vla_stack.serving.sessions import REMEMBERED, Session
 
 S = 1_000_000_000
 
@@ -105,3 +106,29 @@ def test_batches_and_expected_delays_are_counted(serve, connect):
     other = connect(server.endpoint)
     while f'vla_delay_ticks{{session="{session}"}} 2' in server.metrics.render():
         barrier(other)
+
+
+def test_a_copy_of_a_request_displaces_nothing(serve, connect):
+    policy = GatedPolicy()
+    server = serve(policy)
+    client = connect(server.endpoint)
+    client.request(observation(0), rid=0, epoch=0, origin=0, seed=0)
+    assert policy.entered.acquire(timeout=WAIT_S)  # what comes now waits in the mailbox
+    client.request(observation(1), rid=1, epoch=0, origin=1, seed=0)
+    for rid in (0, 1, 0):
+        client._send(messages.infer(observation(rid), client._sid, 0, rid, rid, 0))
+    assert barrier(client) == []
+    assert server.metrics.rejected == {"replay": 3}
+    for _ in range(3):
+        policy.gate.release()
+    assert [chunk.rid for chunk in collect(client, 2)] == [0, 1]
+    client.request(observation(2), rid=0, epoch=1, origin=2, seed=0)  # ids start anew
+    assert [chunk.origin for chunk in collect(client, 1)] == [2]
+    assert policy.batches == [[0], [1], [2]]
+
+
+def test_memory_of_requests_is_bounded():
+    session = Session("s", b"", 0, 0)
+    assert all(session.ask(rid) for rid in range(3 * REMEMBERED))
+    assert len(session.asked) == REMEMBERED
+    assert not session.ask(3 * REMEMBERED - 1)

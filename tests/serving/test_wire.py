@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import tracemalloc
 from contextlib import suppress
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -16,6 +17,9 @@ from serving_fakes import ROBOT, observation
 
 from vla_stack.serving import messages, wire
 from vla_stack.serving.wire import Code, Kind, Message, WireError
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "bench"))
+from hostile import mutate, noise
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=40)
@@ -179,40 +183,6 @@ def _seeds() -> list[list[bytes]]:
     return [[bytes(frame) for frame in wire.encode(message)] for message in valid]
 
 
-def _mutate(rng: np.random.Generator, frames: list[bytes]) -> list[bytes]:
-    """One to three random edits: bytes, length, order and number of frames, or a hostile header value."""
-    frames = list(frames)
-    hostile = [None, -1, 2**63, 2**64 - 1, 1e308, math.nan, b"\xff", "O", [2**31] * 5, [[]], {}, "x" * 200, True]
-    for _ in range(rng.integers(1, 4)):
-        i = int(rng.integers(len(frames)))
-        match rng.integers(6):
-            case 0 if frames[i]:
-                at = int(rng.integers(len(frames[i])))
-                frames[i] = frames[i][:at] + rng.bytes(1) + frames[i][at + 1 :]
-            case 1:
-                frames[i] = frames[i][: rng.integers(len(frames[i]) + 1)]
-            case 2:
-                frames.insert(i, frames[rng.integers(len(frames))])
-            case 3 if len(frames) > 1:
-                del frames[i]
-            case 4:
-                frames[i] = rng.bytes(int(rng.integers(64)))
-            case _:
-                with suppress(Exception):  # an earlier edit may have broken the header
-                    fields = msgpack.unpackb(frames[0])
-                    keys = [*fields, "tensors", "seed"]
-                    key = keys[rng.integers(len(keys))]
-                    value = hostile[rng.integers(len(hostile))]
-                    if key == "tensors" and "tensors" in fields:
-                        entries = msgpack.unpackb(fields["tensors"])
-                        entries[rng.integers(len(entries))][rng.integers(5)] = value
-                        fields["tensors"] = msgpack.packb(entries)
-                    else:
-                        fields[key] = value
-                    frames[0] = msgpack.packb(fields)
-    return frames
-
-
 def test_ten_thousand_hostile_messages():
     rng = np.random.default_rng(0)
     seeds = _seeds()
@@ -220,9 +190,9 @@ def test_ten_thousand_hostile_messages():
     tracemalloc.start()
     for n in range(10_000):
         if n % 4:
-            frames = _mutate(rng, seeds[rng.integers(len(seeds))])
+            frames = mutate(rng, seeds[rng.integers(len(seeds))])
         else:
-            frames = [rng.bytes(int(rng.integers(200))) for _ in range(rng.integers(4))]
+            frames = noise(rng)
         try:
             message = wire.decode(frames)
         except WireError:

@@ -21,6 +21,7 @@ from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 POLICY_CHANGED = "POLICY_CHANGED"
 HELLO_INTERVAL_NS = 200_000_000
+SILENCE_NS = 3_000_000_000
 PENDING = 64  # requests remembered; older ones will not be answered any more
 BURST = 64  # messages taken by one poll
 
@@ -81,10 +82,8 @@ class PolicyClient:
             identity = folder.identity()
             curve = CurveKeys(identity.public, identity.secret, folder.server_key(endpoint))
         self._context = zmq.Context()
-        self._socket = new_socket(self._context, zmq.DEALER, curve)
-        self._socket.connect(zmq_address(endpoint))
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self._curve = curve
+        self._connect()
         self._robot: RobotSpec | None = None
         self._sid = ""
         self._epoch = 0
@@ -95,6 +94,13 @@ class PolicyClient:
         self.clock: ClockOffset | None = None
         self.last_pong_ns: int | None = None
         self.discarded: Counter[str] = Counter()
+
+    def _connect(self) -> None:
+        self._socket = new_socket(self._context, zmq.DEALER, self._curve)
+        self._socket.connect(zmq_address(self._endpoint))
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._heard_ns = time.monotonic_ns()
 
     @property
     def connected(self) -> bool:
@@ -169,6 +175,7 @@ class PolicyClient:
         items: list[ActionChunk | ServerError] = []
         if not self._poller.poll(timeout_ms):
             return items
+        self._heard_ns = time.monotonic_ns()
         for _ in range(BURST):
             try:
                 item = self._handle(wire.decode([frame.buffer for frame in receive(self._socket)]))
@@ -188,7 +195,14 @@ class PolicyClient:
             self._send(Message(Kind.RESET, self._sid, epoch))
 
     def ping(self) -> None:
-        """Send a PING; a later :meth:`poll` updates :attr:`clock`. Never blocks."""
+        """Send a PING; a later :meth:`poll` updates :attr:`clock`. Never blocks.
+
+        Connects anew where nothing has been heard for seconds: libzmq reconnects after a connection is lost, but not
+        after it has closed one itself, as it does on an oversized frame.
+        """
+        if time.monotonic_ns() - self._heard_ns > SILENCE_NS:
+            self._socket.close(linger=0)
+            self._connect()
         self._send(Message(Kind.PING, self._sid, self._epoch, fields={"t0": time.monotonic_ns()}))
 
     def close(self) -> None:

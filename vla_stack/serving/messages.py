@@ -192,9 +192,10 @@ def robot_difference(robot: RobotSpec, trained: RobotSpec) -> str | None:
 
 def policy_difference(new: PolicySpec, old: PolicySpec) -> str | None:
     """First field in which chunks of ``new`` may not continue those of ``old``, or None."""
-    if new.model_version != old.model_version:
+    difference = plan_difference(new, old)
+    if difference is None and new.model_version != old.model_version:
         return f"model_version was {old.model_version!r}, is {new.model_version!r}"
-    return plan_difference(new, old)
+    return difference
 
 
 def plan_difference(new: PolicySpec, old: PolicySpec) -> str | None:

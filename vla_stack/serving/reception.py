@@ -1,7 +1,7 @@
 """What a robot's message does: sessions, requests, and which policy answers them. Called by one thread at a time.
 
 Every admitted request is answered exactly once, by CHUNK or by ERR: EXPIRED to a request that a newer one of its
-session or a RESET overtook.
+session or a RESET overtook. A copy of a request is dropped: its answer would end the request that it is a copy of.
 
 A session keeps its policy for the length of an epoch. When the server has loaded another one, a session goes over to it
 at its next RESET: where only the weights differ, a WELCOME tells the robot so before the first chunk; where anything
@@ -176,6 +176,9 @@ class Reception:
         if message.epoch < session.epoch:
             raise WireError(Code.EXPIRED, f"epoch {message.epoch} is over, {session.epoch} runs")
         self._on_reset(session, message.epoch)
+        if not session.ask(message.rid):  # a copy: it must not take the place of what was asked since
+            self._metrics.reject("replay")
+            return
         policy = session.policy
         assert policy is not None  # every session has one since its HELLO
         observation, origin, seed = messages.read_infer(message, policy.spec.robot)
@@ -210,7 +213,7 @@ class Reception:
         """Whether ``epoch`` is a new one; what was asked in the last one is not worth computing then."""
         if epoch <= session.epoch:
             return False
-        session.epoch = epoch
+        session.begin(epoch)
         self._events.write("reset", session.sid, epoch=epoch)
         job = self._mailbox.drop(session.sid)
         if job:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vla_stack.serving.wire import Code, WireError
 from vla_stack.serving.worker import ChunkPolicy
 
+REMEMBERED = 64  # requests of a session that are recognised when they come again
 LEASE_NS = 2_000_000_000  # a robot node that lives sends a PING several times in this time
 
 
@@ -22,6 +23,7 @@ class Session:
         last_seen_ns: Server's monotonic clock at the last message.
         key: Public key of the robot, empty on a connection without keys.
         policy: What it is served until its epoch ends; None before its first WELCOME.
+        asked: Newest request ids of the epoch.
     """
 
     sid: str
@@ -30,6 +32,21 @@ class Session:
     last_seen_ns: int
     key: str = ""
     policy: ChunkPolicy | None = None
+    asked: dict[int, None] = field(default_factory=dict)
+
+    def begin(self, epoch: int) -> None:
+        """Ids of requests may start anew with an epoch."""
+        self.epoch = epoch
+        self.asked.clear()
+
+    def ask(self, rid: int) -> bool:
+        """Note a request; False where it has been asked before."""
+        if rid in self.asked:
+            return False
+        self.asked[rid] = None
+        if len(self.asked) > REMEMBERED:
+            del self.asked[next(iter(self.asked))]
+        return True
 
 
 class Sessions:
