@@ -122,7 +122,7 @@ class LeRobotRobot:
         if not robot.is_calibrated:
             robot.disconnect()
             raise UserError(
-                f"{robot.name} is not calibrated", f"run: vla robot calibrate lerobot robot_type={self._type} ..."
+                f"{robot.name} is not calibrated", f"run: vla robot calibrate --robot.type={self._type} ..."
             )
         try:
             self._streams = open_cameras(self._our_cameras, lerobot_cameras, self._size)

@@ -10,7 +10,10 @@ whole steps of real time are skipped and the real-time factor falls below one: s
 from __future__ import annotations
 
 import multiprocessing as mp
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -65,7 +68,7 @@ class SimulatedRobot:
         self._process = context.Process(
             target=_simulate, args=(theirs, self._task, self._env_kwargs), daemon=True, name="simulated-robot"
         )
-        with ignored_interrupts():
+        with ignored_interrupts(), _main_left_out():
             self._process.start()
         theirs.close()
         self._link = Link(ours)
@@ -164,6 +167,18 @@ class SimulatedRobot:
         except EOFError:
             code = self._process.exitcode if self._process else None
             raise UserError(f"the simulator's process ended (exit code {code})") from None
+
+
+@contextmanager
+def _main_left_out() -> Iterator[None]:
+    """Processes that start in here do not import the program that starts them: some take half a minute to import."""
+    main = sys.modules["__main__"]
+    kept = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(kept)
 
 
 def _simulate(connection: Connection, task: str, env_kwargs: dict[str, Any]) -> None:

@@ -32,6 +32,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("vla_stack.serving.serve", "serve a policy over ZeroMQ"),
     "keys": ("vla_stack.serving.keys_verb", "keys for policy servers and robots on different machines"),
     "run": ("vla_stack.runtime.run", "run a robot (simulated or real) against a policy server"),
+    "robot": ("vla_stack.runtime.robot_verb", "calibrate a robot, check it, move a joint"),
+    "teleop": ("vla_stack.teleop", "drive a robot by hand and record demonstrations"),
     "demo": ("vla_stack.demo", "the whole loop: collect, train, serve, run, report"),
 }
 
@@ -59,6 +61,9 @@ def main(argv: list[str] | None = None) -> int:
     from vla_stack.errors import UserError
     from vla_stack.schema import SchemaError
 
+    if verb in ("run", "robot", "teleop"):
+        from vla_stack.runtime.robot_arguments import translate_flags
+
     try:
         module = importlib.import_module(VERBS[verb][0])
     except ModuleNotFoundError as e:
@@ -74,8 +79,8 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    args = parser.parse_args(rest)
     try:
+        args = parser.parse_args(translate_flags(rest) if verb in ("run", "robot", "teleop") else rest)
         return int(module.main(args) or 0)
     except (UserError, SchemaError) as e:
         if os.environ.get("VLA_TRACEBACK"):

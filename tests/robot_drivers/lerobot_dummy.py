@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 from lerobot.cameras import CameraConfig
 from lerobot.robots import Robot, RobotConfig
+from lerobot.teleoperators import Teleoperator, TeleoperatorConfig
 
 
 @RobotConfig.register_subclass("vla_dummy")
@@ -65,3 +66,38 @@ class Dummy(Robot):
 
     def disconnect(self):
         self.connected = False
+
+
+@TeleoperatorConfig.register_subclass("vla_dummy_leader")
+@dataclass(kw_only=True)
+class DummyLeaderConfig(TeleoperatorConfig): ...
+
+
+class DummyLeader(Teleoperator):
+    config_class = DummyLeaderConfig
+    name = "vla_dummy_leader"
+    action_features = {"shoulder.pos": float, "gripper.pos": float}
+    feedback_features = {}
+    is_connected = False
+    is_calibrated = True
+
+    def __init__(self, config: DummyLeaderConfig):
+        super().__init__(config)
+        self.broken = False
+
+    def connect(self, calibrate=True):
+        self.is_connected = True
+
+    def calibrate(self): ...
+
+    def configure(self): ...
+
+    def get_action(self):
+        if self.broken:
+            raise ConnectionError("incorrect status packet")
+        return {"shoulder.pos": 45.0, "gripper.pos": 25.0}
+
+    def send_feedback(self, feedback): ...
+
+    def disconnect(self):
+        self.is_connected = False

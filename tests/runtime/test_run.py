@@ -8,6 +8,7 @@ import pytest
 
 from vla_stack.errors import UserError
 from vla_stack.runtime import run
+from vla_stack.runtime.robot_arguments import driver_arguments
 
 
 def arguments(*argv):
@@ -18,14 +19,14 @@ def arguments(*argv):
 
 def test_driver_arguments_are_yaml():
     args = arguments("--task", "place", "--robot-arg", "image_size=96", "--robot-arg", "cameras=[front]")
-    assert run.driver_arguments(args) == {"task": "place", "image_size": 96, "cameras": ["front"]}
-    assert run.driver_arguments(arguments()) == {"task": "pick"}
-    assert run.driver_arguments(arguments("--robot", "lerobot")) == {}
+    assert driver_arguments(args) == {"task": "place", "image_size": 96, "cameras": ["front"]}
+    assert driver_arguments(arguments()) == {"task": "pick"}
+    assert driver_arguments(arguments("--robot", "lerobot")) == {}
 
 
 def test_arguments_that_cannot_be_read_name_themselves():
     with pytest.raises(UserError, match="--robot-arg image_size: there is no '='"):
-        run.driver_arguments(arguments("--robot-arg", "image_size"))
+        driver_arguments(arguments("--robot-arg", "image_size"))
     assert run._box("z.pos=-0.1:0.3") == ("z.pos", (-0.1, 0.3))
     with pytest.raises(UserError, match="--workspace z cannot be read"):
         run._box("z")

@@ -10,18 +10,15 @@ import signal
 import statistics
 import sys
 import time
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from robot_drivers import make_driver
 from vla_stack.errors import UserError
 from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.film import Film
 from vla_stack.runtime.node import Episode, RobotNode
-from vla_stack.runtime.safety import SafetyConfig
+from vla_stack.runtime.robot_arguments import add_robot_arguments, driver_maker, robot_safety
 from vla_stack.statistics import wilson
 
 HELP = "Run a robot (simulated or real) in real time against a policy server."
@@ -34,11 +31,9 @@ REAL_TIME = 0.99  # an episode that was simulated slower than this measures the 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_robot_arguments(parser)
     add = parser.add_argument
     add("--server", default="tcp://127.0.0.1:5555", help="endpoint of `vla serve` (default: %(default)s)")
-    add("--robot", default="sim", help="sim, or lerobot for any LeRobot robot (default: %(default)s)")
-    add("--robot-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the driver; repeatable")
-    add("--task", help="sim: name of the task (default: pick); otherwise: the instruction")
     add("--episodes", type=int, default=1, help="how many (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the first episode; the next one takes the next (default: %(default)s)")
     add("--seconds", type=float, help="longest episode (default: until the task says that it is over)")
@@ -51,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "ask"),
         help="after a STOP: go on, or wait for Enter (default: auto for sim, else ask)",
     )
+    add("--dry-run", action="store_true", help="print commands, send none to the robot")
     add("--record-video", type=int, default=0, metavar="N", help="film the first N episodes")
     add("--out", type=Path, default=Path("outputs/run"), help="records, summary and films (default: %(default)s)")
 
@@ -58,11 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     mode = ExecutorConfig(mode=args.mode, execute=args.execute, hold_s=args.hold_s, seed=args.seed)
+    safety = robot_safety(args)
     node = RobotNode(
         args.server,
-        partial(make_driver, args.robot, **driver_arguments(args)),
+        driver_maker(args, args.dry_run),
         mode,
-        SafetyConfig(workspace=dict(_box(text) for text in args.workspace)),
+        replace(safety, workspace={**safety.workspace, **dict(_box(text) for text in args.workspace)}),
         rearm=_yes if (args.rearm or ("auto" if args.robot == "sim" else "ask")) == "auto" else _ask,
         on_state=_print_state,
     )
@@ -94,23 +91,6 @@ def run_one(node: RobotNode, args: argparse.Namespace, i: int) -> dict[str, Any]
     if film is not None and film.write(args.out / name, node.robot.rate_hz):
         record["video"] = name
     return record
-
-
-def driver_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of the driver from ``--task`` and ``--robot-arg``; values are YAML.
-
-    Raises:
-        UserError: An argument is not KEY=VALUE.
-    """
-    out: dict[str, Any] = {}
-    if args.task or args.robot == "sim":
-        out["task"] = args.task or "pick"
-    for text in args.robot_arg:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--robot-arg {text}: there is no '='", "write KEY=VALUE")
-        out[key] = yaml.safe_load(value)
-    return out
 
 
 def summarise(episodes: list[dict[str, Any]]) -> dict[str, Any]:

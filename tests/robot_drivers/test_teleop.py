@@ -1,0 +1,162 @@
+"""What a hand asks for becomes a robot's commands: keys, sticks, leader arms, recorded episodes."""
+
+import os
+import pty
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from robot_drivers import teleop_keyboard
+from robot_drivers.teleop import Axes, Intent, ToolControl, make_teleop, next_command
+from robot_drivers.teleop_gamepad import Gamepad
+from robot_drivers.teleop_keyboard import Keyboard
+from sim.arm import POSTURE, robot_spec
+from vla_stack.errors import UserError
+from vla_stack.schema import Dim, RobotSpec
+
+TOOL = robot_spec("ee_abs", (), 0, 10.0)
+JOINTS = robot_spec("joint_abs", (), 0, 10.0)
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def terminal():
+    ours, theirs = pty.openpty()
+    yield SimpleNamespace(type=lambda text: os.write(ours, text.encode()), fd=theirs)
+    os.close(ours)
+    os.close(theirs)
+
+
+def typed(keyboard: Keyboard, terminal, text: str) -> Axes:
+    """The axes once the terminal has passed the characters on."""
+    terminal.type(text)
+    deadline = time.monotonic() + PATIENCE_S
+    while not set(text) <= set(keyboard._seen):
+        assert time.monotonic() < deadline
+        axes = keyboard.axes()
+    return axes
+
+
+def test_keys_move_while_they_are_held_and_no_longer(terminal, monkeypatch):
+    clock = SimpleNamespace(now=10.0)
+    monkeypatch.setattr(teleop_keyboard, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    keyboard = Keyboard(terminal.fd)
+    keyboard.connect()
+    axes = typed(keyboard, terminal, "wdo")
+    assert axes.engaged and axes.tool.tolist() == [1, -1, 0, 0, 0, 0] and axes.gripper == 1.0
+    clock.now += 0.1
+    assert keyboard.axes().engaged
+    clock.now += 0.1
+    axes = keyboard.axes()
+    assert not axes.engaged and not axes.tool.any()
+    keyboard.disconnect()
+
+
+def test_opposite_keys_cancel_and_enter_is_an_event(terminal):
+    keyboard = Keyboard(terminal.fd)
+    keyboard.connect()
+    axes = typed(keyboard, terminal, "ws\x1b")
+    assert not axes.tool.any() and axes.event == "end"
+    keyboard.disconnect()
+
+
+def test_a_keyboard_needs_a_terminal():
+    read, write = os.pipe()
+    with pytest.raises(UserError, match="needs a terminal"):
+        Keyboard(read).connect()
+    os.close(read)
+    os.close(write)
+
+
+class Pad:
+    def __init__(self, axes, buttons=(), hat=(0, 0)):
+        self.axes, self.buttons, self.hat = axes, set(buttons), hat
+
+    def get_axis(self, i):
+        return self.axes.get(i, -1.0 if i in (2, 5) else 0.0)
+
+    def get_button(self, i):
+        return i in self.buttons
+
+    def get_numhats(self):
+        return 1
+
+    def get_hat(self, i):
+        return self.hat
+
+
+def test_sticks_have_a_deadzone_and_the_bumper_is_the_dead_man():
+    gamepad = Gamepad()
+    gamepad._pygame = SimpleNamespace(event=SimpleNamespace(pump=lambda: None))
+    gamepad._pad = Pad({0: 0.05, 1: -1.0, 2: 1.0}, buttons=[5], hat=(0, 1))
+    axes = gamepad.axes()
+    assert axes.engaged and axes.tool.tolist() == [1.0, 0.0, 0.0, 0.0, 1.0, 0.0] and axes.gripper == 1.0
+    gamepad._pad = Pad({}, buttons=[0])
+    assert (gamepad.axes().event, gamepad.axes().event) == ("success", "")  # a press counts once
+    assert not gamepad.axes().engaged
+
+
+class Hand:
+    HELP = ""
+
+    def __init__(self, tool, gripper=0.0):
+        self._axes = Axes(True, np.array(tool, np.float64), gripper)
+
+    def axes(self):
+        return self._axes
+
+
+def test_axes_move_the_tool_of_a_robot_that_takes_tool_commands():
+    intent = ToolControl(Hand([1, 0, -1, 0, 0, 1], -1.0), TOOL).read(np.zeros(5))
+    np.testing.assert_allclose(intent.velocity, [0.15, 0, -0.15, 0.8, -1.5])
+
+
+def test_axes_move_the_tool_of_a_robot_that_takes_joint_commands():
+    home = np.append(POSTURE, 1.0)
+    control = ToolControl(Hand([0, 1, 0, 0, 0, 0], 1.0), JOINTS, "arm7")
+    velocity = control.read(home).velocity
+    np.testing.assert_allclose(control._kinematics.jacobian(home)[:3] @ velocity[:7], [0, 0.15, 0], atol=1e-6)
+    assert velocity[7] == 1.5
+
+
+def test_without_a_model_axes_turn_joints():
+    velocity = ToolControl(Hand([0, 0, 1, 0, 0, 0]), JOINTS).read(np.append(POSTURE, 1.0)).velocity
+    np.testing.assert_allclose(velocity, [0, 0, 0.5, 0, 0, 0, 0, 0])
+
+
+def test_next_command_integrates_inside_the_range_and_holds_without_the_dead_man():
+    last = np.array([0.65, 0.0, 0.2, 0.0, 0.5])
+    fast = Intent(True, velocity=np.array([1.0, 0.5, 0, 0, 0]))
+    np.testing.assert_allclose(next_command(last, fast, TOOL), [0.66, 0.05, 0.2, 0.0, 0.5], rtol=1e-6)
+    assert next_command(last, Intent(False, velocity=fast.velocity), TOOL) is None
+    target = np.array([0.4, 0, 0.1, 0, 1])
+    np.testing.assert_array_equal(next_command(last, Intent(True, target=target), TOOL), target)
+
+
+def test_a_leader_says_where_to_be_in_si_and_a_lost_one_disengages(tmp_path):
+    dims = (Dim("shoulder.pos", "rad"), Dim("gripper.pos", "ratio", kind="gripper"))
+    robot = RobotSpec("lerobot/vla_dummy", dims, dims, (), 30.0)
+    options = {"teleop_type": "vla_dummy_leader", "module": "lerobot_dummy", "calibration_dir": str(tmp_path)}
+    leader = make_teleop("lerobot", robot, **options)
+    leader.connect()
+    np.testing.assert_allclose(leader.read(np.zeros(2)).target, [np.pi / 4, 0.25])
+    leader._leader.broken = True
+    assert [leader.read(np.zeros(2)).engaged for _ in range(5)] == [True, True, True, False, False]
+    leader.disconnect()
+    with pytest.raises(UserError, match="has no 'knee.pos'"):
+        make_teleop("lerobot", RobotSpec("x", dims, (Dim("knee.pos", "rad"),), (), 30.0), **options).connect()
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "words"),
+    [
+        ("mouse", {}, "teleoperator 'mouse' does not exist"),
+        ("gamepad", {"indx": 1}, "teleoperator 'gamepad': .*indx"),
+        ("lerobot", {"teleop_type": "nobody"}, "LeRobot knows no teleoperator 'nobody'.*so101_leader"),
+    ],
+)
+def test_mistakes_are_one_clear_line(name, kwargs, words):
+    with pytest.raises(UserError, match=words):
+        make_teleop(name, TOOL, **kwargs)

@@ -1,0 +1,103 @@
+"""Which robot, with which arguments and limits: command-line options that several verbs share.
+
+LeRobot's own flags work as well: ``--robot.type=so101_follower --robot.port=/dev/ttyACM0`` is
+``--robot lerobot --robot-arg robot_type=so101_follower --robot-arg port=/dev/ttyACM0``, and ``--teleop.*`` likewise.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from robot_drivers import Driver, make_driver
+from robot_drivers.dry_run import dry_run
+from vla_stack.errors import UserError
+from vla_stack.runtime.limits import Limits, read_limits
+from vla_stack.runtime.safety import SafetyConfig
+
+SOFT_START_S = 1.0  # of everything but a simulation
+
+
+def add_robot_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--robot", default="sim", help="sim, lerobot (any LeRobot robot), remote or replay (default: %(default)s)")
+    add("--robot-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the driver; repeatable")
+    add("--task", help="sim: name of the task (default: pick); otherwise: the instruction")
+    add("--limits", type=Path, metavar="FILE", help="limits of this robot; `vla robot check --write` makes one")
+
+
+def translate_flags(argv: Sequence[str]) -> list[str]:
+    """LeRobot's ``--robot.KEY=VALUE`` and ``--teleop.KEY=VALUE`` as ours; everything else stays."""
+    out: list[str] = []
+    for i, text in enumerate(argv):
+        device = next((d for d in ("robot", "teleop") if text.startswith(f"--{d}.")), None)
+        if device is None:
+            out.append(text)
+            continue
+        key, equals, value = text.removeprefix(f"--{device}.").partition("=")
+        if not equals:
+            raise UserError(f"{text}: there is no '='", f"write {text}={argv[i + 1] if i + 1 < len(argv) else 'VALUE'}")
+        if key == "type":
+            out += [f"--{device}", "lerobot", f"--{device}-arg", f"{device}_type={value}"]
+        else:
+            out += [f"--{device}-arg", f"{key}={value}"]
+    return out
+
+
+def key_values(pairs: Sequence[str], option: str = "--robot-arg") -> dict[str, Any]:
+    """KEY=VALUE pairs, values read as YAML.
+
+    Raises:
+        UserError: One is not KEY=VALUE.
+    """
+    out: dict[str, Any] = {}
+    for text in pairs:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"{option} {text}: there is no '='", "write KEY=VALUE")
+        try:
+            out[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            out[key] = value  # e.g. a path with a colon
+    return out
+
+
+def driver_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of the driver from ``--task``, ``--robot-arg`` and ``--limits``."""
+    out: dict[str, Any] = {}
+    if args.task or args.robot == "sim":
+        out["task"] = args.task or "pick"
+    out |= key_values(args.robot_arg)
+    if (limits := robot_limits(args)) and limits.max_load:
+        if args.robot != "lerobot":
+            raise UserError(f"{args.limits}: max_load: only LeRobot robots report loads", "remove it")
+        out["max_load"] = limits.max_load
+    return out
+
+
+def robot_limits(args: argparse.Namespace) -> Limits | None:
+    """The limits file, if there is one."""
+    return read_limits(args.limits) if args.limits else None
+
+
+def robot_safety(args: argparse.Namespace) -> SafetyConfig:
+    """Limits of the file; real robots start softly."""
+    if limits := robot_limits(args):
+        return limits.safety
+    return SafetyConfig() if args.robot in ("sim", "replay") else replace(SafetyConfig(), soft_start_s=SOFT_START_S)
+
+
+def driver_maker(args: argparse.Namespace, dry: bool = False, **more: Any) -> partial[Driver]:
+    """A picklable function that builds the driver; ``more`` are arguments that the command line wins over."""
+    return partial(_make, args.robot, {**more, **driver_arguments(args)}, dry)
+
+
+def _make(name: str, arguments: dict[str, Any], dry: bool) -> Driver:
+    driver = make_driver(name, **arguments)
+    return dry_run(driver) if dry else driver

@@ -1,0 +1,170 @@
+"""``vla teleop``: drive a robot by hand, through its safety envelope, and record demonstrations."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from robot_drivers.driver import Driver, EpisodicDriver, SelfChecking
+from robot_drivers.teleop import TELEOPS, Teleop, make_teleop, next_command
+from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.runtime.clock import Clock, RealClock
+from vla_stack.runtime.executor import State
+from vla_stack.runtime.limits import check_limits, make_envelope
+from vla_stack.runtime.robot_arguments import (
+    add_robot_arguments,
+    driver_maker,
+    key_values,
+    robot_limits,
+    robot_safety,
+)
+from vla_stack.runtime.safety import SafetyEnvelope
+
+HELP = "Drive a robot by hand, through its safety envelope, and record demonstrations."
+EXAMPLES = (
+    "vla teleop --robot sim --task pick --teleop keyboard --root data/mine --episodes 10",
+    "vla teleop --robot sim --task pick --teleop gamepad",
+    "vla teleop --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --task 'pick the cube' \\\n"
+    "      --teleop.type=so101_leader --teleop.port=/dev/ttyACM1 --teleop.id=hand --root data/mine --seconds 20",
+)
+REARM_S = 1.0  # between a STOP and re-arming
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_robot_arguments(parser)
+    add = parser.add_argument
+    add("--teleop", default="keyboard", help=f"{', '.join(TELEOPS)} (default: %(default)s)")
+    add("--teleop-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the teleoperator")
+    add("--kinematics", default="", help="model for moving the tool of a robot in joint space, e.g. so101")
+    add("--root", type=Path, help="record into this LeRobotDataset (created, or appended to)")
+    add("--episodes", type=int, default=1, help="how many (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the first simulated scene (default: %(default)s)")
+    add("--seconds", type=float, help="longest episode (default: until it is ended by hand or by the task)")
+    add("--dry-run", action="store_true", help="print commands, send none")
+
+
+def main(args: argparse.Namespace) -> int:
+    driver: Driver = driver_maker(args, args.dry_run)()
+    driver.connect()
+    try:
+        if limits := robot_limits(args):
+            check_limits(limits, driver.spec)
+        safety = robot_safety(args)
+        kinematics = args.kinematics or safety.kinematics
+        teleop = make_teleop(args.teleop, driver.spec, kinematics, **key_values(args.teleop_arg, "--teleop-arg"))
+        teleop.connect()
+        try:
+            return _episodes(args, driver, teleop, make_envelope(driver.spec, safety))
+        finally:
+            teleop.disconnect()
+    finally:
+        driver.disconnect()
+
+
+def _episodes(args: argparse.Namespace, driver: Driver, teleop: Teleop, envelope: SafetyEnvelope) -> int:
+    recorder = EpisodeRecorder(args.root, driver.spec) if args.root else None
+    print(f"{driver.spec.name} at {driver.spec.rate_hz:g} Hz. {teleop.HELP}", flush=True)
+    max_ticks = None if args.seconds is None else round(args.seconds * driver.spec.rate_hz)
+    saved = 0
+    try:
+        for i in range(args.episodes):
+            end = Episode(driver, teleop, envelope, RealClock(), recorder).run(args.seed + i, max_ticks)
+            verdict = "discarded" if end.event == "discard" else "success" if end.success else "no success"
+            if recorder is not None and end.recorded and end.event != "discard":
+                recorder.save_episode(success=end.success)
+                saved += 1
+            elif recorder is not None:
+                recorder.discard_episode()
+            print(f"[{i + 1}/{args.episodes}] {verdict}, {end.ticks} steps, {end.line()}", flush=True)
+    except KeyboardInterrupt:
+        print("\ninterrupted: the episode that was running is not recorded")
+    finally:
+        if recorder is not None:
+            recorder.close()
+    if args.root:
+        print(f"{saved} episodes recorded in {args.root}. Next: vla data check {args.root}")
+    return 0
+
+
+class Episode:
+    """One episode by hand: the control loop of a teleoperator. At most one step late; never a burst of steps.
+
+    Attributes:
+        event: How it was ended by hand; empty where the task or the time ended it.
+        success: As the hand said, or as the task did.
+        ticks: Control steps.
+        recorded: Frames given to the recorder.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        teleop: Teleop,
+        envelope: SafetyEnvelope,
+        clock: Clock,
+        recorder: EpisodeRecorder | None = None,
+    ) -> None:
+        self._driver, self._teleop, self._envelope, self._clock = driver, teleop, envelope, clock
+        self._recorder = recorder
+        self._dims = len(driver.spec.action)
+        self.event, self.success, self.ticks, self.recorded = "", False, 0, 0
+        self.states: Counter[str] = Counter()
+        self.late_ns: list[int] = []
+
+    def run(self, seed: int, max_ticks: int | None = None) -> Episode:
+        episodic = self._driver if isinstance(self._driver, EpisodicDriver) else None
+        if episodic is not None:
+            print(f"seed {seed}: {episodic.reset(seed)}", flush=True)
+        checking = self._driver if isinstance(self._driver, SelfChecking) else None
+        dt_ns = round(1e9 / self._driver.spec.rate_hz)
+        obs = self._driver.read()
+        last = np.asarray(obs.state[: self._dims], np.float64)
+        self._envelope.reset(last)
+        t_k, state, stopped_ns = obs.t_capture_ns, State.HOLD, 0
+        while max_ticks is None or self.ticks < max_ticks:
+            self._clock.sleep_until_ns(t_k)
+            self.late_ns.append(self._clock.now_ns() - t_k)
+            if self.ticks:
+                obs = self._driver.read()
+            intent = self._teleop.read(last)
+            if intent.event or (episodic is not None and episodic.status()["done"]):
+                self.event = intent.event
+                break
+            fault = checking.fault if checking else None
+            now = self._clock.now_ns()
+            rested = not intent.engaged or now - stopped_ns > REARM_S * 1e9
+            if state is State.STOP and fault is None and rested:
+                self._envelope.reset(obs.state[: self._dims])
+            if fault and fault.stop:
+                self._envelope.stop(fault.kind)
+            command = next_command(last, intent, self._driver.spec)
+            age_s = (now - obs.t_capture_ns) * 1e-9
+            verdict = self._envelope.filter(command, age_s, fault.kind if fault else "")
+            if verdict.state is not state and verdict.state is State.STOP:
+                stopped_ns = now
+                print(f"STOP at step {self.ticks}: {fault.why if fault else ', '.join(verdict.changes)}", flush=True)
+                self._driver.stop()
+            state = verdict.state
+            if verdict.command is not None:
+                last = self._driver.write(verdict.command).astype(np.float64)
+                if self._recorder is not None and (self.recorded or state is State.RUN):  # from the first motion on
+                    self._recorder.add_frame(obs, last.astype(np.float32))
+                    self.recorded += 1
+            else:
+                last = np.asarray(obs.state[: self._dims], np.float64)
+            self.states[state.value] += 1
+            self.ticks += 1
+            t_k = max(t_k + dt_ns, self._clock.now_ns() - dt_ns)
+        self._driver.hold()
+        done = bool(episodic is not None and episodic.status()["is_success"])
+        self.success = self.event == "success" or done
+        return self
+
+    def line(self) -> str:
+        """How it went, for people."""
+        late = np.array(self.late_ns or [0]) * 1e-6
+        held = self.states["hold"] + self.states["stop"]
+        return f"stood still for {held}, late by {np.median(late):.1f} ms (99 %: {np.quantile(late, 0.99):.1f} ms)"
