@@ -88,7 +88,8 @@ class Kinematics:
         full = self.jacobian(action)[: len(twist)]
         q = np.asarray(action, np.float64)[self.joints]
         low, high = np.minimum((self._low - q) / LOOK_AHEAD_S, 0.0), np.maximum((self._high - q) / LOOK_AHEAD_S, 0.0)
-        free, dq = np.ones(len(q), bool), np.zeros(len(q))
+        free = np.ones(len(q), bool)
+        dq: FloatArray = np.zeros(len(q))
         for _ in range(len(q)):
             rest = np.asarray(twist, np.float64) - full @ np.where(free, 0.0, dq)
             dq = np.where(free, _damped(full * free, rest), dq)

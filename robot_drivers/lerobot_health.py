@@ -49,7 +49,7 @@ class Health:
     def __init__(self, robot: Any, spec: RobotSpec, max_load: Mapping[str, float]) -> None:
         self.fault: Fault | None = None
         self._robot, self._spec = robot, spec
-        self._bus = getattr(robot, "bus", None)
+        self._bus: Any = getattr(robot, "bus", None)
         table = _registers(self._bus)
         self._max_load = {name.removesuffix(".pos"): limit for name, limit in max_load.items()}
         for name in self._max_load:
@@ -64,8 +64,8 @@ class Health:
         self._overloads = 0
         self._joints = np.array([d.unit == "rad" for d in spec.action])
         self._goal: NDArray[np.float32] | None = None
-        self._still_at = np.zeros(len(spec.action), np.float32)
-        self._still_since = np.full(len(spec.action), time.monotonic())
+        self._still_at: NDArray[np.float32] = np.zeros(len(spec.action), np.float32)
+        self._still_since: NDArray[np.float64] = np.full(len(spec.action), time.monotonic())
 
     def commanded(self, goal: NDArray[np.float32]) -> None:
         """A command [A] was sent."""

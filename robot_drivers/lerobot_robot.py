@@ -270,7 +270,7 @@ class LeRobotRobot:
                 raise UserError(f"{robot.name} commands '{name}' but does not measure it")
         shapes = {n: s for n, s in robot.observation_features.items() if isinstance(s, tuple) and s[-1] == 3}
         sizes = {name: self._size or (height, width) for name, (height, width, _) in shapes.items()}
-        sizes |= {name: stream.newest().image.shape[:2] for name, stream in self._streams.items()}
+        sizes |= {name: (s.newest().image.shape[0], s.newest().image.shape[1]) for name, s in self._streams.items()}
         dims = {
             name: describe(name, self._units, self._limits, self._max_rate, calibrated_range(robot, name))
             for name in (*action, *measured)

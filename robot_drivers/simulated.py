@@ -173,7 +173,7 @@ class SimulatedRobot:
 def _main_left_out() -> Iterator[None]:
     """Processes that start in here do not import the program that starts them: some take half a minute to import."""
     main = sys.modules["__main__"]
-    kept = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    kept: dict[str, Any] = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
     main.__spec__ = None
     try:
         yield

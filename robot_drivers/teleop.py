@@ -148,7 +148,7 @@ class ToolControl:
         axes = self._device.axes()
         speeds = np.array([TOOL_SPEED] * 3 + [TURN_SPEED] * 3)
         twist = axes.tool * speeds
-        velocity = np.zeros(len(self._robot.action))
+        velocity: NDArray[np.float64] = np.zeros(len(self._robot.action))
         if self._tool:
             for i, axis in self._tool.items():
                 velocity[i] = twist[axis]

@@ -32,7 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("vla_stack.serving.serve", "serve a policy over ZeroMQ"),
     "keys": ("vla_stack.serving.keys_verb", "keys for policy servers and robots on different machines"),
     "run": ("vla_stack.runtime.run", "run a robot (simulated or real) against a policy server"),
-    "robot": ("vla_stack.runtime.robot_verb", "calibrate a robot, check it, move a joint"),
+    "robot": ("vla_stack.robot_verb", "calibrate a robot, check it, move a joint"),
     "teleop": ("vla_stack.teleop", "drive a robot by hand and record demonstrations"),
     "demo": ("vla_stack.demo", "the whole loop: collect, train, serve, run, report"),
 }

@@ -71,7 +71,9 @@ def read_limits(path: Path) -> Limits:
     kinematics = str(tool.pop("kinematics", ""))
     if bool(tool) != bool(kinematics):
         raise UserError(f"limits file {path}: tool needs 'kinematics' and a range of x, y or z", "give both or neither")
-    scalars = {k: _number(path, k, content[k], positive=k != "soft_start_s") for k in KEYS[3:] if k in content}
+    scalars: dict[str, Any] = {
+        k: _number(path, k, content[k], positive=k != "soft_start_s") for k in KEYS[3:] if k in content
+    }
     if "max_refusals" in scalars:
         scalars["max_refusals"] = int(scalars["max_refusals"])
     safety = SafetyConfig(
