@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,3 +108,15 @@ def test_a_jumping_wall_clock_changes_nothing(mode, monkeypatch):
     jumped, sent_jumped, *_ = drive(mode, [1, 3, None, 5])
     assert jumped == plain
     np.testing.assert_array_equal(sent_jumped, sent)
+
+
+def test_nothing_between_policy_and_motor_reads_the_time_of_day():
+    parts = {
+        "runtime": "clock control control_process executor link link_port merging node safety timeline".split(),
+        "serving": "baton client messages rates reception server sessions transport wire worker".split(),
+    }
+    root = Path(__file__).resolve().parents[2] / "vla_stack"
+    reads = re.compile(r"\btime\.(time|time_ns|localtime|gmtime)\b|\bdatetime\b|CLOCK_REALTIME")
+    for room, names in parts.items():
+        for name in names:
+            assert not reads.search((root / room / f"{name}.py").read_text()), name
