@@ -46,6 +46,7 @@ class SimulatedRobot:
         self._slots: ObservationSlots | None = None
         self._spec: RobotSpec | None = None
         self._stages: tuple[str, ...] = ()
+        self._joints: tuple[str, ...] = ()
         self._episode = 0
         self._note: Message | None = None  # newest reading
         self._step_read = -1
@@ -59,6 +60,15 @@ class SimulatedRobot:
     @property
     def stages(self) -> tuple[str, ...]:
         return self._stages
+
+    @property
+    def joints(self) -> tuple[str, ...]:
+        return self._joints
+
+    @property
+    def joint_command(self) -> NDArray[np.float32] | None:
+        joints = (self._note or {}).get("joint_command")
+        return None if joints is None else np.frombuffer(joints, np.float32)
 
     def connect(self) -> None:
         if self._process is not None:
@@ -74,6 +84,7 @@ class SimulatedRobot:
         self._link = Link(ours)
         ready = self._wait("ready", START_TIMEOUT_S)
         self._spec, self._stages = RobotSpec.from_json(ready["spec"]), tuple(ready["stages"])
+        self._joints = tuple(ready["joints"])
         self._slots = ObservationSlots(self._spec)
         self._link.send("slots", name=self._slots.name)
 
@@ -219,7 +230,8 @@ class _Simulator:
         self._dims, self._dt_ns = len(spec.action), round(1e9 / spec.rate_hz)
         self._slots: ObservationSlots | None = None
         self._unread: list[Message] = []
-        link.send("ready", spec=spec.to_json(), stages=list(env.unwrapped.stages))
+        joints = [f"joint_{i + 1}.pos" for i in range(len(env.unwrapped.arm.joints))]  # as `vla collect` names them
+        link.send("ready", spec=spec.to_json(), stages=list(env.unwrapped.stages), joints=joints)
         self._slots = ObservationSlots(spec, self._next("slots")["name"])
 
     def serve(self) -> None:
@@ -230,7 +242,10 @@ class _Simulator:
 
     def _episode(self, seed: int, episode: int) -> Message:
         """Run one episode, and stand still after its end, until the next reset; returns that."""
+        from sim.scene import Scene  # in the simulator's process alone
+
         obs, info = self._env.reset(seed=seed)
+        scene = Scene(self._env.unwrapped)
         self._link.send("started", task=info["task"])
         measured = target = obs["agent_pos"][: self._dims]
         t_k = time.monotonic_ns()
@@ -239,7 +254,9 @@ class _Simulator:
         while True:
             status = {"is_success": info["is_success"], "stage": info["stage"], "done": done}
             status["real_time_factor"] = (step + 1) / (step + 1 + skipped)
-            self._publish(obs, info["task"], step, t_k, {"episode": episode, "status": status})
+            status |= {"objects": scene.objects(), "hazards": scene.hazards()}
+            about = {"episode": episode, "status": status, "joint_command": self._env.unwrapped.joint_command.tobytes()}
+            self._publish(obs, info["task"], step, t_k, about)
             commands = self._commands(step, t_k + int(LATCH * self._dt_ns))
             quiet = 0 if commands else quiet + 1
             for command in commands:

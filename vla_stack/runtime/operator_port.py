@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -77,6 +77,7 @@ class OperatorPort:
         self._control, self._estop = Link(control), Link(estop)
         self._lease = Lease()
         self._replies: OrderedDict[str, Reply | None] = OrderedDict()  # None: the control process has not answered yet
+        self._unsent: deque[Event] = deque()  # for the control process, which may be busy starting an episode
         self._asked: dict[str, bytes] = {}  # event id -> routing id of who waits for its answer
         self._state: Message = {"phase": "reset", "tick": -1, "run": "hold", "why": "no episode is running"}
         self._published_ns = 0
@@ -155,6 +156,8 @@ class OperatorPort:
                 while readable(self._events):
                     frames = receive(self._events)
                     self._take_event(frames)
+                while self._unsent and self._post("event", id=self._unsent[0].id, name=self._unsent[0].name):
+                    self._unsent.popleft()
                 if self._lease.expired(time.monotonic_ns()):
                     self.counters["lease lost"] += 1
                     self._post("lost")
@@ -227,10 +230,9 @@ class OperatorPort:
             error = "acquire the lease first"
         elif event.name in OWNER_EVENTS or (event.name == "discard" and not self._running()):
             error = self._on_event(event.name, event.args) if self._on_event else "nobody here takes this event"
-        elif self._post("event", id=event.id, name=event.name):
-            return None
         else:
-            error = "the control process is busy; send it again under another id"
+            self._unsent.append(event)
+            return None
         if event.name in LEASE_EVENTS:
             self._publish()
         return Reply(event.id, error is None, error or "", self._state.get("phase", ""), self._state.get("tick", -1))
