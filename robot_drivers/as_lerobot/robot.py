@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,8 @@ from lerobot.robots import Robot, RobotConfig
 from robot_drivers import EpisodicDriver, make_driver
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig
+
+logger = logging.getLogger(__name__)
 
 
 @RobotConfig.register_subclass("vla_robot")
@@ -45,6 +48,7 @@ class VlaRobot(Robot):
         self._episodic = self._driver if isinstance(self._driver, EpisodicDriver) else None
         self._seed = config.seed
         self._connected = False
+        self._sent = 0
 
     @cached_property
     def _spec(self) -> Any:
@@ -91,12 +95,14 @@ class VlaRobot(Robot):
             self._driver.stop()
             return action
         sent = self._driver.write(verdict.command)
+        self._sent += 1
         return {d.name: float(x) for d, x in zip(self._spec.action, sent, strict=True)}
 
     def disconnect(self) -> None:
         self._driver.hold()
         self._driver.disconnect()
         self._connected = False
+        logger.info(f"{self}: {self._sent} commands sent, {dict(self._envelope.counters)} limited")
 
     def _begin(self) -> None:
         if self._episodic is not None:
