@@ -268,3 +268,10 @@ def test_a_connection_that_libzmq_gave_up_is_made_again(scripted, client, monkey
         if client.last_pong_ns != before:
             return
     raise AssertionError("never connected again")
+
+
+def test_whoever_only_asks_is_told_what_is_served_and_has_no_session(serve, connect):
+    client = connect(serve(TickPolicy()).endpoint, hello=False)
+    assert client.hello(None, WAIT_S).robot == ROBOT
+    assert not client.connected
+    assert client.hello(ROBOT, WAIT_S).robot == ROBOT and client.connected

@@ -137,9 +137,13 @@ def test_hostile_json_is_refused_or_read(body, data):
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"rate_hz": NaN}', b"1" * 10_000])
 def test_bodies_that_are_no_description(text):
-    tensors = {messages.ROBOT: np.frombuffer(text, np.uint8)} if text else {}
+    tensors = {messages.ROBOT: np.array(list(text), np.uint8)}
     with pytest.raises(WireError):
         messages.read_hello(Message(Kind.HELLO, tensors=tensors))
+
+
+def test_a_hello_of_nobody_is_a_question():
+    assert messages.read_hello(over_the_wire(messages.hello(None, 0))) is None
 
 
 def test_chunk_of_another_shape_is_refused():

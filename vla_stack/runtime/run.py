@@ -19,13 +19,16 @@ from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.film import Film
 from vla_stack.runtime.node import Episode, RobotNode
 from vla_stack.runtime.robot_arguments import add_robot_arguments, driver_maker, robot_safety
+from vla_stack.serving.client import PolicyClient
 from vla_stack.statistics import wilson
 
 HELP = "Run a robot (simulated or real) in real time against a policy server."
 EXAMPLES = (
     "vla run --robot sim --task pick --episodes 50 --mode naive",
-    "vla run --robot sim --task pick --mode sync --robot-arg image_size=96 --record-video 4",
-    "vla run --robot lerobot --robot-arg robot_type=so101_follower --robot-arg port=/dev/ttyACM0 --seconds 30",
+    "vla run --robot sim --task pick --mode sync --record-video 4",
+    "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --limits limits.yaml \\\n"
+    "      --server tcp://gpu:5555 --task 'pick the cube' --seconds 30",
+    "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --dry-run --seconds 5",
 )
 REAL_TIME = 0.99  # an episode that was simulated slower than this measures the computer, not the policy
 
@@ -57,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     safety = robot_safety(args)
     node = RobotNode(
         args.server,
-        driver_maker(args, args.dry_run),
+        driver_maker(args, args.dry_run, **policy_options(args)),
         mode,
         replace(safety, workspace={**safety.workspace, **dict(_box(text) for text in args.workspace)}),
         rearm=_yes if (args.rearm or ("auto" if args.robot == "sim" else "ask")) == "auto" else _ask,
@@ -79,6 +82,27 @@ def main(args: argparse.Namespace) -> int:
             if episodes:
                 print(_closing(args.out, episodes))
     return 0
+
+
+def policy_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of the driver that follow from the policy: picture size and control rate, where a driver takes them."""
+    rate = {"sim": "control_hz", "lerobot": "rate_hz"}.get(args.robot)
+    if rate is None:
+        return {}
+    client = PolicyClient(args.server)
+    try:
+        robot = client.hello(None).robot
+    finally:
+        client.close()
+    options: dict[str, Any] = {rate: robot.rate_hz}
+    sizes = {(c.height, c.width) for c in robot.cameras}
+    if len(sizes) == 1:
+        height, width = sizes.pop()
+        if height == width:
+            options["image_size"] = height
+        elif args.robot == "lerobot":
+            options["image_size"] = (height, width)
+    return options
 
 
 def run_one(node: RobotNode, args: argparse.Namespace, i: int) -> dict[str, Any]:

@@ -107,8 +107,10 @@ class PolicyClient:
         """Whether there is a session: requests can be sent."""
         return bool(self._sid) and self._hello_sent_ns is None
 
-    def hello(self, robot: RobotSpec, timeout_s: float = 30.0) -> PolicySpec:
+    def hello(self, robot: RobotSpec | None, timeout_s: float = 30.0) -> PolicySpec:
         """Open a session and wait until the server is ready; the only call that waits.
+
+        Without a robot it only asks what is served, so that a robot can be set up for it, and opens none.
 
         Raises:
             UserError: No answer in time, or the policy is not for this robot (the text names the field).
@@ -129,6 +131,8 @@ class PolicyClient:
                     last = item
                     if item.code not in (Code.NOT_READY, Code.BUSY):
                         raise UserError(f"policy server {self._endpoint} refused: {item.text} [{item.code}]")
+        if robot is None:
+            self._sid = ""
         return self.policy
 
     def request(
@@ -218,7 +222,6 @@ class PolicyClient:
         return send(self._socket, wire.encode(message))
 
     def _say_hello(self) -> None:
-        assert self._robot is not None
         self._hello_sent_ns = time.monotonic_ns()
         self._send(messages.hello(self._robot, self._epoch, self._sid))
 

@@ -28,13 +28,15 @@ PLAN = "plan"
 MAX_JSON_BYTES = 256 << 10
 
 
-def hello(robot: RobotSpec, epoch: int, previous_sid: str = "") -> Message:
-    """HELLO of a robot; ``previous_sid`` frees the session that this one replaces."""
-    return Message(Kind.HELLO, previous_sid, epoch, tensors={ROBOT: _pack(robot.to_json())})
+def hello(robot: RobotSpec | None, epoch: int, previous_sid: str = "") -> Message:
+    """HELLO of a robot, or of nobody, who asks what is served; ``previous_sid`` frees the session it replaces."""
+    return Message(Kind.HELLO, previous_sid, epoch, tensors={ROBOT: _pack(robot.to_json())} if robot else {})
 
 
-def read_hello(message: Message) -> RobotSpec:
-    """Robot description of a HELLO; WireError if there is none or it is malformed."""
+def read_hello(message: Message) -> RobotSpec | None:
+    """Robot description of a HELLO, None where it only asks; WireError if it is malformed."""
+    if not message.tensors:
+        return None
     body = _unpack(message, ROBOT)
     try:
         robot = RobotSpec.from_json(body)

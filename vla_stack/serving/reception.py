@@ -27,6 +27,7 @@ from vla_stack.serving.transport import send
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result
 
+NO_SESSION = "none"  # session id in the answer to whoever only asks what is served
 log = logging.getLogger(__name__)
 
 SLACK_MS = 10_000  # of a request that does not say how long it can wait
@@ -154,6 +155,9 @@ class Reception:
     def _on_hello(self, peer: bytes, message: Message, received_ns: int, key: str) -> None:
         policy = self._require_ready()
         robot = messages.read_hello(message)
+        if robot is None:
+            self._send(peer, wire.encode(messages.welcome(policy.spec, NO_SESSION, message.epoch)))
+            return
         difference = messages.robot_difference(robot, policy.spec.robot)
         if difference:
             raise WireError(Code.BAD_SCHEMA, f"this policy was not trained for this robot: {difference}")
