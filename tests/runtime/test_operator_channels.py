@@ -1,6 +1,7 @@
 """The sockets between an operator and a node: what gets through to the control process, and what does not."""
 
 import multiprocessing as mp
+import socket
 import time
 
 import msgpack
@@ -9,6 +10,7 @@ import pytest
 import zmq
 from runtime_fakes import robot_spec
 
+from vla_stack.errors import UserError
 from vla_stack.runtime.lease import Lease, holder_name
 from vla_stack.runtime.link import Link
 from vla_stack.runtime.operator_client import OperatorClient
@@ -23,6 +25,7 @@ from vla_stack.runtime.operator_messages import (
 )
 from vla_stack.runtime.operator_port import OperatorPort
 from vla_stack.schema import Observation, SchemaError
+from vla_stack.serving.keys import KeyFolder, Role
 
 PATIENCE_S = 60.0  # upper bound of waits; nothing depends on how long they take
 MS = 1_000_000
@@ -31,16 +34,16 @@ MS = 1_000_000
 class Rig:
     """A port with the test in place of the control process."""
 
-    def __init__(self, path, **kwargs) -> None:
-        self.endpoint = f"ipc://{path}/op"
+    def __init__(self, path, endpoint="", **kwargs) -> None:
+        self.endpoint = endpoint or f"ipc://{path}/op"
         ours, control = mp.Pipe()
         stops, estop = mp.Pipe()
         self.control, self.stops, self.heard, self.stopped = Link(ours), Link(stops), [], 0
         self.port = OperatorPort(control, estop, robot_spec(), self.endpoint, **kwargs)
         self.clients = []
 
-    def client(self) -> OperatorClient:
-        self.clients.append(OperatorClient(self.endpoint))
+    def client(self, keys=None) -> OperatorClient:
+        self.clients.append(OperatorClient(self.endpoint, keys))
         return self.clients[-1]
 
     def turn(self) -> None:
@@ -194,6 +197,43 @@ def test_recordings_and_scenes_are_the_owner_s_affair(tmp_path):
     assert seen[0] == ("instruct", {"text": "pick the red cube"}) and rig.events() == []
     assert "is no event" in rig.ask(client, "self_destruct").error
     rig.close()
+
+
+def free_port() -> int:
+    """Of five in a row, most likely."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_with_keys_only_operators_drive_and_strangers_see_nothing(tmp_path):
+    node = KeyFolder(tmp_path / "node")
+    server = node.create("node")
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    folders = {}
+    for name, role in (("anna", Role.OPERATOR), ("arm2", Role.ROBOT), ("stranger", None)):
+        folders[name] = KeyFolder(tmp_path / name)
+        public = folders[name].create(name).public
+        folders[name].trust(endpoint, server.public)
+        if role is not None:
+            node.allow(public, name, role)
+    rig = Rig(tmp_path, endpoint, keys=node)
+    anna, robot, stranger = (rig.client(folders[name]) for name in folders)
+    refused = rig.ask(robot, "acquire")
+    assert not refused.ok and "may not drive" in refused.error
+    assert rig.ask(anna, "acquire").ok and rig.ask(anna, "start").ok
+    rig.until(lambda: anna.holds_lease and robot.state)
+    stranger.event("start")
+    robot.estop()  # whoever is let in may stop
+    rig.until(lambda: rig.stopped == 1)
+    assert stranger.state == {} and rig.events() == ["start"]
+    rig.close()
+
+
+def test_off_this_machine_there_is_no_port_without_keys(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLA_KEYS", str(tmp_path / "none"))
+    with pytest.raises(UserError, match="no keys"):
+        Rig(tmp_path, f"tcp://0.0.0.0:{free_port()}")
 
 
 def test_a_lease_ends_one_second_after_its_holder_falls_silent():

@@ -93,3 +93,11 @@ class FrameQueue:
                     self.error = e
                     self._frames.clear()
                 return
+
+
+def version_number(model_version: str) -> int:
+    """Column ``policy_version``: the first 60 bits of the hash of the weights; 0 where it is no hash."""
+    try:
+        return int(model_version[:15], 16)
+    except ValueError:
+        return 0

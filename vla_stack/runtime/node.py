@@ -25,7 +25,7 @@ from vla_stack.intervention import MODES, Control, Mode
 from vla_stack.runtime.control_process import control_process
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
-from vla_stack.runtime.frames import Frame, FrameQueue
+from vla_stack.runtime.frames import Frame, FrameQueue, version_number
 from vla_stack.runtime.link import SLOTS, Link, Message, ObservationSlots, ignored_interrupts
 from vla_stack.runtime.link_port import chunk_fields
 from vla_stack.runtime.operator_messages import ENDPOINT
@@ -393,11 +393,3 @@ def _episode(message: Message) -> Episode:
     summary = {k: v for k, v in message.items() if k not in ("kind", "actions", "shape", "rids")}
     actions = np.frombuffer(message["actions"], np.float32).reshape(message["shape"])
     return Episode(summary, actions, np.frombuffer(message["rids"], np.int32))
-
-
-def version_number(model_version: str) -> int:
-    """Column ``policy_version``: the first 60 bits of the hash of the weights; 0 where it is no hash."""
-    try:
-        return int(model_version[:15], 16)
-    except ValueError:
-        return 0
