@@ -17,7 +17,7 @@ from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 
 FloatArray = NDArray[np.float64]
-MODELS = {"arm7": "arm7.xml"}  # name -> file in sim/assets
+MODELS = {"arm7": "arm7.xml", "so101": "so101.xml"}  # name -> file in sim/assets
 SITE = "tcp"
 DAMPING = 0.05  # lambda_0 at a singularity: 1 m/s then asks for 1 / (2 * 0.05) = 10 rad/s at most
 NEAR_SINGULAR = 0.08  # smallest singular value (m per rad) below which damping sets in

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from robot_drivers.kinematics import Kinematics
-from sim.arm import POSTURE, robot_spec
+from sim.arm import ARM7
 from vla_stack.errors import UserError
 from vla_stack.schema import Dim, RobotSpec
 
-ARM = robot_spec("joint_abs", (), 0, 30.0)
-HOME = np.append(POSTURE, 0.3)
+ARM = ARM7.spec("joint_abs", (), 0, 30.0)
+HOME = np.append(ARM7.posture, 0.3)
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from robot_drivers import teleop_keyboard
 from robot_drivers.teleop import Axes, Intent, ToolControl, make_teleop, next_command
 from robot_drivers.teleop_gamepad import Gamepad
 from robot_drivers.teleop_keyboard import Keyboard
-from sim.arm import POSTURE, robot_spec
+from sim.arm import ARM7
 from vla_stack.errors import UserError
 from vla_stack.schema import Dim, RobotSpec
 
-TOOL = robot_spec("ee_abs", (), 0, 10.0)
-JOINTS = robot_spec("joint_abs", (), 0, 10.0)
+TOOL = ARM7.spec("ee_abs", (), 0, 10.0)
+JOINTS = ARM7.spec("joint_abs", (), 0, 10.0)
 PATIENCE_S = 20.0
 
 
@@ -114,7 +114,7 @@ def test_axes_move_the_tool_of_a_robot_that_takes_tool_commands():
 
 
 def test_axes_move_the_tool_of_a_robot_that_takes_joint_commands():
-    home = np.append(POSTURE, 1.0)
+    home = np.append(ARM7.posture, 1.0)
     control = ToolControl(Hand([0, 1, 0, 0, 0, 0], 1.0), JOINTS, "arm7")
     velocity = control.read(home).velocity
     np.testing.assert_allclose(control._kinematics.jacobian(home)[:3] @ velocity[:7], [0, 0.15, 0], atol=1e-6)
@@ -122,7 +122,7 @@ def test_axes_move_the_tool_of_a_robot_that_takes_joint_commands():
 
 
 def test_without_a_model_axes_turn_joints():
-    velocity = ToolControl(Hand([0, 0, 1, 0, 0, 0]), JOINTS).read(np.append(POSTURE, 1.0)).velocity
+    velocity = ToolControl(Hand([0, 0, 1, 0, 0, 0]), JOINTS).read(np.append(ARM7.posture, 1.0)).velocity
     np.testing.assert_allclose(velocity, [0, 0, 0.5, 0, 0, 0, 0, 0])
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from sim.arm import robot_spec
+from sim.arm import ARM7
 from vla_stack.errors import UserError
 from vla_stack.runtime.limits import check_limits, describe_limits, read_limits
 
-ARM = robot_spec("joint_abs", (), 0, 30.0)
+ARM = ARM7.spec("joint_abs", (), 0, 30.0)
 GOOD = """
 robot: native/arm7
 dimensions:

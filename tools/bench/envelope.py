@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from robot_drivers.driver import Fault
 from robot_drivers.kinematics import Kinematics
-from sim.arm import POSTURE, robot_spec
+from sim.arm import ARM7
 from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.control import ControlLoop
 from vla_stack.runtime.episode_log import Row
@@ -50,8 +50,8 @@ class Case:
 
 
 def cases() -> dict[str, Case]:
-    tool = robot_spec("ee_abs", (), 0, 30.0)
-    joints = robot_spec("joint_abs", (), 0, 30.0)
+    tool = ARM7.spec("ee_abs", (), 0, 30.0)
+    joints = ARM7.spec("joint_abs", (), 0, 30.0)
     dims = (
         Dim("x.pos", "m", -0.5, 0.7, 0.9),
         Dim("spin.pos", "rad", max_rate=2.0, kind="angle"),
@@ -76,7 +76,7 @@ def cases() -> dict[str, Case]:
                 kinematics="arm7",
                 soft_start_s=0.5,
             ),
-            np.append(POSTURE, 1.0),
+            np.append(ARM7.posture, 1.0),
         ),
         "endless joint": Case(
             RobotSpec("bench/endless", dims, dims, (), 100.0),

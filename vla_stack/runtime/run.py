@@ -85,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def policy_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of the driver that follow from the policy: picture size and control rate, where a driver takes them."""
+    """Arguments of the driver that follow from the policy: pictures and control rate, where a driver takes them."""
     rate = {"sim": "control_hz", "lerobot": "rate_hz"}.get(args.robot)
     if rate is None:
         return {}
@@ -95,6 +95,8 @@ def policy_options(args: argparse.Namespace) -> dict[str, Any]:
     finally:
         client.close()
     options: dict[str, Any] = {rate: robot.rate_hz}
+    if args.robot == "sim":
+        options["cameras"] = tuple(c.name for c in robot.cameras)
     sizes = {(c.height, c.width) for c in robot.cameras}
     if len(sizes) == 1:
         height, width = sizes.pop()
