@@ -1,12 +1,16 @@
 """A robot node without a policy server, driven through the real channels: processes, sockets, threads."""
 
+import re
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 from runtime_fakes import FakeDriver, real_time_robot
+from test_node import Server
 
+from robot_drivers import make_driver
 from vla_stack.errors import UserError
 from vla_stack.runtime.frames import Frame, FrameQueue
 from vla_stack.runtime.node import Operator, RobotNode
@@ -22,7 +26,7 @@ class Person(threading.Thread):
     def __init__(self, endpoint, script) -> None:
         super().__init__()
         self.client, self.script, self.error = OperatorClient(endpoint), script, None
-        self.velocity, self.engaged = [0.0, 0.0], False
+        self.velocity, self.engaged, self.rewind = None, False, False
         self.start()
 
     def run(self) -> None:
@@ -30,7 +34,7 @@ class Person(threading.Thread):
         try:
             for _ in self.script(self):
                 late = self.client.state.get("why", "").endswith(" old")  # a busy computer: let go, then hold again
-                self.client.teleop(self.velocity, engaged=self.engaged and not late)
+                self.client.teleop(self.velocity, engaged=self.engaged and not late, rewind=self.rewind)
                 self.client.poll(10)
                 assert time.monotonic() < deadline
         except BaseException as e:
@@ -133,6 +137,59 @@ def test_a_recording_that_fails_ends_the_episode_with_its_reason(tmp_path):
         with pytest.raises(UserError, match="the disk is full"):
             node.run_episode(seed=0, on_frame=full)
         finish(person)
+
+
+@pytest.fixture
+def still():
+    """A policy server that tells the simulated arm to stay where it is."""
+    server = Server("arm")
+    yield server
+    server.kill()
+
+
+@pytest.mark.slow
+def test_the_whole_protocol_on_the_simulated_arm(still, tmp_path):
+    """Policy, takeover, a hand, auto-rewind, the hand again, correction, end; rewinding is executed, never set."""
+    at = {}
+
+    def script(p):
+        yield from p.ask("acquire")
+        yield from p.ask("start")
+        yield from p.until(lambda s: s.get("phase") == "auto" and s["tick"] > 5)
+        assert (yield from p.ask("takeover")).phase == "hold"
+        at["taken"] = np.array(p.client.state["state"][:3])
+        p.velocity, p.engaged = [0.05, 0.02, 0.05, 0.0, 0.0], True
+        yield from p.until(lambda s: s["phase"] == "recovery" and s["state"][0] > at["taken"][0] + 0.04)
+        p.engaged = False
+        yield from p.until(lambda s: s["phase"] == "hold")
+        assert (yield from p.ask("rewind")).ok
+        at["far"], p.rewind = np.array(p.client.state["state"][:3]), True
+        yield from p.until(lambda s: s["why"] == "rewound as far as is remembered")
+        at["back"], p.rewind = np.array(p.client.state["state"][:3]), False
+        yield
+        p.velocity, p.engaged = None, True
+        yield from p.until(lambda s: s["phase"] == "recovery" and s["control_source"] == 1)
+        while not (yield from p.ask("recovered")).ok:
+            yield
+        yield from p.until(lambda s: s["phase"] == "correction")
+        while not (yield from p.ask("subtask_done")).ok:
+            yield
+
+    frames = []
+    make = partial(make_driver, "sim", task="pick", image_size=32, max_episode_steps=10**6)
+    with RobotNode(still.endpoint, make, operator=Operator(endpoint(tmp_path))) as node:
+        assert node.joints == tuple(f"joint_{i}.pos" for i in range(1, 8))
+        person = Person(endpoint(tmp_path), script)
+        episode = node.run_episode(seed=0, on_frame=frames.append)
+        finish(person)
+    assert np.linalg.norm(at["far"] - at["taken"]) > 0.04
+    assert np.linalg.norm(at["back"] - at["taken"]) < 0.01
+    labels = "".join(str(f.labels["segment_type"]) for f in frames)
+    assert re.fullmatch("1+2+3+", labels) and episode.summary["operator"]["phase"] == "end_intervened"
+    assert [f.labels["gap"] for f in frames] == [0] * len(frames)
+    back = [f.action for f in frames if f.labels["control_source"] == 2]
+    assert np.linalg.norm(np.diff(back, axis=0)[:, :3], axis=1).max() <= 0.01 + 1e-5  # 0.10 m/s at 10 Hz
+    assert all(f.joint_command is not None and f.joint_command.shape == (7,) for f in frames)
 
 
 def test_without_a_policy_only_teleoperation_works(tmp_path):

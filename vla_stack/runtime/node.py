@@ -353,6 +353,7 @@ class RobotNode:
             self._next_ping = now + PING_S
             client.ping()
         policy = client.policy or self.policy
+        assert policy is not None and self.policy is not None  # there was a HELLO before the first episode
         if policy.model_version != self.policy.model_version:  # between two episodes
             self.policy = policy
             self.counters["policies swapped"] += 1
