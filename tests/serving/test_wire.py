@@ -164,6 +164,14 @@ def test_unknown_optional_keys_are_ignored():
     assert message.fields == {} and list(message.tensors) == ["a"]
 
 
+def test_keys_that_a_peer_thinks_up_are_not_kept():
+    before = sys.getallocatedblocks()
+    for n in range(200):
+        keys = {f"surprise {n} {i}": {f"nested {n} {i}": 0} for i in range(80)}
+        wire.decode([header(tensors=[], **keys)])
+    assert sys.getallocatedblocks() - before < 2000  # of 32 000 strings
+
+
 def test_error_text_is_one_short_line():
     text = wire.error(Code.INTERNAL, "a\nb\t" + "c" * 1000).fields["text"]
     assert text.startswith("a b ccc") and len(text) == wire.MAX_ERROR_TEXT

@@ -377,22 +377,14 @@ def main(names: list[str]) -> int:
         how = "no" if not result["recovered"] else "by a person" if result["by_person"] else "yes"
         figures = f"{result['commands']:>9}{result['outside']:>9}{result['stale']:>7}{result['hold_s']:>8.2f}"
         print(f"{row.name:<48}{figures}{result['stops']:>7}  {how}  {result['wrong']}", flush=True)
-    checks = [
-        Check(
-            f"{f['row']}: commands outside + stale + HOLD too long + not recovered",
-            failures(f),
-            0,
-            "<=",
-            why=f["wrong"],
-        )
-        for f in found
-    ]
+    checks = [Check(f"shortcomings: {f['row']}", failures(f), 0, "<=", why=f["wrong"]) for f in found]
     if not names:
         write("faults", checks, {"hold_bound_s": HOLD_S, "rate_hz": RATE, "rows": found})
     return int(any(f["wrong"] for f in found))
 
 
 def failures(f: dict[str, Any]) -> int:
+    """Commands outside a limit or stale, and one for whatever else falls short."""
     other = bool(f["wrong"]) and not (f["outside"] + f["stale"])
     return int(f["outside"] + f["stale"] + other)
 

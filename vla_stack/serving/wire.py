@@ -84,8 +84,13 @@ class Kind(StrEnum):
     ERR = "ERR"
 
 
-_KINDS = {str(kind): kind for kind in Kind}
-_KEYS: dict[str, type] = {"sid": str, "epoch": int, "rid": int, "tensors": bytes, **FIELDS}
+# By what stands in a header, which is unpacked as bytes: msgpack interns the strings of a map's keys, Python 3.12 keeps
+# interned strings for ever, and a peer that thinks up new keys would fill the memory.
+_KINDS = {str(kind).encode(): kind for kind in Kind}
+_KEYS: dict[bytes, tuple[str, type]] = {
+    key.encode(): (key, kind)
+    for key, kind in {"sid": str, "epoch": int, "rid": int, "tensors": bytes, **FIELDS}.items()
+}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -196,30 +201,40 @@ def _decode_header(frame: bytes | memoryview) -> tuple[Kind, dict[str, Any]]:
     if len(frame) > MAX_HEADER_BYTES:
         raise WireError(Code.BAD_SCHEMA, f"header of {len(frame)} bytes exceeds {MAX_HEADER_BYTES}")
     header = _unpack(frame, "header")
-    if not isinstance(header, dict) or "v" not in header:
+    if not isinstance(header, dict) or b"v" not in header:
         raise WireError(Code.BAD_SCHEMA, "header is not a map with a version 'v'")
-    version = header["v"]
+    version = header[b"v"]
     if type(version) is not int or version != VERSION:
         raise WireError(Code.VERSION, f"wire version {str(version)[:20]} is not {VERSION}: install the same vla-stack")
-    named = header.get("type")
-    kind = _KINDS.get(named) if type(named) is str else None
+    named = header.get(b"type")
+    kind = _KINDS.get(named) if type(named) is bytes else None
     if kind is None:
-        raise WireError(Code.BAD_SCHEMA, f"unknown message type {str(named)[:20]!r}")
+        raise WireError(Code.BAD_SCHEMA, f"unknown message type {str(_text(named))[:20]!r}")
     known = {}
     for key, value in header.items():
-        expected = _KEYS.get(key)
+        name, expected = _KEYS.get(key, ("", None))
         if expected is None:
             continue
+        if expected is str:
+            value = _text(value)
         # type(), not isinstance(): a bool is an int to isinstance, and an int64 cast of 2**64 - 1 would wrap.
         if type(value) is not expected or (expected is int and not -(2**63) <= value < 2**63):
-            raise WireError(Code.BAD_SCHEMA, f"header key '{key}' is not {expected.__name__}")
-        known[key] = value
+            raise WireError(Code.BAD_SCHEMA, f"header key '{name}' is not {expected.__name__}")
+        known[name] = value
     return kind, known
+
+
+def _text(value: Any) -> Any:
+    """A string that was unpacked as bytes; anything else as it is."""
+    try:
+        return value.decode() if type(value) is bytes else value
+    except UnicodeDecodeError:
+        raise WireError(Code.BAD_SCHEMA, "a string is not UTF-8") from None
 
 
 def _unpack(data: bytes | memoryview, what: str) -> Any:
     try:
-        return msgpack.unpackb(data)
+        return msgpack.unpackb(data, raw=True)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):
         raise WireError(Code.BAD_SCHEMA, f"{what} is not msgpack") from None
 
@@ -242,6 +257,7 @@ def _read_description(described: bytes) -> tuple[_Tensor, ...]:
     entries = _unpack(described, "'tensors'")
     if type(entries) is not list:
         raise WireError(Code.BAD_SCHEMA, "header key 'tensors' is not a list")
+    entries = [[_text(value) for value in entry] if type(entry) is list else entry for entry in entries]
     _check_entries(entries)
     return tuple(_Tensor(name, DTYPES[dtype], tuple(shape), nbytes) for name, dtype, shape, _, nbytes in entries)
 
