@@ -2,7 +2,9 @@
 
 import multiprocessing as mp
 import socket
+import sys
 import time
+from contextlib import suppress
 
 import msgpack
 import numpy as np
@@ -280,3 +282,11 @@ def test_messages_of_the_wrong_shape_are_refused_by_name():
 def test_channels_are_beside_each_other():
     assert [channel("tcp://127.0.0.1:7000", c) for c in CHANNELS][-1] == "tcp://127.0.0.1:7004"
     assert channel("ipc:///tmp/x", "estop") == "ipc:///tmp/x.estop"
+
+
+def test_keys_that_a_stranger_thinks_up_are_not_kept():
+    before = sys.getallocatedblocks()
+    for n in range(200):
+        with suppress(SchemaError):
+            read_event(msgpack.packb({f"surprise {n} {i}": {f"nested {n} {i}": 0} for i in range(80)}))
+    assert sys.getallocatedblocks() - before < 2000  # of 32 000 strings

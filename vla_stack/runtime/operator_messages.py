@@ -114,12 +114,21 @@ def unpack(data: bytes | memoryview) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise SchemaError(f"message of {len(data)} bytes, at most {MAX_BYTES} are read")
     try:
-        body = msgpack.unpackb(data, strict_map_key=True)
+        # As bytes first: msgpack interns keys, and Python 3.12 keeps interned strings for ever, whoever thinks them up.
+        body = _texts(msgpack.unpackb(data, raw=True))
     except (ValueError, msgpack.UnpackException, RecursionError) as e:
         raise SchemaError(f"not msgpack: {e}") from None
     if not isinstance(body, dict):
         raise SchemaError("not a map")
     return body
+
+
+def _texts(value: Any) -> Any:
+    if type(value) is bytes:
+        return value.decode()
+    if type(value) is list:
+        return [_texts(entry) for entry in value]
+    return {_texts(k): _texts(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def read_teleop(data: bytes | memoryview, dims: int) -> Teleop:
