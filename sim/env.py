@@ -102,8 +102,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._stage = 0
         self._world_seed = 0
         self._delay = 0.0
-        # Targets of the joints and the gripper (the first actuators of every model) in the last three control steps,
-        # newest last, and the tool target of the newest.
+        # Targets of joints and gripper (the first actuators) in the last three control steps, newest last; the tool's.
         self._drives: NDArray[np.float64] = np.zeros((3, self._joints + 1))
         self._tool_command: NDArray[np.float64] = np.zeros(5)
 
@@ -197,16 +196,12 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         success, before = passed[-1], self._stage
         while self._stage < len(passed) and (success or passed[self._stage]):
             self._stage += 1
-        if self._staged:
-            reward = float(sum(self.config.rewards[s] for s in self.stages[before : self._stage]))
-        else:
-            reward = float(success)
+        staged = float(sum(self.config.rewards[s] for s in self.stages[before : self._stage]))
+        reward = staged if self._staged else float(success)
         return self._observe(), reward, bool(success or self.failed()), False, self._info(success)
 
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
-        if self.render_mode is None:
-            return None
-        return self._film.render(self.data, "front")
+        return None if self.render_mode is None else self._film.render(self.data, "front")
 
     def close(self) -> None:
         self._eyes.close()
@@ -241,9 +236,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def achieved(self, instruction: str) -> bool:
         """Whether what ``instruction`` (one of ``task_variants``) asks for holds now."""
-        dealt = self._variant
+        dealt, self._variant = self._variant, self.task_variants.index(instruction)
         try:
-            self._variant = self.task_variants.index(instruction)
             return bool(self.progress()[-1])
         finally:
             self._variant = dealt
@@ -257,6 +251,11 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def joint_command(self) -> NDArray[np.float32]:
         """Joint targets [J] in radians that realised the last action."""
         return self._drives[-1, : self._joints].astype(np.float32)
+
+    def set_command(self, action: NDArray) -> None:
+        """Take joint targets and opening ratio [J+1] as the last command, where not :meth:`step` drives the model."""
+        self._drives[:] = np.append(action[:-1], self.arm.finger(action[-1]))
+        self._tool_command = np.append(self._ik.forward(action[:-1]), action[-1])
 
     @property
     def tool_command(self) -> NDArray[np.float64]:

@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("vla_stack.runtime.run", "run a robot (simulated or real) against a policy server"),
     "robot": ("vla_stack.robot_verb", "calibrate a robot, check it, move a joint"),
     "teleop": ("vla_stack.teleop", "drive a robot by hand and record demonstrations"),
+    "emulate": ("robot_drivers.emulate", "an SO-101 without hardware, for LeRobot's drivers and `vla run`"),
     "demo": ("vla_stack.demo", "the whole loop: collect, train, serve, run, report"),
 }
 
