@@ -13,6 +13,7 @@ from lerobot.robots import Robot, RobotConfig
 from robot_drivers import EpisodicDriver, make_driver
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig
+from vla_stack.schema import Camera, RobotSpec
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class VlaRobot(Robot):
         self._sent = 0
 
     @cached_property
-    def _spec(self) -> Any:
+    def _spec(self) -> RobotSpec:
         self._driver.connect()  # LeRobot asks for features before it connects; only the device knows them
         return self._driver.spec
 
@@ -63,6 +64,11 @@ class VlaRobot(Robot):
     @property
     def action_features(self) -> dict[str, Any]:
         return {d.name: float for d in self._spec.action}
+
+    @property
+    def cameras(self) -> dict[str, Camera]:
+        """What LeRobot counts to size its image writers."""
+        return {c.name: c for c in self._spec.cameras}
 
     @property
     def is_connected(self) -> bool:

@@ -1,0 +1,58 @@
+"""``vla robot`` and ``vla teleop`` on the simulated arm: what they print, write and record."""
+
+import numpy as np
+import pytest
+import yaml
+
+from vla_stack.cli import main
+from vla_stack.data.dataset import open_dataset
+from vla_stack.schema import ACTION
+
+SMALL = ("--robot-arg", "image_size=16")
+
+
+def test_check_describes_the_robot_and_writes_its_limits(tmp_path, capsys):
+    limits = tmp_path / "limits.yaml"
+    assert main(["robot", "check", *SMALL, "--seconds", "0.3", "--write", str(limits)]) == 0
+    printed = capsys.readouterr().out
+    assert "native/arm7: 5 commands, 12 measured values, 10 Hz" in printed and "camera wrist: 16 x 16" in printed
+    assert "3 readings" in printed and "ready. Next:" in printed
+    content = yaml.safe_load(limits.read_text())
+    assert content["robot"] == "native/arm7" and content["dimensions"]["tcp_z.pos"]["max_acceleration"] == 5.0
+    assert main(["robot", "check", *SMALL, "--seconds", "0.1", "--limits", str(limits)]) == 0  # it is read again
+    assert "soft start 1 s" in capsys.readouterr().out
+    assert main(["robot", "check", *SMALL, "--seconds", "0.1", "--write", str(limits)]) == 1
+    assert f"{limits} exists" in capsys.readouterr().err
+
+
+def test_jog_moves_one_dimension_and_back(capsys):
+    assert main(["robot", "jog", *SMALL, "--joint", "tcp_z.pos", "--by", "0.03"]) == 0
+    assert "it follows" in capsys.readouterr().out
+    assert main(["robot", "jog", *SMALL, "--joint", "knee", "--by", "0.03"]) == 1
+    assert "there is no 'knee' -- the robot has tcp_x.pos" in capsys.readouterr().err
+
+
+def test_a_recorded_episode_played_by_hand_is_recorded_again(tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    collect = ["collect", "--task", "pick", "--episodes", "1", "--root", str(first), "--workers", "1"]
+    assert main([*collect, "--seed", "5"]) == 0
+    teleop = ["teleop", "--robot-arg", "image_size=64", "--teleop", "replay", "--teleop-arg", f"root={first}"]
+    assert main([*teleop, "--root", str(second), "--seconds", "3"]) == 0
+    assert "1 episodes recorded" in capsys.readouterr().out
+    ours, theirs = open_dataset(first), open_dataset(second)
+    assert theirs.num_episodes == 1 and theirs.features[ACTION]["names"] == ours.features[ACTION]["names"]
+    np.testing.assert_allclose(theirs.columns[ACTION][0], ours.columns[ACTION][0], atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["robot", "calibrate"], "only LeRobot devices are calibrated"),
+        (["robot", "jog"], "jog needs a joint and a distance"),
+        (["robot", "check", "--robot.port", "/dev/x"], "write --robot.port=/dev/x"),
+        (["teleop", "--robot-arg", "image_size=16", "--teleop", "mouse"], "teleoperator 'mouse' does not exist"),
+    ],
+)
+def test_mistakes_are_one_clear_line(argv, words, capsys):
+    assert main(argv) == 1
+    assert words in capsys.readouterr().err
