@@ -28,6 +28,7 @@ from vla_stack.errors import UserError
 from vla_stack.images import fit_image
 from vla_stack.schema import Camera, Observation, RobotSpec
 
+CONNECT_ATTEMPTS = 5
 MISSES = 3  # readings in a row that fail before the bus counts as lost
 RECONNECT_S = 0.5  # between attempts
 BLIND_S = 1.0  # a camera that is away for longer stops the robot: the scene may have changed
@@ -114,11 +115,17 @@ class LeRobotRobot:
         """
         robot = self._robot
         lerobot_cameras = _take_cameras(robot)
-        try:
-            robot.connect(calibrate=False)  # calibration asks questions, and this process has no terminal
-        except Exception as e:
-            _let_go(robot)
-            raise UserError(f"{robot.name} cannot be connected: {_line(e)}", "check port, power and cables") from e
+        for attempt in range(
+            CONNECT_ATTEMPTS
+        ):  # LeRobot repeats no packet while it connects, and one in ten may be lost
+            try:
+                robot.connect(calibrate=False)  # calibration asks questions, and this process has no terminal
+                break
+            except Exception as e:
+                _let_go(robot)
+                if attempt == CONNECT_ATTEMPTS - 1:
+                    text = f"{robot.name} cannot be connected: {_line(e)}"
+                    raise UserError(text, "check port, power and cables") from e
         if not robot.is_calibrated:
             robot.disconnect()
             raise UserError(
