@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -274,6 +274,9 @@ def outcome(outs: Sequence[RolledOut], stages: int) -> dict[str, Any]:
     }
 
 
-def settings(recipe: RacRecipe) -> dict[str, Any]:
-    """The recipe as JSON."""
-    return asdict(recipe)
+def run(recipe: RacRecipe, run_dir: Path) -> None:
+    """``vla train`` of a recipe with ``loop: rac``."""
+    RacLoop(recipe, run_dir).run()
+
+
+RECIPE = RacRecipe

@@ -6,7 +6,6 @@ left, and finishes with the record. So a loop that is stopped anywhere continues
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,11 +52,3 @@ def table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> s
     rows = [list(columns), *([cell.format(**record) for cell in columns.values()] for record in records)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
-
-
-def same_settings(path: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether a run's settings are those of ``path``, which is written where it does not exist."""
-    if path.exists():
-        return read_json(path) == json.loads(json.dumps(settings))
-    write_json(path, settings)
-    return True

@@ -227,7 +227,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """The resolved recipe; :func:`load` of this text gives an equal recipe."""
-        return yaml.safe_dump(_plain(dataclasses.asdict(self)), sort_keys=False)
+        return yaml.safe_dump(plain(dataclasses.asdict(self)), sort_keys=False)
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -240,6 +240,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UserError: Missing file, broken YAML, unknown key, value of the wrong type or out of range.
     """
+    tree = read_tree(path, overrides)
+    recipe = build(Recipe, tree, str(path))
+    _check(recipe, path)
+    return recipe
+
+
+def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The mapping that a YAML file holds, with overrides applied; raises :class:`UserError` as :func:`load` does."""
     try:
         tree = yaml.safe_load(path.read_text()) or {}
     except OSError as e:
@@ -250,9 +258,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(f"{path} holds a {type(tree).__name__}, a recipe is a mapping of keys to values")
     for override in overrides:
         _override(tree, override)
-    recipe = _build(Recipe, tree, "", str(path))
-    _check(recipe, path)
-    return recipe
+    return tree
+
+
+def build(cls: type, tree: Any, source: str) -> Any:
+    """Dataclass ``cls`` from a mapping; raises :class:`UserError` naming ``source`` and the key."""
+    return _build(cls, tree, "", source)
 
 
 def _override(tree: dict[str, Any], text: str) -> None:
@@ -373,8 +384,8 @@ def _check_data(data: DataRecipe, path: Path) -> None:
             )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Tuples as lists, so that the YAML stays free of Python tags."""
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list | tuple) else value

@@ -25,6 +25,7 @@ EXAMPLES = (
     "vla train configs/pick.yaml data.root=outputs/data/pick steps=500 optimizer.lr=3e-4",
     "vla train configs/pick.yaml policy.options.chunk_size=32 eval.every=500 eval.envs=[sim/pick-v0]",
     "vla train --resume outputs/train/pick-20260101-120000",
+    "vla train configs/rac_stack.yaml rounds=3      # rounds of rollouts, interventions and trainings",
     "torchrun --nproc_per_node 4 -m vla_stack.cli train configs/pick.yaml precision=bf16",
 )
 
@@ -37,15 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     overrides = list(args.overrides)
-    if args.resume is not None:
-        if args.recipe is not None:
-            overrides.insert(0, args.recipe)
-        run_dir, recipe = args.resume, recipes.load(args.resume / "recipe.yaml", overrides)
-    elif args.recipe is None:
+    if args.resume is not None and args.recipe is not None:
+        overrides.insert(0, args.recipe)
+    elif args.resume is None and args.recipe is None:
         raise UserError("no recipe given", f"for example: {EXAMPLES[0]}")
-    else:
-        recipe = recipes.load(Path(args.recipe), overrides)
-        run_dir = Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    source = Path(args.recipe) if args.resume is None else args.resume / "recipe.yaml"
+    if loop := recipes.read_tree(source).get("loop"):
+        # Rounds of rollouts and trainings stand above this room; like the evaluation, they are named at run time.
+        return importlib.import_module("vla_stack.rounds.verb").run(loop, source, overrides, args.resume)
+    recipe = recipes.load(source, overrides)
+    run_dir = args.resume or Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
     train(recipe, run_dir, resume=args.resume is not None)
     return 0
 

@@ -1,0 +1,144 @@
+"""RaC against HG-DAgger and full demonstrations at equal human frames, with a simulated operator.
+
+    python tools/reproduce/rac.py               # runs what is missing, the most informative first, then reports
+    python tools/reproduce/rac.py --report      # reports what is there
+    python tools/reproduce/rac.py --smoke       # the whole path at toy size; the figures mean nothing
+
+Claim (arXiv 2509.07953): where a person who takes over first goes back to familiar states (rule 1) and the episode ends
+with the intervention (rule 2), a policy becomes better for the same number of human frames than by HG-DAgger or by
+more demonstrations, because it learns to recover.
+
+All arms of a seed share the demonstrations and the policy of round 0, the scenes, the simulated person's luck and the
+training settings; every round trains from scratch on all data so far. ``masked`` is RaC's own data without the
+recoveries. Observations hold the poses of the objects (``sim.privileged``): about algorithms, not about seeing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import rac_report  # noqa: E402
+
+from results import ROOT  # noqa: E402
+from vla_stack.data.layout import read_json, write_json  # noqa: E402
+
+RECIPE = ROOT / "configs" / "rac_stack.yaml"
+OUT = ROOT / "outputs" / "reproduce" / "rac"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What an arm changes: keys of ``RacRecipe``, and which frames it trains on.
+
+    ``masked`` trains on the data of arm ``rac`` and rolls nothing out.
+    """
+
+    about: str
+    mode: str = "rac"
+    recover: bool = True
+    interventions: str = "rac"
+    masked: bool = False
+
+
+ARMS = {
+    "rac": Arm("RaC"),
+    "hg_dagger": Arm("HG-DAgger", "hg_dagger", False, "hg_dagger"),
+    "demos": Arm("full demonstrations", "teleop"),
+    "masked": Arm("RaC, recoveries not trained on", interventions="no_recovery", masked=True),
+    "no_rule1": Arm("RaC without rule 1", recover=False),
+    "no_rule2": Arm("RaC without rule 2", "hg_dagger"),
+}
+FIRST = ("rac", "hg_dagger", "demos", "masked")  # on all seeds, before the others
+
+
+def cells(seeds: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """(arm, seed), the most informative first."""
+    for names in (FIRST, [name for name in ARMS if name not in FIRST]):
+        for seed in seeds:
+            for name in names:
+                yield name, seed
+
+
+def recipe(name: str, seed: int, overrides: Sequence[str]) -> Any:
+    """The recipe of an arm and seed."""
+    from vla_stack.rounds.rac import RacRecipe
+    from vla_stack.training.recipe import build, read_tree
+
+    arm, base = ARMS[name], build(RacRecipe, read_tree(RECIPE, overrides), str(RECIPE))
+    data = replace(base.train.data, interventions=arm.interventions)
+    train = replace(base.train, data=data)
+    return replace(base, name=name, seed=seed, mode=arm.mode, recover=arm.recover, train=train)
+
+
+def run_cell(name: str, seed: int, out: Path, overrides: Sequence[str]) -> None:
+    """All rounds of an arm on a seed, from where an earlier run stopped."""
+    from vla_stack.rounds.rac import RacLoop
+
+    plan, base = recipe(name, seed, overrides), out / f"base-seed{seed}"
+    RacLoop(replace(recipe("rac", seed, overrides), name="base", rounds=0), base).run()
+    run = out / f"{name}-seed{seed}"
+    if ARMS[name].masked:
+        loop = RacLoop(plan, out / f"rac-seed{seed}")
+        for k, record in enumerate(loop.folder.records()):
+            path = run / f"round-{k:03d}" / "record.json"
+            if k and not path.exists():
+                policy = loop.train(k, "no_recovery", "train_masked", record["episodes"])
+                write_json(path, {**record, **loop.evaluate(policy)})
+            elif not k:
+                write_json(path, record)
+        return
+    if not run.exists():
+        shutil.rmtree(partial := run.with_name(f"{run.name}.partial"), ignore_errors=True)
+        shutil.copytree(base, partial, symlinks=True)
+        partial.rename(run)
+    RacLoop(plan, run).run()
+
+
+def load_records(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    """Arm -> seed -> records of its rounds, as far as they are done."""
+    table: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for name in ARMS:
+        for run in sorted(out.glob(f"{name}-seed*")):
+            if run.name.removeprefix(f"{name}-seed").isdigit():
+                rounds = [read_json(p) for p in sorted(run.glob("round-*/record.json"))]
+                table.setdefault(name, {})[int(run.name.removeprefix(f"{name}-seed"))] = rounds
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of configs/rac_stack.yaml")
+    parser.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
+    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    parser.add_argument("--images", action="store_true", help="RaC and HG-DAgger on one seed from pixels")
+    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size")
+    parser.add_argument("--out", type=Path, help="folder of the runs (outputs/reproduce/rac)")
+    parser.add_argument("--name", help="stem of the result files")
+    args = parser.parse_args(argv)
+    overrides = ["rounds=4", "human_frames=800", "episodes=100", *args.overrides]
+    if args.smoke:
+        overrides += ["rounds=1", "demos=3", "human_frames=20", "episodes=3", "num_envs=3", "train.steps=2"]
+    if args.images:
+        overrides += ["privileged=false", *args.overrides]
+    name = args.name or "rac" + "_images" * args.images
+    out, seeds = args.out or OUT.with_name(name), range(args.seeds)
+    if not args.report:
+        import torch
+
+        torch.set_num_threads(1)
+        for arm, seed in cells(seeds):
+            run_cell(arm, seed, out, overrides)
+            rac_report.report(name, {k: a.about for k, a in ARMS.items()}, load_records(out), quiet=True)
+    rac_report.report(name, {k: a.about for k, a in ARMS.items()}, load_records(out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
