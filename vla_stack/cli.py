@@ -24,7 +24,7 @@ os.environ.setdefault("MUJOCO_GL", "egl" if sys.platform.startswith("linux") els
 VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("vla_stack.doctor", "check this machine: rendering, video, ports, versions"),
     "collect": ("vla_stack.data.collect", "record scripted experts into a LeRobotDataset"),
-    "data": ("vla_stack.data.tools", "inspect, check and repair a dataset"),
+    "data": ("vla_stack.data.tools", "inspect, check, repair, label, merge and view datasets"),
     "train": ("vla_stack.training.train", "train a policy from a recipe"),
     "policy": ("vla_stack.policies.tools", "look into a policy: parameters, normalisation, latency, memory"),
     "eval": ("vla_stack.evaluation.evaluate", "roll a policy out in simulation and report success"),

@@ -8,27 +8,44 @@ from pathlib import Path
 import numpy as np
 
 from vla_stack.data.dataset import Dataset, open_dataset
+from vla_stack.data.edit import backfill, merge, relabel
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import cache_folder
 from vla_stack.data.integrity import check, repair
+from vla_stack.data.labels import CONTROL_SOURCE, SEGMENT_TYPE
 from vla_stack.data.layout import ROBOT
+from vla_stack.data.pending import count_pending
+from vla_stack.data.view import view
+from vla_stack.errors import UserError
+from vla_stack.intervention import Control, Segment
 from vla_stack.schema import SUCCESS
 
-HELP = "Inspect, check or repair a LeRobotDataset v3, whoever wrote it."
+HELP = "Inspect, check, repair, label, merge or view a LeRobotDataset v3, whoever wrote it."
 EXAMPLES = (
     "vla data info datasets/pick",
     "vla data check datasets/pick      # every file, every video's length; exit code 1 if something is wrong",
     "vla data repair datasets/pick     # back to the last good episode after a crash",
+    "vla data backfill datasets/pick   # add the columns of interventions to demonstrations",
+    "vla data relabel datasets/rac --episode 3 --frames 10:25 --segment recovery",
+    "vla data merge datasets/pick datasets/rac --into datasets/all",
+    "vla data view datasets/rac --episode 3            # in Rerun; --save FILE.rrd writes a file instead",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("info", "check", "repair"))
-    parser.add_argument("root", type=Path, help="dataset folder")
+    parser.add_argument("what", choices=VERBS)
+    parser.add_argument("root", type=Path, nargs="+", help="dataset folder; several for merge")
+    parser.add_argument("--episode", type=int, default=0, help="relabel, view: which one (0)")
+    parser.add_argument("--frames", help="relabel: first and one past the last, e.g. 10:25")
+    parser.add_argument("--segment", choices=[s.name.lower() for s in Segment], help="relabel: what they are")
+    parser.add_argument("--into", type=Path, help="merge: the new dataset")
+    parser.add_argument("--save", type=Path, help="view: .rrd file to write")
 
 
 def main(args: argparse.Namespace) -> int:
-    return {"info": _info, "check": _check, "repair": _repair}[args.what](args.root)
+    if len(args.root) > 1 and args.what != "merge":
+        raise UserError(f"`vla data {args.what}` takes one dataset, {len(args.root)} are given")
+    return VERBS[args.what](args)
 
 
 def _size(folder: Path) -> str:
@@ -36,7 +53,8 @@ def _size(folder: Path) -> str:
     return f"{total / 1e6:.1f} MB" if total < 1e9 else f"{total / 1e9:.2f} GB"
 
 
-def _info(root: Path) -> int:
+def _info(args: argparse.Namespace) -> int:
+    root = args.root[0]
     dataset = open_dataset(root)
     lengths = dataset.episode_to - dataset.episode_from
     seconds = dataset.num_frames / dataset.fps
@@ -49,6 +67,13 @@ def _info(root: Path) -> int:
     if SUCCESS in dataset.columns:
         won = int(dataset.columns[SUCCESS][dataset.episode_to - 1].sum())
         print(f"  success   {won}/{dataset.num_episodes}")
+    if SEGMENT_TYPE in dataset.columns:
+        kinds = np.bincount(dataset.columns[SEGMENT_TYPE], minlength=len(Segment))
+        counts = [f"{s.name.lower()} {kinds[s]}" for s in Segment if kinds[s]]
+        human = int((dataset.columns[CONTROL_SOURCE] == Control.HUMAN).sum())
+        print(f"  labels    {', '.join(counts)} frames; {human} by a person")
+    if waiting := count_pending(root):
+        print(f"  pending   {waiting} episodes that nobody has kept or discarded yet")
     for camera, key in dataset.cameras.items():
         ft = dataset.features[key]
         print(f"  camera    {camera}: {ft['shape'][1]}x{ft['shape'][0]}, {ft['dtype']}")
@@ -68,7 +93,8 @@ def _print_tasks(dataset: Dataset) -> None:
         print(f"  task      {task!r}: {count} episodes")
 
 
-def _check(root: Path) -> int:
+def _check(args: argparse.Namespace) -> int:
+    root = args.root[0]
     problems = check(root)
     for problem in problems:
         print(f"  {problem}")
@@ -79,7 +105,8 @@ def _check(root: Path) -> int:
     return 0
 
 
-def _repair(root: Path) -> int:
+def _repair(args: argparse.Namespace) -> int:
+    root = args.root[0]
     report = repair(root)
     for action in report.actions:
         print(f"  {action}")
@@ -89,3 +116,46 @@ def _repair(root: Path) -> int:
         outcome += f"; {lost} episodes could not be saved"
     print(f"{root}: {'repaired' if report.actions else 'nothing to repair'}, {outcome}")
     return 0
+
+
+def _backfill(args: argparse.Namespace) -> int:
+    added = backfill(args.root[0])
+    print(f"{args.root[0]}: {f'added {", ".join(added)}' if added else 'has all label columns'}")
+    return 0
+
+
+def _relabel(args: argparse.Namespace) -> int:
+    first, colon, last = (args.frames or "").partition(":")
+    if not (colon and first.isdigit() and last.isdigit() and args.segment):
+        raise UserError("say which frames are what", "for example --episode 3 --frames 10:25 --segment recovery")
+    segment = Segment[args.segment.upper()]
+    changed = relabel(args.root[0], args.episode, range(int(first), int(last)), segment)
+    print(f"{args.root[0]}: {changed} frames of episode {args.episode} are {args.segment} now")
+    return 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    if args.into is None or len(args.root) < 2:
+        raise UserError("merge needs two datasets and --into", EXAMPLES[5])
+    print(f"{args.into}: {merge(args.root, args.into)} episodes. Next: vla data check {args.into}")
+    return 0
+
+
+def _view(args: argparse.Namespace) -> int:
+    frames = view(args.root[0], args.episode, args.save)
+    print(
+        f"{frames} frames of episode {args.episode}"
+        + (f" -> {args.save}; open with: rerun {args.save}" if args.save else "")
+    )
+    return 0
+
+
+VERBS = {
+    "info": _info,
+    "check": _check,
+    "repair": _repair,
+    "backfill": _backfill,
+    "relabel": _relabel,
+    "merge": _merge,
+    "view": _view,
+}

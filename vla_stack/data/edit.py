@@ -1,0 +1,233 @@
+"""Changes to whole datasets: label columns for old ones, corrected labels, several made one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from vla_stack.data import stats as statistics
+from vla_stack.data.dataset import Dataset, open_dataset, read_episode_rows, read_parquet
+from vla_stack.data.features import INDEX_FEATURES, NUMERIC, Features, arrow_column, read_robot_spec
+from vla_stack.data.integrity import count_frames
+from vla_stack.data.labels import (
+    CONTROL_SOURCE,
+    EPISODE_UID,
+    INTERVENTION,
+    SEGMENT_INDEX,
+    SEGMENT_TYPE,
+    arms,
+    content_uids,
+    demo_labels,
+    label_columns,
+)
+from vla_stack.data.layout import INFO, STATS, read_info, read_json, sync_file, sync_folder, write_json
+from vla_stack.data.sidecar import EpisodeFacts, facts_row, read_facts, write_facts
+from vla_stack.data.store import Episode, EpisodeStore, clear_staging, locked
+from vla_stack.errors import UserError
+from vla_stack.intervention import Control, Segment
+from vla_stack.schema import CAPTURE_TIME, RobotSpec
+
+SCRIPTED = "command.sent"  # a column of `vla collect`, whose demonstrators are scripts
+
+
+def backfill(root: Path) -> list[str]:
+    """Give a dataset of demonstrations the label columns, as all-demonstration; run again after a crash.
+
+    Returns:
+        The columns that were added; none where it has them all.
+
+    Raises:
+        UserError: The dataset does not describe its robot, or cannot be opened.
+    """
+    with locked(root):
+        dataset, robot = open_dataset(root), read_robot_spec(root)
+        missing = [name for name in label_columns(robot) if name not in dataset.features]
+        if missing:
+            features = with_labels(dataset.features, robot)
+            columns = _demo_columns(dataset, robot)
+            for path in dict.fromkeys(dataset.data_file(e) for e in range(dataset.num_episodes)):
+                table = read_parquet(path)
+                rows = table["index"].to_numpy()
+                _replace(path, _completed(table, features, {k: v[rows] for k, v in columns.items()}))
+            _update_stats(root, {name: columns[name] for name in missing})
+            write_json(root / INFO, read_info(root) | {"features": features})
+            write_facts(root, [facts_row(EpisodeFacts(), int(u), 0, 0) for u in np.unique(columns[EPISODE_UID])])
+    clear_staging(root)
+    return missing
+
+
+def relabel(root: Path, episode: int, frames: range, segment: Segment) -> int:
+    """Correct the segment type of some frames of an episode; what follows from it is corrected as well.
+
+    Args:
+        root: Dataset folder.
+        episode: Index of the episode.
+        frames: Frames of that episode.
+        segment: What they are.
+
+    Returns:
+        How many frames have changed.
+
+    Raises:
+        UserError: There is no such episode, frame or column.
+    """
+    with locked(root):
+        dataset = open_dataset(root)
+        if SEGMENT_TYPE not in dataset.columns:
+            raise UserError(f"{root} has no column '{SEGMENT_TYPE}'", f"run `vla data backfill {root}` first")
+        if not 0 <= episode < dataset.num_episodes:
+            raise UserError(f"{root} has no episode {episode}", f"it has 0 … {dataset.num_episodes - 1}")
+        a, b = int(dataset.episode_from[episode]), int(dataset.episode_to[episode])
+        if not 0 <= frames.start < frames.stop <= b - a:
+            raise UserError(f"episode {episode} has frames 0:{b - a}, not {frames.start}:{frames.stop}")
+        kind, source = dataset.columns[SEGMENT_TYPE][a:b].copy(), dataset.columns[CONTROL_SOURCE][a:b].copy()
+        changed = int((kind[frames.start : frames.stop] != segment).sum())
+        kind[frames.start : frames.stop] = segment
+        policy = kind == Segment.AUTONOMOUS
+        source[policy] = Control.POLICY
+        source[~policy & (source == Control.POLICY)] = Control.HUMAN
+        human = np.isin(kind, (Segment.RECOVERY, Segment.CORRECTION))
+        values: dict[str, NDArray[Any]] = {
+            SEGMENT_TYPE: kind,
+            CONTROL_SOURCE: source,
+            INTERVENTION: human,
+            SEGMENT_INDEX: np.append(0, np.cumsum(np.diff(kind) != 0)),
+        }
+        if arms(read_robot_spec(root)) == 1:  # which arm a person moved is not known otherwise
+            values["intervention_mask"] = human
+        path = dataset.data_file(episode)
+        table = read_parquet(path)
+        rows = np.flatnonzero(table["episode_index"].to_numpy() == episode)
+        for name, new in values.items():
+            column = table[name].to_numpy().copy()
+            column[rows] = new
+            table = table.set_column(table.column_names.index(name), name, arrow_column(column, dataset.features[name]))
+            dataset.columns[name][a:b] = new
+        _replace(path, table)
+        _update_stats(root, {name: dataset.columns[name] for name in values})
+        uid, facts = int(dataset.columns[EPISODE_UID][a]), read_facts(root)
+        if uid in facts:
+            recoveries = len(np.unique(values[SEGMENT_INDEX][kind == Segment.RECOVERY]))
+            people = int((source == Control.HUMAN).sum())
+            write_facts(root, [facts[uid] | {"n_recoveries": recoveries, "human_frames": people}])
+    clear_staging(root)
+    return changed
+
+
+def merge(roots: Sequence[Path], target: Path) -> int:
+    """Write the episodes of several datasets of one robot into a new one; label columns are added where one has them.
+
+    Returns:
+        Episodes written.
+
+    Raises:
+        UserError: The datasets differ, the target exists, or a source packs several episodes into a video file.
+    """
+    if (target / INFO).exists():
+        raise UserError(f"{target} exists", "merge into a new folder")
+    datasets = [open_dataset(root) for root in roots]
+    robot = read_robot_spec(roots[0])
+    labelled = any(SEGMENT_TYPE in d.features for d in datasets)
+    features = with_labels(datasets[0].features, robot) if labelled else datasets[0].features
+    for dataset in datasets[1:]:
+        own = with_labels(dataset.features, robot) if labelled else dataset.features
+        if differ := sorted(set(own) ^ set(features)):
+            raise UserError(f"{dataset.root} and {roots[0]} differ in column '{differ[0]}'", "record them alike")
+    with locked(target) as staging:
+        store = EpisodeStore(target, robot, features)
+        for dataset in datasets:
+            fill = _demo_columns(dataset, robot) if labelled and SEGMENT_TYPE not in dataset.features else {}
+            rows, facts = read_episode_rows(dataset.root, with_stats=True), read_facts(dataset.root)
+            for e in range(dataset.num_episodes):
+                store.commit(_episode(dataset, e, features, fill, rows[e], facts, staging))
+    clear_staging(target)
+    return sum(d.num_episodes for d in datasets)
+
+
+def with_labels(features: Features, robot: RobotSpec) -> Features:
+    """Features of a dataset and the label columns, in the order in which a recorder writes them."""
+    labels = {name: column.feature() for name, column in label_columns(robot).items()}
+    head = {k: v for k, v in features.items() if k not in INDEX_FEATURES and k not in labels}
+    return head | labels | {k: features[k] for k in INDEX_FEATURES}
+
+
+def _demo_columns(dataset: Dataset, robot: RobotSpec) -> dict[str, NDArray[Any]]:
+    """Label columns of a dataset of demonstrations, [N] or [N, n]; those that it has stay."""
+    n, columns = dataset.num_frames, dataset.columns
+    seconds = columns.get(CAPTURE_TIME, columns["timestamp"])
+    constant = demo_labels(robot, 0, scripted=SCRIPTED in columns)
+    out = {name: np.repeat(np.asarray(value)[None], n, 0) for name, value in constant.items()}
+    out["t_capture_ns"] = np.round(seconds * 1e9).astype(np.int64)
+    out[EPISODE_UID] = content_uids(dataset)[columns["episode_index"]]
+    return {name: columns.get(name, out[name]) for name in label_columns(robot)}
+
+
+def _completed(table: pa.Table, features: Features, columns: dict[str, NDArray[Any]]) -> pa.Table:
+    """The table with further columns, in the order of the features."""
+    for name, values in columns.items():
+        if name not in table.column_names:
+            dtype = np.dtype(features[name]["dtype"])
+            table = table.append_column(name, arrow_column(values.astype(dtype), features[name]))
+    return table.select([k for k, ft in features.items() if ft["dtype"] != "video"])
+
+
+def _episode(
+    dataset: Dataset,
+    e: int,
+    features: Features,
+    fill: dict[str, NDArray[Any]],
+    row: dict[str, Any],
+    facts: dict[int, dict[str, Any]],
+    staging: Path,
+) -> Episode:
+    """An episode of a dataset on its way into another one."""
+    a, b = int(dataset.episode_from[e]), int(dataset.episode_to[e])
+    table = read_parquet(dataset.data_file(e))
+    table = table.filter(pc.equal(table["episode_index"], e)).combine_chunks()
+    table = _completed(table, features, {k: v[a:b] for k, v in fill.items()})
+    used, local = np.unique(table["task_index"].to_numpy(), return_inverse=True)
+    numbers = {"episode_index": np.zeros(b - a, np.int64), "index": np.arange(b - a), "task_index": local}
+    for name, values in numbers.items():
+        table = table.set_column(table.column_names.index(name), name, pa.array(values))
+    columns = {k: v[a:b] for k, v in (dataset.columns | fill).items()}
+    numeric = [k for k, ft in features.items() if ft["dtype"] in NUMERIC]
+    stats = {k: statistics.column_stats(columns[k]) for k in numeric}
+    for name, value in row.items():
+        if name.startswith("stats/") and (key := name.split("/")[1]) not in numeric:
+            stats.setdefault(key, {})[name.split("/")[2]] = np.asarray(value)
+    videos = {}
+    for key in (k for k, ft in features.items() if ft["dtype"] == "video"):
+        source = dataset.video_file(e, key)
+        if row[f"videos/{key}/from_timestamp"] != 0.0 or count_frames(source) != b - a:
+            raise UserError(
+                f"{source} holds several episodes", "merge with `lerobot-edit-dataset --operation.type merge`"
+            )
+        videos[key] = staging / f"merge-{key}.mp4"
+        shutil.copyfile(source, videos[key])
+    uid = int(columns[EPISODE_UID][0]) if EPISODE_UID in columns else None
+    known = None if uid is None else facts.get(uid) or facts_row(EpisodeFacts(), uid, 0, 0)
+    return Episode(table, videos, stats, tuple(dataset.tasks[i] for i in used), known)
+
+
+def _update_stats(root: Path, columns: dict[str, NDArray[Any]]) -> None:
+    """Statistics of some columns, over the whole dataset."""
+    entries = statistics.to_json({name: statistics.column_stats(values) for name, values in columns.items()})
+    old = read_json(root / STATS) if (root / STATS).exists() else {}
+    write_json(root / STATS, old | entries)
+
+
+def _replace(path: Path, table: pa.Table) -> None:
+    tmp = path.with_name(f".{path.name}.tmp")
+    pq.write_table(table, tmp, compression="snappy")
+    sync_file(tmp)
+    os.replace(tmp, path)
+    sync_folder(path.parent)
