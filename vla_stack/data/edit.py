@@ -58,6 +58,7 @@ def backfill(root: Path) -> list[str]:
                 table = read_parquet(path)
                 rows = table["index"].to_numpy()
                 _replace(path, _completed(table, features, {k: v[rows] for k, v in columns.items()}))
+            _add_row_stats(root, dataset, {name: columns[name] for name in missing})
             _update_stats(root, {name: columns[name] for name in missing})
             write_json(root / INFO, read_info(root) | {"features": features})
             write_facts(root, [facts_row(EpisodeFacts(), int(u), 0, 0) for u in np.unique(columns[EPISODE_UID])])
@@ -216,6 +217,19 @@ def _episode(
     uid = int(columns[EPISODE_UID][0]) if EPISODE_UID in columns else None
     known = None if uid is None else facts.get(uid) or facts_row(EpisodeFacts(), uid, 0, 0)
     return Episode(table, videos, stats, tuple(dataset.tasks[i] for i in used), known)
+
+
+def _add_row_stats(root: Path, dataset: Dataset, columns: dict[str, NDArray[Any]]) -> None:
+    """Statistics of new columns in the rows of ``meta/episodes``, whose files must all have the same columns."""
+    for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
+        table = read_parquet(path)
+        spans = [(dataset.episode_from[e], dataset.episode_to[e]) for e in table["episode_index"].to_pylist()]
+        for key, values in columns.items():
+            rows = [statistics.column_stats(values[a:b]) for a, b in spans]
+            for name in rows[0] if f"stats/{key}/count" not in table.column_names else ():
+                kind = pa.list_(pa.int64() if name == "count" else pa.float64())
+                table = table.append_column(f"stats/{key}/{name}", pa.array([r[name].tolist() for r in rows], kind))
+        _replace(path, table)
 
 
 def _update_stats(root: Path, columns: dict[str, NDArray[Any]]) -> None:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 PERCENTILE = 95.0  # of the demonstrations' own distances to each other, episode by episode
 START = 0.3  # the share of a sub-task's frames that is its start region
 NEIGHBOURS = 3
+# Entries of Scene.features that matter: to take up an object it does not matter where its goal lies on the table.
+ENTRIES = {0: (0, 1, 2, 5, 6), 1: (0, 1, 2, 3, 4, 5, 6)}
 
 
 class FamiliarStates:
@@ -23,8 +25,9 @@ class FamiliarStates:
 
     def __init__(self, features: NDArray, subtask: NDArray, episode: NDArray) -> None:
         starts = _starts(subtask, episode)
-        self._all = {s: _Region(features[m], episode[m]) for s in (0, 1) if (m := subtask == s).any()}
-        self._start = {s: _Region(features[m], episode[m]) for s in (0, 1) if (m := (subtask == s) & starts).any()}
+        self._all = {s: _Region(features[m], episode[m], e) for s, e in ENTRIES.items() if (m := subtask == s).any()}
+        begun = {s: (subtask == s) & starts for s in ENTRIES}
+        self._start = {s: _Region(features[m], episode[m], ENTRIES[s]) for s, m in begun.items() if m.any()}
 
     def score(self, features: NDArray, subtask: int) -> float:
         """Distance to the sub-task's demonstrated states over the threshold; up to 1 is familiar."""
@@ -36,23 +39,24 @@ class FamiliarStates:
 
     def sample_start(self, features: NDArray, subtask: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """A demonstrated state of the sub-task's start region, float [F]: the nearest of eight that are drawn."""
-        states = self._start[subtask].states
+        states, entries = self._start[subtask].full, list(ENTRIES[subtask])
         drawn = states[rng.integers(len(states), size=8)]
-        return drawn[np.argmin(np.linalg.norm(drawn - features, axis=1))].astype(np.float64)
+        return drawn[np.argmin(np.linalg.norm((drawn - features)[:, entries], axis=1))].astype(np.float64)
 
 
 class _Region:
-    def __init__(self, states: NDArray, episode: NDArray) -> None:
-        self.states = np.asarray(states, np.float32)
+    def __init__(self, states: NDArray, episode: NDArray, entries: Sequence[int]) -> None:
+        self.full, self._entries = np.asarray(states, np.float32), list(entries)
+        self._states = self.full[:, self._entries]
         distances: list[float] = []
         for e in np.unique(episode):
-            others = self.states[episode != e]
+            others = self._states[episode != e]
             if len(others) >= NEIGHBOURS:
-                distances += [_distance(x, others) for x in self.states[episode == e]]
+                distances += [_distance(x, others) for x in self._states[episode == e]]
         self.threshold = float(np.percentile(distances, PERCENTILE)) if distances else np.inf
 
     def score(self, features: NDArray) -> float:
-        return _distance(np.asarray(features, np.float32), self.states) / self.threshold
+        return _distance(np.asarray(features, np.float32)[self._entries], self._states) / self.threshold
 
 
 def _distance(x: NDArray, states: NDArray) -> float:

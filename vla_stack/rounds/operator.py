@@ -33,7 +33,7 @@ class OperatorConfig:
     recover: bool = True
     end: bool = True
     human: HumanConfig = field(default_factory=HumanConfig)
-    settle_s: float = 0.3
+    settle_s: float = 0.2
     give_up_s: float = 15.0
 
 
@@ -58,6 +58,7 @@ class SimulatedOperator:
     """
 
     CLEAR = 0.13  # m, height above the table at which the tool retreats
+    NEAR = 0.03  # m from the start pose that a recovery aims for, within which it has arrived
 
     def __init__(
         self, config: OperatorConfig, expert: Any, familiar: FamiliarStates | None, dt: float, seed: int, episode: int
@@ -130,12 +131,13 @@ class SimulatedOperator:
         assert self._familiar is not None
         if subtask != self._target and self.config.recover:  # dropped it, or picked it up on the way
             self._target, self._goal, self._count = subtask, None, 0
-        score = self._familiar.start_score if self.config.recover else self._familiar.score
-        familiar = subtask < Subtasks.DONE and score(scene.features, subtask) <= 1.0
-        free = subtask == 1 or scene.tool[4] > 0.5  # a recovery to a grasp begins with an open gripper
-        self._count = self._count + 1 if familiar and free else 0
-        done = not self.config.recover and subtask > self._target
-        if self._count >= self._settle or done or self._arrived(scene):
+        if self.config.recover:
+            done = self._back(scene, subtask)
+        else:  # what the expert does until the state is a demonstrated one again is called recovery
+            known = subtask < Subtasks.DONE and self._familiar.score(scene.features, subtask) <= 1.0
+            done = known or subtask > self._target
+        self._count = self._count + 1 if done else 0
+        if self._count >= self._settle:
             self._count = 0
             return Decision(("recovered",), self.human.move(self._expert.act().astype(np.float64), tick))
         return Decision((), self._move(tick, scene, subtask))
@@ -177,8 +179,11 @@ class SimulatedOperator:
             return np.array([*tool[:2], self.CLEAR + 0.02]), tool[3], gripper
         return back, tool[3] if subtask else 0.0, gripper
 
-    def _arrived(self, scene: Scene) -> bool:
-        """Whether a recovery is where it wanted to go: the score only advises."""
-        if self._goal is None or not self.config.recover:
+    def _back(self, scene: Scene, subtask: int) -> bool:
+        """Whether a recovery is where it wanted to go, with an open gripper where the next thing is a grasp."""
+        assert self._familiar is not None
+        if self._goal is None or subtask == Subtasks.DONE:
             return False
-        return bool(np.linalg.norm(self._goal - scene.tool[:3]) < 0.015 and (self._target or scene.tool[4] > 0.7))
+        far = float(np.linalg.norm(self._goal - scene.tool[:3]))
+        familiar = self._familiar.start_score(scene.features, subtask) <= 1.0  # advises: a person who is there decides
+        return (subtask == 1 or scene.tool[4] > 0.7) and far < (self.NEAR if familiar else self.NEAR / 2)

@@ -1,0 +1,129 @@
+"""The simulated operator over a policy that fails: what it does, what is recorded, and that both can be replayed."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import sim
+from vla_stack.intervention import Phase
+from vla_stack.rounds.familiar import FamiliarStates
+from vla_stack.rounds.operator import OperatorConfig, SimulatedOperator
+from vla_stack.rounds.rollout import roll, run_batch
+from vla_stack.rounds.scene import Subtasks
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import Chunks, PolicySpec
+
+HORIZON = 8
+
+
+@pytest.fixture(scope="module")
+def env():
+    env = gym.make(sim.TASKS["stack"].id, cameras=(), privileged=True, disable_env_checker=True).unwrapped
+    yield env
+    env.close()
+
+
+def finish(episode, policy=None):
+    return next(run_batch(lambda number, env: episode, [None], policy, [0]))
+
+
+@pytest.fixture(scope="module")
+def demos(env):
+    outs = []
+    for e in range(4):
+        operator = SimulatedOperator(OperatorConfig(), sim.make_expert(env), None, env.spec_robot.dt, 0, e)
+        outs.append(finish(roll(env, env.spec_robot, e, "teleop", 200, operator=operator)))
+    return outs
+
+
+@pytest.fixture(scope="module")
+def familiar(demos):
+    frames = [(f.features, f.subtask, e) for e, out in enumerate(demos) for f in out.frames]
+    features, subtask, episode = (np.array(column) for column in zip(*frames, strict=True))
+    return FamiliarStates(features, subtask, episode)
+
+
+def clumsy(observations, seeds):
+    """Creeps away from the cubes, each step another command, and closes the gripper: never succeeds."""
+    chunks = []
+    for o, seed in zip(observations, seeds, strict=True):
+        aim = np.append(o.state[:4], 0.0)
+        drift = np.random.default_rng(seed).normal(0, 0.004, (HORIZON, 5))
+        drift[:, 3:] = 0
+        chunks.append(aim + drift.cumsum(0))
+    return Chunks(np.array(chunks, np.float32))
+
+
+def episode(env, familiar, seed, number=1, mode="rac", **config):
+    operator = SimulatedOperator(
+        OperatorConfig(end=mode == "rac", **config), sim.make_expert(env), familiar, env.spec_robot.dt, 3, number
+    )
+    policy = PolicySpec(env.spec_robot, HORIZON)
+    how = ExecutorConfig(mode="sync", execute=4)
+    out = finish(roll(env, env.spec_robot, seed, mode, 80, policy, how, operator, familiar), clumsy)
+    return out, env.data.qpos.copy()
+
+
+def test_demonstrations_succeed_and_are_labelled_as_such(demos) -> None:
+    assert all(out.success and out.phase is Phase.END_DEMO for out in demos)
+    assert {f.labels["segment_type"] for out in demos for f in out.frames} == {0}
+    assert all(out.human_frames == len(out.frames) for out in demos)
+
+
+@pytest.mark.parametrize("recover", [True, False])
+def test_an_intervention_recovers_then_corrects_then_ends(env, familiar, recover: bool) -> None:
+    ended = 0
+    for seed in range(5):
+        out, _ = episode(env, familiar, seed, number=seed, recover=recover)
+        types = "".join(str(f.labels["segment_type"]) for f in out.frames)
+        if out.phase is Phase.END_INTERVENED:
+            ended += 1
+            assert re.fullmatch("1*(2+3+)+", types), types
+            assert max(f.subtask for f in out.frames) <= Subtasks.DONE
+    assert ended >= 3  # the rest are misses of the simulated person, who lets the episode fail, or were given up
+
+
+def test_logs_are_a_function_of_seed_and_episode_and_replay_reproduces_the_physics(env, familiar) -> None:
+    (first, qpos), (again, _) = episode(env, familiar, 11), episode(env, familiar, 11)
+    assert first.log == again.log and len(first.log) >= 3
+    assert np.array(first.sent).tobytes() == np.array(again.sent).tobytes()
+    other, _ = episode(env, familiar, 11, number=2)
+    assert np.array(other.sent).tobytes() != np.array(first.sent).tobytes()
+    env.reset(seed=11)
+    for command in first.sent:
+        env.step(command)
+    assert env.data.qpos.tobytes() == qpos.tobytes()
+
+
+def test_the_stored_action_is_the_command_that_was_sent_within_the_rates(env, familiar) -> None:
+    out, _ = episode(env, familiar, 11)
+    for frame in out.frames:
+        assert frame.action.tobytes() == out.sent[frame.observation.step].tobytes()
+    human = [f for f in out.frames if f.labels["control_source"] == 1]
+    step = np.array([d.max_rate for d in env.spec_robot.action[:4]]) * env.spec_robot.dt
+    for a, b in pairwise(human):
+        assert (np.abs(b.action - a.action)[:4] <= step + 1e-6).all()
+
+
+def test_after_a_takeover_nothing_of_the_policy_is_executed(env, familiar) -> None:
+    out, _ = episode(env, familiar, 11)
+    takeover = next(tick for tick, event in out.log if event == "takeover")
+    engage = next(tick for tick, event in out.log if event == "engage")
+    assert engage > takeover
+    held = {out.sent[k].tobytes() for k in range(takeover - 1, engage)}
+    assert len(held) == 1  # a clumsy chunk has another command at each step: none of them was sent
+    assert not [f for f in out.frames if takeover <= f.observation.step < engage]  # nor was the hold recorded
+    assert all(f.labels["control_source"] == 1 for f in out.frames if f.observation.step >= engage)
+
+
+def test_hg_dagger_differs_only_in_handing_back(env, familiar) -> None:
+    (rac, _), (hg, _) = episode(env, familiar, 11), episode(env, familiar, 11, mode="hg_dagger")
+    done = next(tick for tick, event in rac.log if event == "subtask_done")
+    assert [x for x in hg.log if x[0] < done] == [x for x in rac.log if x[0] < done]
+    assert (done, "hand_back") in hg.log or (done, "subtask_done") in hg.log
+    assert np.array(hg.sent[:done]).tobytes() == np.array(rac.sent[:done]).tobytes()
