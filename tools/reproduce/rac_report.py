@@ -29,8 +29,9 @@ def report(name: str, about: dict[str, str], records: Records, quiet: bool = Fal
 def curve(runs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One row a round that all seeds have done."""
     rows = []
-    for k in range(min(len(r) for r in runs.values())):
-        of = [r[k] for r in runs.values()]
+    by_round = [{r["round"]: r for r in run} for run in runs.values()]
+    for k in sorted(set.intersection(*map(set, by_round))):
+        of = [run[k] for run in by_round]
         outcomes = np.array([r["success"] for r in of])
         frames = {s: sum(r["frames"][s] for r in of) for s in of[0]["frames"]}
         ticks = [t for r in of for t, s in zip(r["ticks"], r["success"], strict=True) if s]
@@ -38,7 +39,9 @@ def curve(runs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
             {
                 "round": k,
                 "human_frames": float(np.mean([r["human_frames"] for r in of])),
-                "operator_s": float(np.mean([sum(p["supervision_s"] for p in run[: k + 1]) for run in runs.values()])),
+                "operator_s": float(
+                    np.mean([sum(p["supervision_s"] for p in run if p["round"] <= k) for run in runs.values()])
+                ),
                 "success": float(outcomes.mean()),
                 "interval": wilson(int(outcomes.sum()), outcomes.size),
                 "by_seed": outcomes.mean(1).tolist(),
@@ -75,48 +78,44 @@ def capped_curve(runs: dict[int, list[dict[str, Any]]], most: int = 4) -> list[f
 def difference(a: dict[int, list], b: dict[int, list], rounds: list[int]) -> tuple[float, tuple[float, float]]:
     """Mean success of arm a minus arm b over rounds and common seeds, paired by start, and its bootstrap interval."""
     seeds = sorted(set(a) & set(b))
-    pairs = np.array(
-        [np.mean([np.subtract(a[s][k]["success"], b[s][k]["success"]) for k in rounds], axis=0) for s in seeds]
-    )  # [seeds, starts]
-    rng = np.random.default_rng(0)
-    draws = [
-        pairs[
-            np.ix_(rng.integers(len(seeds), size=len(seeds)), rng.integers(pairs.shape[1], size=pairs.shape[1]))
-        ].mean()
-        for _ in range(BOOTSTRAP)
-    ]
+
+    def outcomes(runs: dict[int, list], seed: int) -> np.ndarray:
+        return np.mean([r["success"] for r in runs[seed] if r["round"] in rounds], axis=0)
+
+    pairs = np.array([outcomes(a, s) - outcomes(b, s) for s in seeds])  # [seeds, starts]
+    rng, (n, m) = np.random.default_rng(0), pairs.shape
+    draws = [pairs[np.ix_(rng.integers(n, size=n), rng.integers(m, size=m))].mean() for _ in range(BOOTSTRAP)]
     low, high = np.percentile(draws, (2.5, 97.5))
     return float(pairs.mean()), (float(low), float(high))
 
 
 def checks(records: Records, table: dict[str, Any], capped: dict[str, list[float]]) -> list[Check]:
     """The claims of the specification's section 9, where their arms are there."""
-    base = table["rac"][0]
+    base, final = table["rac"][0], table["rac"][-1]
+    last = final["round"]
     out = [
         Check("success after round 0, at least", base["success"], 0.05, ">=", base["interval"]),
         Check("success after round 0, at most", base["success"], 0.30, "<=", base["interval"]),
+        Check("RaC: success after the last round", final["success"], None, ">=", final["interval"]),
     ]
-    last = len(table["rac"]) - 1
-    late = list(range((last + 1) // 2, last + 1))  # from mid-budget on
     for arm in table:
-        if arm == "rac" or len(table[arm]) <= last or not last:
+        rounds = [r["round"] for r in table[arm] if r["round"] >= max(1, (last + 1) // 2)]  # from mid-budget on
+        if arm == "rac" or last not in rounds:
             continue
-        value, interval = difference(records["rac"], records[arm], late)
+        value, interval = difference(records["rac"], records[arm], rounds)
         why = "" if value >= 0 else "seen so: on this task and with this operator the arm does better than RaC"
         out.append(Check(f"RaC minus {arm}, from mid-budget", value, 0.0, ">=", interval, why))
         if arm in ("hg_dagger", "demos"):
-            why = "" if interval[0] > 0 else "the interval over seeds and starts holds 0"
+            why = "" if interval[0] >= 0 else "the interval over seeds and starts holds 0"
             out.append(Check(f"RaC minus {arm}, lower end", interval[0], 0.0, ">=", None, why))
-    if last and len(table.get("masked", ())) > last:
-        gain = table["rac"][last]["success"] - base["success"]
-        lost = table["rac"][last]["success"] - table["masked"][last]["success"]
+    if masked := [r for r in table.get("masked", ()) if r["round"] == last]:
+        gain, lost = final["success"] - base["success"], final["success"] - masked[0]["success"]
         share = lost / gain if gain > 0 else 0.0
         why = "" if share >= 0.5 else "corrections and autonomous successes alone carry most of the gain here"
         out.append(Check("share of the gain that masking recovery removes", share, 0.5, ">=", None, why))
-    if last:
-        rise = capped["rac"][-1] - capped["rac"][0]
-        why = "" if rise >= 0.03 else "few successes of this policy come after a failed attempt"
-        out.append(Check("RaC, capped recoveries: S_4 minus S_0", rise, 0.03, ">=", None, why))
+    rise = capped["rac"][-1] - capped["rac"][0]
+    why = "" if rise >= 0.03 else "few successes of this policy come after a failed attempt"
+    out.append(Check("RaC, capped recoveries: S_4 minus S_0", rise, 0.03, ">=", None, why))
     for arm in ("rac", "hg_dagger"):
         ratios = [r["corrections_per_recovery"] for r in table.get(arm, ())[1:] if r["corrections_per_recovery"]]
         if ratios:

@@ -105,16 +105,16 @@ def relabel(root: Path, episode: int, frames: range, segment: Segment) -> int:
         }
         if arms(read_robot_spec(root)) == 1:  # which arm a person moved is not known otherwise
             values["intervention_mask"] = human
-        path = dataset.data_file(episode)
+        path, whole = dataset.data_file(episode), {}
         table = read_parquet(path)
         rows = np.flatnonzero(table["episode_index"].to_numpy() == episode)
         for name, new in values.items():
             column = table[name].to_numpy().copy()
             column[rows] = new
             table = table.set_column(table.column_names.index(name), name, arrow_column(column, dataset.features[name]))
-            dataset.columns[name][a:b] = new
+            whole[name] = np.concatenate([dataset.columns[name][:a], new, dataset.columns[name][b:]])
         _replace(path, table)
-        _update_stats(root, {name: dataset.columns[name] for name in values})
+        _update_stats(root, whole)
         uid, facts = int(dataset.columns[EPISODE_UID][a]), read_facts(root)
         if uid in facts:
             recoveries = len(np.unique(values[SEGMENT_INDEX][kind == Segment.RECOVERY]))
