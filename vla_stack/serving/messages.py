@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -227,7 +228,7 @@ def _describe(dim: Dim, what: str) -> str:
     return f"{dim.name} ({dim.unit}, {dim.kind})" if what == "action" else f"{dim.name} ({dim.unit})"
 
 
-def _require(message: Message, *keys: str) -> dict[str, Any]:
+def _require(message: Message, *keys: str) -> Mapping[str, Any]:
     for key in keys:
         if key not in message.fields:
             raise WireError(Code.BAD_SCHEMA, f"{message.kind} without '{key}'")

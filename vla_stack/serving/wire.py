@@ -212,13 +212,13 @@ def _decode_header(frame: bytes | memoryview) -> tuple[Kind, dict[str, Any]]:
         raise WireError(Code.BAD_SCHEMA, f"unknown message type {str(_text(named))[:20]!r}")
     known = {}
     for key, value in header.items():
-        name, expected = _KEYS.get(key, ("", None))
-        if expected is None:
+        if key not in _KEYS:
             continue
+        name, expected = _KEYS[key]
         if expected is str:
             value = _text(value)
-        # type(), not isinstance(): a bool is an int to isinstance, and an int64 cast of 2**64 - 1 would wrap.
-        if type(value) is not expected or (expected is int and not -(2**63) <= value < 2**63):
+        found: type = type(value)  # not isinstance(): a bool is an int to it, and an int64 cast of 2**64 - 1 would wrap
+        if found is not expected or (expected is int and not -(2**63) <= value < 2**63):
             raise WireError(Code.BAD_SCHEMA, f"header key '{name}' is not {expected.__name__}")
         known[name] = value
     return kind, known
