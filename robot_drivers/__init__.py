@@ -13,6 +13,7 @@ __all__ = ["DRIVERS", "Driver", "EpisodicDriver", "make_driver"]
 DRIVERS = {
     "sim": "robot_drivers.simulated:SimulatedRobot",  # a MuJoCo task in real time
     "lerobot": "robot_drivers.lerobot_robot:LeRobotRobot",  # any robot that LeRobot knows
+    "remote": "robot_drivers.remote:RemoteRobot",  # a robot on another computer, which runs `vla robot serve`
     "replay": "robot_drivers.replay:ReplayRobot",  # a recorded episode, open loop
 }
 

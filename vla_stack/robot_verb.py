@@ -22,24 +22,27 @@ from vla_stack.runtime.robot_arguments import (
 )
 from vla_stack.schema import RobotSpec
 
-HELP = "Calibrate a robot, check that it is ready, move one of its joints."
+HELP = "Calibrate a robot, check that it is ready, move one of its joints, offer it to another computer."
 EXAMPLES = (
     "vla robot calibrate --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm",
     "vla robot calibrate --teleop.type=so101_leader --teleop.port=/dev/ttyACM1 --teleop.id=hand",
     "vla robot check --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --write limits.yaml",
     "vla robot check --robot sim --task pick",
     "vla robot jog --robot sim --joint tcp_z.pos --by 0.03",
+    "vla robot serve --robot sim --endpoint tcp://127.0.0.1:5570   # and from another computer, with keys:",
+    "vla run --robot remote --robot-arg endpoint=tcp://arm.lab:5570",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("calibrate", "check", "jog"))
+    parser.add_argument("what", choices=("calibrate", "check", "jog", "serve"))
     add_robot_arguments(parser)
     add = parser.add_argument
     add("--teleop", help="calibrate: a teleoperator instead; lerobot")
     add("--teleop-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the teleoperator")
     add("--seconds", type=float, default=2.0, help="check: how long to read (default: %(default)s)")
     add("--write", type=Path, metavar="FILE", help="check: write the robot's present limits there, to be edited")
+    add("--endpoint", default="tcp://127.0.0.1:5570", help="serve: where to listen (default: %(default)s)")
     add("--joint", help="jog: action dimension")
     add("--by", type=float, help="jog: how far, in the dimension's SI unit")
 
@@ -56,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
             check_limits(limits, driver.spec)
         if isinstance(driver, EpisodicDriver):
             driver.reset(0)
-        return _check(args, driver) if args.what == "check" else _jog(args, driver)
+        return {"check": _check, "jog": _jog, "serve": _serve}[args.what](args, driver)
     finally:
         driver.disconnect()
 
@@ -147,6 +150,33 @@ def _jog(args: argparse.Namespace, driver: Driver) -> int:
     error = abs(reached[0] - asked)
     follows = error < 0.2 * abs(args.by)
     print("it follows" if follows else f"it is {error:.3f} {unit} off: a load, a limit, or a blocked joint")
+    return 0
+
+
+def _serve(args: argparse.Namespace, driver: Driver) -> int:
+    import zmq
+
+    from robot_drivers.remote import serve_driver
+    from vla_stack.serving.admission import Admission
+    from vla_stack.serving.keys import KeyFolder
+    from vla_stack.serving.transport import is_local, new_socket, zmq_address
+
+    context = zmq.Context()
+    admission = None if is_local(args.endpoint) else Admission(context, KeyFolder())
+    socket = new_socket(context, zmq.ROUTER, admission.curve if admission else None)
+    try:
+        socket.bind(zmq_address(args.endpoint))
+        print(f"{driver.spec.name} at {args.endpoint}; Ctrl-C ends", flush=True)
+        serve_driver(driver, make_envelope(driver.spec, robot_safety(args)), socket, lambda: True)
+    except zmq.ZMQError as e:
+        raise UserError(f"cannot listen at {args.endpoint}: {e}", "choose another endpoint") from None
+    except KeyboardInterrupt:
+        print("\nended: the robot holds")
+    finally:
+        socket.close(linger=0)
+        if admission:
+            admission.close()
+        context.term()
     return 0
 
 
