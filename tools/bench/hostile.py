@@ -46,11 +46,11 @@ def noise(rng: np.random.Generator) -> list[bytes]:
 
 
 def _hostile_value(rng: np.random.Generator, header: bytes) -> bytes:
-    fields = msgpack.unpackb(header)
-    keys = [*fields, "tensors", "seed"]
+    fields = msgpack.unpackb(header, raw=True)  # no strings, which Python would keep for ever where they are keys
+    keys = [*fields, b"tensors", b"seed"]
     key, value = keys[rng.integers(len(keys))], HOSTILE[rng.integers(len(HOSTILE))]
-    if key == "tensors" and fields.get("tensors"):
-        entries = msgpack.unpackb(fields["tensors"])
+    if key == b"tensors" and fields.get(b"tensors"):
+        entries = msgpack.unpackb(fields[b"tensors"], raw=True)
         entries[rng.integers(len(entries))][rng.integers(5)] = value
-        value = msgpack.packb(entries)
-    return bytes(msgpack.packb(fields | {key: value}))
+        value = msgpack.packb(entries, use_bin_type=False)
+    return bytes(msgpack.packb(fields | {key: value}, use_bin_type=False))
