@@ -147,7 +147,7 @@ class RemoteRobot:
         return others
 
     def _keep(self, header: dict[str, Any], frames: list[zmq.Frame]) -> None:
-        images = {
+        images: dict[str, NDArray[np.uint8]] = {
             camera.name: np.frombuffer(frame.buffer, np.uint8).reshape(camera.height, camera.width, 3)
             for camera, frame in zip(self.spec.cameras, frames, strict=True)
         }
