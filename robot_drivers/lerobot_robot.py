@@ -190,6 +190,8 @@ class LeRobotRobot:
     def hold(self) -> None:
         if self._watchdog is not None:
             self._watchdog.rest()
+        if self._lost:  # whoever opens the bus again has the lock, for up to seconds; the motors hold by themselves
+            return
         with self._lock:
             self._stand_still()
 
