@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import pairwise
 
 import gymnasium as gym
@@ -48,24 +49,26 @@ def familiar(demos):
     return FamiliarStates(features, subtask, episode)
 
 
-def clumsy(observations, seeds):
-    """Creeps away from the cubes, each step another command, and closes the gripper: never succeeds."""
+def clumsy(observations, seeds, opening=0.0):
+    """Creeps about, each step another command, and closes the gripper, or keeps it as it is: never succeeds."""
     chunks = []
     for o, seed in zip(observations, seeds, strict=True):
-        aim = np.append(o.state[:4], 0.0)
+        aim = np.append(o.state[:4], opening)
         drift = np.random.default_rng(seed).normal(0, 0.004, (HORIZON, 5))
         drift[:, 3:] = 0
         chunks.append(aim + drift.cumsum(0))
     return Chunks(np.array(chunks, np.float32))
 
 
-def episode(env, familiar, seed, number=1, mode="rac", **config):
+def episode(env, familiar, seed, number=1, mode="rac", opening=0.0, **config):
     operator = SimulatedOperator(
         OperatorConfig(end=mode == "rac", **config), sim.make_expert(env), familiar, env.spec_robot.dt, 3, number
     )
     policy = PolicySpec(env.spec_robot, HORIZON)
     how = ExecutorConfig(mode="sync", execute=4)
-    out = finish(roll(env, env.spec_robot, seed, mode, 80, policy, how, operator, familiar), clumsy)
+    out = finish(
+        roll(env, env.spec_robot, seed, mode, 80, policy, how, operator, familiar), partial(clumsy, opening=opening)
+    )
     return out, env.data.qpos.copy()
 
 
@@ -127,3 +130,16 @@ def test_hg_dagger_differs_only_in_handing_back(env, familiar) -> None:
     assert [x for x in hg.log if x[0] < done] == [x for x in rac.log if x[0] < done]
     assert (done, "hand_back") in hg.log or (done, "subtask_done") in hg.log
     assert np.array(hg.sent[:done]).tobytes() == np.array(rac.sent[:done]).tobytes()
+
+
+@pytest.mark.parametrize("opening", [0.0, 1.0])
+def test_auto_rewind_is_executed_motion_that_the_guards_allow(env, familiar, opening: float) -> None:
+    out, _ = episode(env, familiar, 11, opening=opening, rewind=True)
+    events, sources = [event for _, event in out.log], [f.labels["control_source"] for f in out.frames]
+    rewound = [f for f in out.frames if f.labels["control_source"] == 2]
+    assert ("rewind" in events) == bool(rewound) == (opening == 1.0)  # a gripper that was switched forbids it
+    assert ("engage" in events) == (opening == 0.0) and (opening == 1.0 or "a gripper was switched" in out.refusals)
+    assert all(f.labels["segment_type"] == 2 for f in rewound) and sources[-1] == 1
+    speed = np.diff([f.action[:3] for f in rewound], axis=0) / env.spec_robot.dt if rewound else np.zeros((0, 3))
+    assert (np.linalg.norm(speed, axis=1) <= 0.10 + 1e-6).all()
+    assert len({float(f.action[4]) for f in rewound}) <= 1  # grippers are never reversed

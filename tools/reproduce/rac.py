@@ -45,6 +45,7 @@ class Arm:
     recover: bool = True
     interventions: str = "rac"
     masked: bool = False
+    rewind: bool = False
 
 
 ARMS = {
@@ -54,8 +55,14 @@ ARMS = {
     "masked": Arm("RaC, recoveries not trained on", interventions="no_recovery", masked=True),
     "no_rule1": Arm("RaC without rule 1", recover=False),
     "no_rule2": Arm("RaC without rule 2", "hg_dagger"),
+    "rewind": Arm("RaC with auto-rewind", rewind=True),
 }
-ORDER = (("rac", "hg_dagger", "demos"), ("masked",), ("no_rule1", "no_rule2"))  # each on all seeds before the next
+ORDER = (
+    ("rac", "hg_dagger", "demos"),
+    ("masked",),
+    ("no_rule1", "no_rule2"),
+    ("rewind",),
+)  # each on all seeds before the next
 
 
 def cells(seeds: Sequence[int]) -> Iterator[tuple[str, int]]:
@@ -74,7 +81,7 @@ def recipe(name: str, seed: int, overrides: Sequence[str]) -> Any:
     arm, base = ARMS[name], build(RacRecipe, read_tree(RECIPE, overrides), str(RECIPE))
     data = replace(base.train.data, interventions=arm.interventions)
     train = replace(base.train, data=data)
-    return replace(base, name=name, seed=seed, mode=arm.mode, recover=arm.recover, train=train)
+    return replace(base, name=name, seed=seed, mode=arm.mode, recover=arm.recover, rewind=arm.rewind, train=train)
 
 
 def run_cell(name: str, seed: int, out: Path, overrides: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ class OperatorConfig:
     Attributes:
         recover: Rule 1: go back to familiar states before correcting; otherwise act from the failure state at once.
         end: Rule 2: the episode ends with the intervention; otherwise control goes back to the policy.
+        rewind: Ask for an auto-rewind first; where it is refused, or has ended, the hand recovers.
         human: The person.
         settle_s: Seconds for which a state must be familiar, or a sub-task done, before it is called so.
         give_up_s: Seconds of one intervention after which the episode is discarded.
@@ -32,6 +33,7 @@ class OperatorConfig:
 
     recover: bool = True
     end: bool = True
+    rewind: bool = False
     human: HumanConfig = field(default_factory=HumanConfig)
     settle_s: float = 0.2
     give_up_s: float = 15.0
@@ -120,7 +122,7 @@ class SimulatedOperator:
         self._begin(tick)
         self._target = subtask
         self.human.engage(command)
-        return Decision(("engage",), self._move(tick, scene, subtask))
+        return Decision(("rewind" if self.config.rewind else "engage",), self._move(tick, scene, subtask))
 
     def _begin(self, tick: int) -> None:
         self._since, self._count, self._target = tick, 0, 0

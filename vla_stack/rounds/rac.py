@@ -22,7 +22,7 @@ from vla_stack.data import Column, EpisodeFacts, EpisodeRecorder, frame_labels, 
 from vla_stack.data.layout import INFO, read_info, read_json, write_json
 from vla_stack.data.sidecar import read_facts
 from vla_stack.errors import UserError
-from vla_stack.intervention import Phase, Segment
+from vla_stack.intervention import Control, Phase, Segment
 from vla_stack.methods.rac import Trainable
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.rounds.familiar import FamiliarStates
@@ -58,6 +58,7 @@ class RacRecipe:
         task: Task of ``sim``: stack, place or insert.
         mode: ``rac``; ``hg_dagger`` hands control back to the policy after an intervention; ``teleop`` demonstrates.
         recover: Rule 1: the operator goes back to familiar states before correcting.
+        rewind: The operator asks for a guarded auto-rewind before recovering by hand.
         rounds: Rounds after round 0.
         demos: Demonstrations of round 0.
         human_frames: Frames in which the operator acts, for each round.
@@ -76,6 +77,7 @@ class RacRecipe:
     task: str = "stack"
     mode: Literal["rac", "hg_dagger", "teleop"] = "rac"
     recover: bool = True
+    rewind: bool = False
     rounds: int = 5
     demos: int = 30
     human_frames: int = 800
@@ -135,7 +137,7 @@ class RacLoop:
             return read_json(path)
         robot = self.envs[0].unwrapped.spec_robot  # type: ignore[attr-defined]
         extra = label_columns(robot) | {SCENE: Column("float32", (FEATURES,))}
-        about: dict[str, Any] = {"collected": 0, "discarded": 0, "takeovers": 0, "supervision_s": 0.0}
+        about: dict[str, Any] = {"collected": 0, "discarded": 0, "takeovers": 0, "supervision_s": 0.0, "rewound": 0}
         counts = {s.name.lower(): 0 for s in Segment}
         have = set(read_facts(self.data)) if (self.data / INFO).exists() else set()
         names = tuple(f"joint_{i + 1}.pos" for i in range(len(self.envs[0].unwrapped.joint_command)))  # type: ignore[attr-defined]
@@ -149,6 +151,7 @@ class RacLoop:
                     about["discarded"] += 1
                     continue
                 about["collected"] += 1
+                about["rewound"] += sum(f.labels["control_source"] == Control.AUTO_REWIND for f in out.frames)
                 for segment in Segment:
                     counts[segment.name.lower()] += out.count(segment)
                 if uid not in have:
@@ -220,7 +223,7 @@ class RacLoop:
         self, k: int, policy: ChunkPolicy | None, familiar: FamiliarStates | None
     ) -> Callable[[int, gym.Env], Running]:
         r = self.recipe
-        config = OperatorConfig(recover=r.recover, end=r.mode == "rac")
+        config = OperatorConfig(recover=r.recover, end=r.mode == "rac", rewind=r.rewind)
 
         def start(episode: int, env: gym.Env) -> Running:
             robot, number = env.unwrapped.spec_robot, 10_000 * k + episode  # type: ignore[attr-defined]

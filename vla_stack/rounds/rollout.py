@@ -14,11 +14,14 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_drivers.driver import Status
+from sim.scene import Scene as Poses
 from vla_stack.intervention import Control, Intervention, Mode, Phase, Segment
 from vla_stack.rounds.familiar import FamiliarStates
 from vla_stack.rounds.operator import SimulatedOperator
 from vla_stack.rounds.scene import Attempts, Scene, Subtasks
 from vla_stack.runtime.executor import Executor, ExecutorConfig
+from vla_stack.runtime.rewind import Rewinder
 from vla_stack.schema import ActionChunk, Chunks, Observation, PolicySpec, RobotSpec
 
 RESET_S = 5.0  # s of a person's time for each reset
@@ -52,6 +55,7 @@ class RolledOut:
         recoveries: Recoveries after failed attempts, see ``scene.Attempts``.
         sent: float32 [ticks, A], every command that the driver received.
         log: (tick, event) of everything that the operator did.
+        refusals: Why an auto-rewind was refused or ended.
     """
 
     seed: int
@@ -65,6 +69,7 @@ class RolledOut:
     recoveries: int = 0
     sent: list[NDArray[np.float32]] = field(default_factory=list)
     log: list[tuple[int, str]] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
 
     def count(self, segment: Segment) -> int:
         """Recorded frames of a segment type."""
@@ -121,8 +126,13 @@ def roll(
         operator.human.engage(task.tool_command)
         machine.apply("engage", 0)
     k, auto = 0, 0
-    scene = Scene.of(env)
+    scene, poses = Scene.of(env), Poses(task)
+    rewinder = Rewinder(robot) if operator and operator.config.rewind else None
     while True:
+        now = Observation(np.asarray(raw["agent_pos"], np.float32), raw.get("pixels", {}), task.task, k, k * period)
+        status: Status = {"objects": poses.objects(), "hazards": poses.hazards()} if rewinder else {}
+        if rewinder:
+            rewinder.observe(k * period, now, status)
         features, before = scene.features, machine.phase
         subtask = subtasks.update(scene)
         if familiar and subtask < Subtasks.DONE:
@@ -131,6 +141,9 @@ def roll(
         if operator:
             decision = operator.step(k, machine.phase, scene, task.tool_command)
             for event in decision.events:
+                if event == "rewind" and rewinder and (why := rewinder.plan(k * period, now)):
+                    out.refusals.append(why)
+                    event = "engage"
                 machine.apply(event, k)
                 out.log.append((k, event))
             target = decision.command
@@ -141,18 +154,22 @@ def roll(
         if machine.phase is Phase.AUTO and auto >= limit or machine.phase is Phase.TELEOP and k >= limit:
             machine.apply("fail", k)
             break
-        observation = Observation(
-            np.asarray(raw["agent_pos"], np.float32), raw.get("pixels", {}), task.task, k, k * period
-        )
         if machine.policy_may_act:
             assert plan is not None
             if (request := plan.plan(k)) is not None:
-                actions = yield observation, request.seed
+                actions = yield now, request.seed
                 chunk = ActionChunk(actions, request.origin, request.k_obs, rid=request.rid, epoch=request.epoch)
                 plan.deliver(chunk, k)
             dispatch = plan.dispatch(k)
             command = command if dispatch.action is None else dispatch.action
             auto += 1
+        elif rewinder and operator and machine.control_source is Control.AUTO_REWIND:
+            waypoint, why = rewinder.next(now, status, command)
+            if waypoint is None:  # the hand goes on from where it has led to, one tick later
+                out.refusals.append(why)
+                machine.apply("engage", k)
+                operator.human.engage(task.tool_command)
+            command = command if waypoint is None else waypoint
         elif machine.human_may_act and target is not None:
             limited = np.clip(target, command - step, command + step)
             command = np.clip(limited, robot.action_low, robot.action_high).astype(np.float32)
@@ -161,7 +178,7 @@ def roll(
         raw, _, _, _, info = env.step(command)
         out.sent.append(command.copy())
         if machine.recording:
-            out.frames.append(Frame(observation, command.copy(), task.joint_command, labels, subtask, features))
+            out.frames.append(Frame(now, command.copy(), task.joint_command, labels, subtask, features))
         out.stage = max(out.stage, int(info["stage"]))
         k += 1
         scene = Scene.of(env)
