@@ -38,6 +38,14 @@ class SchemaError(ValueError):
     """Data that does not have the shape, type, unit or range that its description promises."""
 
 
+U1, F4 = np.dtype(np.uint8), np.dtype(np.float32)  # comparing with a class costs several times as much
+
+
+def finite(array: NDArray[Any]) -> bool:
+    """Whether an array has neither NaN nor infinity; for small arrays twice as fast as ``np.isfinite(a).all()``."""
+    return 0 not in np.isfinite(array).tobytes()
+
+
 def image_key(camera: str) -> str:
     """Dataset feature key of a camera, e.g. ``observation.images.front``."""
     return f"{OBS_IMAGES}.{camera}"
@@ -195,18 +203,18 @@ class Observation:
 
     def check(self, spec: RobotSpec) -> None:
         """Raise :class:`SchemaError` naming the first field that does not match ``spec``."""
-        if self.state.dtype != np.float32 or self.state.shape != (len(spec.state),):
+        if self.state.dtype != F4 or self.state.shape != (len(spec.state),):
             raise SchemaError(
                 f"state is {self.state.dtype}{list(self.state.shape)}, {spec.name} measures float32[{len(spec.state)}]"
             )
-        if not np.isfinite(self.state).all():
+        if not finite(self.state):
             bad = [spec.state[i].name for i in np.flatnonzero(~np.isfinite(self.state))]
             raise SchemaError(f"state is not finite in {', '.join(bad)}")
         for cam in spec.cameras:
             image = self.images.get(cam.name)
             if image is None:
                 raise SchemaError(f"camera '{cam.name}' is missing; the observation has {sorted(self.images)}")
-            if image.dtype != np.uint8 or image.shape != (cam.height, cam.width, 3):
+            if image.dtype != U1 or image.shape != (cam.height, cam.width, 3):
                 raise SchemaError(
                     f"camera '{cam.name}' is {image.dtype}{list(image.shape)}, "
                     f"expected uint8[{cam.height}, {cam.width}, 3]"

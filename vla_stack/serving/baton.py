@@ -40,7 +40,8 @@ class Baton:
     def computed(self) -> bool:
         """Computing has ended; whether the network is this thread's again, which it is unless the standby has it."""
         self._usual_ns += 0.2 * (time.monotonic_ns() - self._begun_ns - self._usual_ns)
-        self._wanted.clear()
+        if self._wanted.is_set():
+            self._wanted.clear()
         self.computing = False
         return self._lock.acquire(blocking=False)
 

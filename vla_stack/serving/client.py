@@ -98,8 +98,6 @@ class PolicyClient:
     def _connect(self) -> None:
         self._socket = new_socket(self._context, zmq.DEALER, self._curve)
         self._socket.connect(zmq_address(self._endpoint))
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
         self._heard_ns = time.monotonic_ns()
 
     @property
@@ -177,7 +175,7 @@ class PolicyClient:
         if self._hello_sent_ns is not None and time.monotonic_ns() - self._hello_sent_ns > HELLO_INTERVAL_NS:
             self._say_hello()
         items: list[ActionChunk | ServerError] = []
-        if not self._poller.poll(timeout_ms):
+        if not readable((self._socket,), timeout_ms):
             return items
         self._heard_ns = time.monotonic_ns()
         for _ in range(BURST):
@@ -188,7 +186,7 @@ class PolicyClient:
                 item = ServerError(e.code, f"server's message is malformed: {e.text}")
             if item is not None:
                 items.append(item)
-            if not readable(self._socket):
+            if not readable((self._socket,)):
                 break
         return items
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vla_stack.schema import (
     ACTION,
+    F4,
     OBS_STATE,
     ActionChunk,
     Continuation,
@@ -19,6 +20,7 @@ from vla_stack.schema import (
     PolicySpec,
     RobotSpec,
     SchemaError,
+    finite,
     image_key,
 )
 from vla_stack.serving.wire import Code, Kind, Message, WireError
@@ -77,7 +79,8 @@ def infer(
 ) -> Message:
     """INFER: a chunk is wanted that starts at tick ``origin``, computed from ``obs`` with noise seed ``seed``."""
     tensors: dict[str, NDArray[Any]] = {OBS_STATE: obs.state}
-    tensors |= {image_key(camera): image for camera, image in obs.images.items()}
+    for camera, image in obs.images.items():
+        tensors[image_key(camera)] = image
     fields = {"k_obs": obs.step, "t_obs": obs.t_capture_ns, "origin": origin, "seed": seed, "task": obs.task}
     if slack_ms is not None:
         fields["slack_ms"] = slack_ms
@@ -98,7 +101,11 @@ def read_infer(message: Message, robot: RobotSpec) -> tuple[Observation, int, in
         raise WireError(Code.BAD_SCHEMA, "seed is negative")
     if OBS_STATE not in message.tensors:
         raise WireError(Code.BAD_SCHEMA, f"'{OBS_STATE}' is missing")
-    images = {c.name: message.tensors[image_key(c.name)] for c in robot.cameras if image_key(c.name) in message.tensors}
+    images = {}
+    for camera in robot.cameras:
+        image = message.tensors.get(image_key(camera.name))
+        if image is not None:
+            images[camera.name] = image
     obs = Observation(message.tensors[OBS_STATE], images, values["task"], values["k_obs"], values["t_obs"])
     try:
         obs.check(robot)
@@ -120,9 +127,9 @@ def read_continuation(message: Message, policy: PolicySpec) -> Continuation | No
     if mode not in policy.extras.get("continues", ()):
         raise WireError(Code.BAD_SCHEMA, f"the policy cannot continue a plan by '{mode[:20]}'")
     steps, width = policy.horizon, len(policy.robot.action)
-    if plan is None or plan.dtype != np.float32 or plan.ndim != 2 or plan.shape[1] != width or len(plan) > steps:
+    if plan is None or plan.dtype != F4 or plan.ndim != 2 or plan.shape[1] != width or len(plan) > steps:
         raise WireError(Code.BAD_SCHEMA, f"'{PLAN}' is not float32 of at most [{steps}, {width}]")
-    if not np.isfinite(plan).all():
+    if not finite(plan):
         raise WireError(Code.BAD_SCHEMA, f"'{PLAN}' is not finite")
     delay, execute = values["delay"], values["execute"]
     limit = min(len(plan), policy.d_train_max) if mode == "prefix" else len(plan)
@@ -149,7 +156,7 @@ def read_chunk(message: Message, policy: PolicySpec) -> ActionChunk:
     values = _require(message, "k_obs", "origin", "model_version")
     shape = (policy.horizon, len(policy.robot.action))
     actions = message.tensors.get(ACTION)
-    if actions is None or actions.dtype != np.float32 or actions.shape != shape:
+    if actions is None or actions.dtype != F4 or actions.shape != shape:
         raise WireError(Code.BAD_SCHEMA, f"CHUNK does not hold float32{list(shape)}")
     execute = message.fields.get("execute", 0)
     if not 0 <= execute <= policy.horizon:

@@ -113,9 +113,7 @@ class PolicyServer:
         self._wake_out = self._context.socket(zmq.PAIR)
         self._wake_in.bind("inproc://wake")
         self._wake_out.connect("inproc://wake")
-        self._poller = zmq.Poller()
-        self._poller.register(self._router, zmq.POLLIN)
-        self._poller.register(self._wake_in, zmq.POLLIN)
+        self._sockets = (self._router, self._wake_in)
         self._mailbox = Mailbox(config.max_batch)
         self._results: queue.SimpleQueue[list[Result] | ChunkPolicy | BaseException] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[ChunkPolicy] = queue.SimpleQueue()  # by reload(), to be served
@@ -184,7 +182,7 @@ class PolicyServer:
 
     def _turn(self) -> None:
         """Wait for messages and answer them; the baton's holder calls this."""
-        ready = [socket for socket, _ in self._poller.poll(100)]
+        ready = readable(self._sockets, 100)
         if self._wake_in in ready:
             self._collect()
         if self._router in ready:
@@ -192,7 +190,7 @@ class PolicyServer:
                 peer, *parts = receive(self._router)
                 key = owner(peer) if self._admission else ""
                 self._reception.handle(peer.bytes, [part.buffer for part in parts], key)
-                if not readable(self._router):
+                if not readable((self._router,)):
                     break
         now_ns = time.monotonic_ns()
         if now_ns - self._turned_ns > HOUSEKEEPING_NS or not ready:
@@ -244,8 +242,8 @@ class PolicyServer:
             if self._retired:
                 self._leads = False
                 self._baton.release()
-            elif jobs := self._mailbox.poll():
-                self._leads = False
+            elif len(self._mailbox):
+                jobs, self._leads = self._mailbox.poll(), False
                 self._baton.compute()
                 return jobs
             else:

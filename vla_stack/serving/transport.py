@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import zmq
+from zmq.backend import Socket as RawSocket  # without the conveniences around each call, which cost as much as it
+from zmq.backend import zmq_poll
 
 from vla_stack.errors import UserError
 from vla_stack.serving.wire import MAX_FRAME_BYTES, MAX_TENSORS
@@ -93,8 +95,8 @@ def send(socket: zmq.Socket, frames: Sequence[bytes | memoryview]) -> bool:
     for _ in range(2):
         try:
             for frame in frames[:-1]:
-                socket.send(frame, MORE, copy=len(frame) < COPY_BYTES)
-            socket.send(frames[-1], NOBLOCK, copy=len(frames[-1]) < COPY_BYTES)
+                RawSocket.send(socket, frame, MORE, len(frame) < COPY_BYTES)
+            RawSocket.send(socket, frames[-1], NOBLOCK, len(frames[-1]) < COPY_BYTES)
             return True
         except zmq.Again:
             # ZeroMQ takes note of what the other side has read at most once a millisecond while one only sends, so a
@@ -103,9 +105,9 @@ def send(socket: zmq.Socket, frames: Sequence[bytes | memoryview]) -> bool:
     return False
 
 
-def readable(socket: zmq.Socket) -> bool:
-    """Whether a message waits; cheaper than to catch what :func:`receive` raises where none does."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & POLLIN)
+def readable(sockets: Sequence[zmq.Socket], timeout_ms: int = 0) -> list[zmq.Socket]:
+    """The sockets at which a message waits, after at most ``timeout_ms``."""
+    return [socket for socket, _ in zmq_poll([(socket, POLLIN) for socket in sockets], timeout_ms)]
 
 
 def receive(socket: zmq.Socket) -> list[zmq.Frame]:
@@ -117,10 +119,10 @@ def receive(socket: zmq.Socket) -> list[zmq.Frame]:
     Raises:
         zmq.Again: There is none.
     """
-    frame = socket.recv(NOBLOCK, copy=False)
+    frame = RawSocket.recv(socket, NOBLOCK, False)
     frames = [frame]
     while frame.more:
-        frame = socket.recv(copy=False)
+        frame = RawSocket.recv(socket, 0, False)
         if len(frames) < MAX_TENSORS + 3:
             frames.append(frame)
     return frames

@@ -47,6 +47,7 @@ DTYPES: dict[str, np.dtype] = {
     "f64": np.dtype("<f8"),
     "bool": np.dtype("?"),
 }
+_BOOL = DTYPES["bool"]
 _WIRE_NAME = {dtype: name for name, dtype in DTYPES.items()}
 
 # Optional header keys and their types. Integers fit int64; clocks are ``time.monotonic_ns`` of the named side.
@@ -157,7 +158,7 @@ def encode(message: Message) -> list[bytes | memoryview]:
         raise WireError(Code.BAD_SCHEMA, f"header key '{unknown}' is not part of the format")
     content = {"v": VERSION, "type": kind, "sid": sid, "epoch": epoch, "rid": rid, **fields}
     if tensors:
-        content["tensors"] = _describe(tuple((name, a.dtype, a.shape) for name, a in tensors.items()))
+        content["tensors"] = _describe(tuple([(name, a.dtype, a.shape) for name, a in tensors.items()]))
     header = msgpack.packb(content)
     if len(header) > MAX_HEADER_BYTES:
         raise WireError(
@@ -301,7 +302,7 @@ def _view(entry: _Tensor, frame: bytes | memoryview) -> NDArray[Any]:
     if len(frame) != nbytes:
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': frame has {len(frame)} bytes, header says {nbytes}")
     array: NDArray[Any] = np.ndarray(shape, dtype, frame)
-    if dtype == np.bool_ and array.view(np.uint8).max() > 1:  # numpy's behaviour on other bytes is undefined
+    if dtype is _BOOL and array.view(np.uint8).max() > 1:  # numpy's behaviour on other bytes is undefined
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': bool bytes other than 0 and 1")
     if not array.flags.aligned:
         array = array.copy()

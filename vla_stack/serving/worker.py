@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.schema import ActionChunk, Chunks, Continuation, Observation, PolicySpec, SchemaError
+from vla_stack.schema import F4, ActionChunk, Chunks, Continuation, Observation, PolicySpec, SchemaError, finite
 from vla_stack.serving import messages, wire
 from vla_stack.serving.wire import Code, WireError
 
@@ -81,7 +81,8 @@ class Mailbox:
     def __init__(self, max_batch: int) -> None:
         self._max_batch = max_batch
         self._slots: dict[str, Job] = {}
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
+        self._waited_for = False
         self._closed = False
 
     def __len__(self) -> int:
@@ -92,13 +93,16 @@ class Mailbox:
         with self._changed:
             superseded = self._slots.get(job.sid)
             self._slots[job.sid] = job
-            self._changed.notify()
+            if self._waited_for:
+                self._changed.notify()
         return superseded
 
     def take(self) -> list[Job]:
         """The next jobs, once there is one; none after :meth:`close`."""
         with self._changed:
+            self._waited_for = True
             self._changed.wait_for(lambda: self._slots or self._closed)
+            self._waited_for = False
             return [] if self._closed else self._pop()
 
     def poll(self) -> list[Job]:
@@ -186,9 +190,9 @@ def _infer(
     chunks = policy.infer(observations, seeds, *plans)
     actions = chunks.actions
     expected = (len(observations), policy.spec.horizon, len(policy.spec.robot.action))
-    if actions.shape != expected or actions.dtype != np.float32:
+    if actions.shape != expected or actions.dtype != F4:
         raise SchemaError(f"policy returned {actions.dtype}{list(actions.shape)}, promised float32{list(expected)}")
-    if not np.isfinite(actions).all():
+    if not finite(actions):
         raise SchemaError("policy returned actions that are not finite")
     return chunks
 
