@@ -1,11 +1,12 @@
 """Success against latency for every way of executing chunks, on a quasi-static and on a dynamic task.
 
-    python tools/reproduce/async_execution.py [--smoke] [--out FOLDER]
+    python tools/reproduce/async_execution.py [--smoke] [--out FOLDER] [--jobs N] [--report-only]
 
-Two policies learn ``pick`` and ``conveyor`` from the same demonstrations in the same number of steps: a plain one, and
-one that was given action prefixes in training (``max_delay``). They see states, with poses of objects, so that the
-figures are about execution and not about seeing. Then all modes run on the same starts under the virtual clock, at
-delays of 0 to 500 ms, and once with gamma jitter. Cells that are on the disk are not computed again.
+Three policies learn ``pick`` and ``conveyor`` from the same demonstrations in the same number of steps: a plain one,
+and two that were given action prefixes in training, one with full attention among actions and one with the Λ-mask. They
+see states, with poses of objects, so that the figures are about execution and not about seeing. Then all modes run on
+the same starts under the virtual clock, at delays of 0 to 500 ms, once with gamma jitter, and with other numbers of
+executed steps. Cells that are on the disk are not computed again; the report is of those that there are.
 """
 
 from __future__ import annotations
@@ -14,36 +15,55 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import sim
 from vla_stack.data.collect import CollectConfig, collect
 from vla_stack.evaluation.latency import Latency
-from vla_stack.evaluation.metrics import paired_difference
 from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.runtime.executor import MODES, ExecutorConfig
-from vla_stack.statistics import wilson
+from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
 from vla_stack.training.train import train
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import RESULTS, Check, write
 
-TASKS = {"pick": "quasi-static", "conveyor": "dynamic"}
-LATENCIES = (Latency(0.0), Latency(0.1), Latency(0.2), Latency(0.3), Latency(0.5), Latency(0.2, "gamma"))
-HORIZON, EXECUTE, MAX_DELAY, NOISE, SEED, FIRST_START = 16, 5, 5, 0.3, 0, 700_000
+TASKS = {"conveyor": "dynamic", "pick": "quasi-static"}
+# At 20 Hz every one of the delays is another number of control steps: 0, 1, 2, 4, 6 and 10.
+RATE_HZ, HORIZON, EXECUTE, MAX_DELAY = 20.0, 24, 10, 10
+LATENCIES = tuple(Latency(ms / 1000) for ms in (0, 50, 100, 200, 300, 500))
+CLAIMED, JITTERED = (Latency(0.2), Latency(0.3)), Latency(0.2, "gamma")
+EXECUTES = (
+    5,
+    EXECUTE,
+    18,
+)  # decision frequencies of 4, 2 and 1.1 Hz; with a delay of 300 ms no more than 18 can be had
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "prefix": {"max_delay": MAX_DELAY},
+    "lambda": {"max_delay": MAX_DELAY, "prefix_attention": "lambda"},
+}
+MAIN = (("plain", "sync"), ("plain", "naive"), ("plain", "rtc"), ("prefix", "prefix"), ("prefix", "naive"))
+LAMBDA = (("lambda", "prefix"), ("lambda", "naive"))
+OTHERS = (("plain", "ensemble"), ("plain", "rtc_identity"), ("plain", "future_state"))
+BID = (("plain", "bid"),)
+NOISE, SEED, FIRST_START = 0.3, 0, 700_000
 
 
 @dataclass(frozen=True)
 class Size:
     """How much of everything; the defaults are the experiment that is reported."""
 
-    demos: int = 700
+    demos: int = 500
     steps: int = 1500
     width: int = 96
     starts: int = 200
@@ -53,14 +73,49 @@ class Size:
 SMOKE = Size(demos=3, steps=2, width=16, starts=2, num_envs=2)
 
 
-def recipe(size: Size, name: str, max_delay: int, roots: list[Path]) -> Recipe:
-    """Training of one of the two policies."""
-    options = {
+@dataclass(frozen=True)
+class Cell:
+    """One setting of the sweep."""
+
+    policy: str
+    mode: str
+    task: str
+    latency: Latency
+    execute: int = EXECUTE
+
+    @property
+    def key(self) -> str:
+        return f"{self.policy}/{self.task}/{self.mode}/{self.latency}/{self.execute}"
+
+
+def cells() -> list[Cell]:
+    """Every cell once, those that the claims need first."""
+
+    def grid(pairs: Any, latencies: Any, executes: Any = (EXECUTE,)) -> Iterator[Cell]:
+        for latency, execute, task, (policy, mode) in product(latencies, executes, TASKS, pairs):
+            yield Cell(policy, mode, task, latency, execute)
+
+    rest = [latency for latency in LATENCIES if latency not in CLAIMED]
+    order = (
+        grid(MAIN, CLAIMED),
+        grid(LAMBDA + OTHERS, CLAIMED),
+        grid(MAIN, rest),
+        grid(MAIN, CLAIMED, EXECUTES),
+        grid(LAMBDA + OTHERS, rest),
+        grid(MAIN + LAMBDA, [JITTERED]),
+        grid(BID, LATENCIES),
+        grid(OTHERS, CLAIMED, EXECUTES),
+    )
+    return list(dict.fromkeys(cell for group in order for cell in group))
+
+
+def recipe(size: Size, name: str, roots: list[Path]) -> Recipe:
+    """Training of one of the policies."""
+    options = POLICIES[name] | {
         "chunk_size": HORIZON,
         "n_action_steps": EXECUTE,
         "num_inference_steps": 5,
         "noise_scale": 0.5,
-        "max_delay": max_delay,
         "depth": 4,
         "width": max(16, size.width // 2),
         "expert_width": size.width,
@@ -71,9 +126,9 @@ def recipe(size: Size, name: str, max_delay: int, roots: list[Path]) -> Recipe:
     }
     return Recipe(
         name=name,
-        method_options={"draws": 2, "shift": 0},
+        method_options={"draws": 2, "shift": 0, "reweight": name == "lambda"},
         policy=PolicyRecipe("vla", options=options),
-        data=DataRecipe(root=tuple(map(str, roots))),
+        data=DataRecipe(root=tuple(map(str, roots)), episodes=tuple(range(size.demos))),
         optimizer=OptimizerRecipe(
             lr=2e-3, betas=(0.9, 0.99), warmup_steps=min(50, size.steps - 1), final_lr_ratio=0.02
         ),
@@ -89,119 +144,100 @@ def recipe(size: Size, name: str, max_delay: int, roots: list[Path]) -> Recipe:
     )
 
 
-def policies(size: Size, out: Path) -> dict[str, Path]:
-    """Policy directories of the plain policy and of the one trained on prefixes; made where they are missing."""
-    roots = [out / "demos" / task for task in TASKS]
-    for task, root in zip(TASKS, roots, strict=True):
-        collect(CollectConfig(task, noise=NOISE, privileged=True), root, size.demos, workers=1)
-    directories = {}
-    for name, max_delay in (("plain", 0), ("prefix", MAX_DELAY)):
-        run = out / "runs" / name
-        last = run / "checkpoints" / f"{size.steps:06d}"
-        if not last.exists():
-            train(recipe(size, name, max_delay, roots), run, resume=(run / "recipe.yaml").exists())
-        directories[name] = last / "pretrained_model"
-    return directories
+def env_options(task: str) -> dict[str, Any]:
+    """The task at the experiment's rate, with as many seconds as it always has."""
+    return {"control_hz": RATE_HZ, "max_episode_steps": round(sim.TASKS[task].max_episode_steps * RATE_HZ / 10.0)}
 
 
-def cells() -> list[tuple[str, str, str, Latency]]:
-    """(policy, task, mode, latency) of every cell; the policy trained on prefixes also runs as if it were plain."""
-    plain = [("plain", mode) for mode in MODES if mode != "prefix"]
-    pairs = [*plain, ("prefix", "prefix"), ("prefix", "naive"), ("prefix", "sync")]
-    return [(policy, task, mode, latency) for latency in LATENCIES for policy, mode in pairs for task in TASKS]
+def demonstrations(size: Size, out: Path) -> list[Path]:
+    """Datasets of both tasks; made where they are missing."""
+    roots = {task: out / "demos" / task for task in TASKS}
+    for task, root in roots.items():
+        config = CollectConfig(task, noise=NOISE, privileged=True, options=env_options(task))
+        collect(config, root, size.demos, workers=1)
+    return list(roots.values())
 
 
-def run_cell(size: Size, directory: Path, task: str, mode: str, latency: Latency) -> dict[str, Any]:
-    """Roll a policy out on all starts in one mode at one delay."""
-    policy, executor = load_policy(directory), ExecutorConfig(mode=mode, execute=EXECUTE)
-    result = evaluate(policy, f"sim/{task}-v0", size.starts, FIRST_START, executor, latency, num_envs=size.num_envs)
-    seconds = result.seconds_to_success
-    return {
-        "success": [int(e.success) for e in result.episodes],
-        "seconds_to_success": None if np.isnan(seconds) else seconds,
-        "idle_fraction": result.idle_fraction,
-        "discontinuity": None if np.isnan(result.discontinuity) else result.discontinuity,
-        "stopped": int(sum(not e.success and e.steps < 10 for e in result.episodes)),
-        "wall_s": result.wall_s,
-    }
+def run_of(size: Size, out: Path, name: str) -> tuple[Path, Path]:
+    """Run directory of a policy's training, and its final checkpoint."""
+    run = out / "runs" / name
+    return run, run / "checkpoints" / f"{size.steps:06d}"
 
 
-def run_all(size: Size, out: Path) -> dict[str, dict[str, Any]]:
-    """Figures of all cells, by ``policy/task/mode/latency``."""
-    directories, figures = policies(size, out), {}
-    for policy, task, mode, latency in cells():
-        key = f"{policy}/{task}/{mode}/{latency}"
-        file = out / "cells" / (key.replace("/", "-").replace(" ", "") + ".json")
-        if not file.exists():
-            record = run_cell(size, directories[policy], task, mode, latency)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_suffix(".tmp")
-            partial.write_text(json.dumps(record))
-            os.replace(partial, file)
-            print(f"{key:45} {sum(record['success'])}/{size.starts}  {record['wall_s']:.0f} s", flush=True)
-        figures[key] = json.loads(file.read_text())
-    return figures
+def learn(size: Size, out: Path, name: str, roots: list[Path]) -> None:
+    """Train one of the policies, unless it is there."""
+    torch.set_num_threads(1)
+    run, last = run_of(size, out, name)
+    if not last.exists():
+        train(recipe(size, name, roots), run, resume=(run / "recipe.yaml").exists())
 
 
-def report(figures: dict[str, dict[str, Any]], size: Size, name: str) -> None:
-    """Checks and plot of the cells that there are."""
-    checks = []
-    for delay in ("200 ms", "300 ms"):
-        sync = figures[f"plain/conveyor/sync/{delay}"]
-        rates = {
-            (p, m): figures[f"{p}/conveyor/{m}/{delay}"]
-            for p, m in [("plain", m) for m in MODES if m not in ("sync", "prefix")] + [("prefix", "prefix")]
+def file_of(out: Path, cell: Cell) -> Path:
+    return out / "cells" / (cell.key.replace("/", "-").replace(" ", "") + ".json")
+
+
+def run_cell(size: Size, out: Path, cell: Cell) -> str:
+    """Roll a policy out on all starts in one mode at one delay, unless that has been done."""
+    torch.set_num_threads(1)
+    file = file_of(out, cell)
+    if not file.exists():
+        policy = load_policy(run_of(size, out, cell.policy)[1] / "pretrained_model")
+        executor, env_id = ExecutorConfig(mode=cell.mode, execute=cell.execute), f"sim/{cell.task}-v0"
+        options = env_options(cell.task)
+        result = evaluate(
+            policy,
+            env_id,
+            size.starts,
+            FIRST_START,
+            executor,
+            cell.latency,
+            num_envs=size.num_envs,
+            env_options=options,
+        )
+        seconds = result.seconds_to_success
+        record = {
+            "success": [int(e.success) for e in result.episodes],
+            "seconds_to_success": None if np.isnan(seconds) else seconds,
+            "idle_fraction": result.idle_fraction,
+            "discontinuity": None if np.isnan(result.discontinuity) else result.discontinuity,
+            "wall_s": result.wall_s,
         }
-        best = max(rates, key=lambda k: sum(rates[k]["success"]))
-        gain = paired_difference(sync["success"], rates[best]["success"])
-        checks.append(
-            Check(f"conveyor, {delay}: best asynchronous mode ({best[1]}) - sync, success", gain.mean,
-                  0.0, interval=(gain.low, gain.high), why="" if gain.low > 0 else "the interval contains 0")
-        )  # fmt: skip
-        for policy, mode in (("plain", "rtc"), ("prefix", "prefix")):
-            for task in TASKS:
-                ours = figures[f"{policy}/{task}/{mode}/{delay}"]["discontinuity"]
-                naive = figures[f"{policy}/{task}/naive/{delay}"]["discontinuity"]
-                checks.append(Check(f"{task}, {delay}: seams of {mode} / seams of naive", ours / naive, 1.0, "<="))
-    rows = {k: {**{n: v for n, v in f.items() if n != "success"}, "success": sum(f["success"]), "of": size.starts,
-                "wilson_95": wilson(sum(f["success"]), size.starts)} for k, f in figures.items()}  # fmt: skip
-    write(name, checks, {"size": vars(size), "cells": rows}, seeds=[SEED])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".tmp")
+        partial.write_text(json.dumps(record))
+        os.replace(partial, file)
+    return f"{cell.key:45} {sum(json.loads(file.read_text())['success'])}/{size.starts}"
 
 
-def plot(figures: dict[str, dict[str, Any]], size: Size, path: Path) -> None:
-    """Success and seams against delay, one line a mode."""
-    import matplotlib
+def run_all(size: Size, out: Path, jobs: int) -> None:
+    """Everything that is missing."""
+    roots = demonstrations(size, out)
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for done in [pool.submit(learn, size, out, name, roots) for name in POLICIES]:
+            done.result()
+        for done in [pool.submit(run_cell, size, out, cell) for cell in cells()]:
+            print(done.result(), flush=True)
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    constant = [x for x in LATENCIES if x.jitter == "none"]
-    figure, axes = plt.subplots(2, len(TASKS), figsize=(11, 7.5), sharex=True)
-    for column, (task, kind) in enumerate(TASKS.items()):
-        for policy, mode in [("plain", m) for m in MODES if m != "prefix"] + [("prefix", "prefix")]:
-            series = [figures[f"{policy}/{task}/{mode}/{x}"] for x in constant]
-            ms = [x.mean_s * 1000 for x in constant]
-            rates = [sum(f["success"]) / size.starts for f in series]
-            axes[0, column].plot(ms, rates, marker="o", label=mode)
-            axes[1, column].plot(ms, [f["discontinuity"] or np.nan for f in series], marker="o", label=mode)
-        axes[0, column].set(title=f"{task} ({kind})", ylim=(0, 1.02), ylabel="success")
-        axes[1, column].set(xlabel="delay of the policy, ms", ylabel="roughness at seams / within chunks", yscale="log")
-    axes[0, 0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+def figures(out: Path) -> dict[Cell, dict[str, Any]]:
+    """What has been measured."""
+    return {cell: json.loads(file_of(out, cell).read_text()) for cell in cells() if file_of(out, cell).exists()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="the size of a test; writes no results")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/async_execution"))
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--report-only", action="store_true", help="of the cells that there are")
     args = parser.parse_args()
     size = SMOKE if args.smoke else Size()
-    torch.set_num_threads(1)
-    figures = run_all(size, args.out)
+    if not args.report_only:
+        run_all(size, args.out, args.jobs)
     if not args.smoke:
-        report(figures, size, "async_execution")
-        plot(figures, size, RESULTS / "async_execution.png")
+        import async_report
+
+        async_report.write_all(figures(args.out), vars(size))
 
 
 if __name__ == "__main__":

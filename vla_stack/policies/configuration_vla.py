@@ -20,6 +20,7 @@ CHOICES = {
     "state_input": ("token", "prompt"),
     "head": ("flow", "regression", "gaussian", "bins"),
     "gripper": ("continuous", "binary"),
+    "prefix_attention": ("full", "lambda"),
 }
 
 
@@ -35,6 +36,11 @@ class VlaConfig(PreTrainedConfig):
         max_delay: Largest delay, in control steps, that training conditions on: up to so many steps at a chunk's start
             are given as clean actions, and asynchronous execution can hand over the actions that the robot executes
             meanwhile (execution mode ``prefix``). 0 trains without.
+        prefix_attention: ``full``: action tokens read each other, as in training-time real-time chunking
+            (arXiv:2512.05964). ``lambda``: each reads a sink and the ``prefix_window`` tokens before it, with shifted
+            positions (Xiaomi-Robotics-0, see ``action_attention.py``, which says what of it is not verified); its
+            authors train with ``max_delay=6`` and the method's ``reweight``.
+        prefix_window: Action tokens before its own that a token reads with ``prefix_attention=lambda``, w.
         noise_scale: Standard deviation of the noise that sampling starts from; training always uses 1. Below 1 chunks
             keep to the likely ones, and consecutive chunks agree with each other: a policy that is drawn anew every few
             steps otherwise hesitates wherever the demonstrations leave the moment of a grasp open. 0 is deterministic.
@@ -82,6 +88,8 @@ class VlaConfig(PreTrainedConfig):
     n_action_steps: int = 8
     num_inference_steps: int = 10
     max_delay: int = 0
+    prefix_attention: str = "full"
+    prefix_window: int = 3
     noise_scale: float = 1.0
 
     width: int = 128
@@ -145,6 +153,11 @@ class VlaConfig(PreTrainedConfig):
             raise UserError(
                 f"max_delay is {self.max_delay}",
                 f"it must lie in 0 ... {self.chunk_size - 1}, and needs the flow head where it is not 0",
+            )
+        if self.prefix_attention == "lambda" and (not self.max_delay or self.prefix_window < 1):
+            raise UserError(
+                f"prefix_attention is 'lambda' with max_delay={self.max_delay} and prefix_window={self.prefix_window}",
+                "set both to 1 or more (its authors: max_delay=6)",
             )
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:

@@ -7,7 +7,6 @@ every norm has a scale, a shift and a gate that are linear in the time embedding
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from vla_stack.policies.action_attention import NOISY_OFFSET, same_block, sink_and_window
 from vla_stack.policies.contract import Time
 from vla_stack.policies.flow import per_token
 from vla_stack.policies.transformer import Attention, PrefixContext, Rotary, mlp, rotate
@@ -108,13 +108,21 @@ class ActionExpert(nn.Module):
         action_dim: Entries of one action.
         width: Width of an action token.
         geometry: Layers and heads, as in the prefix.
+        window: Action tokens before its own that a token reads, by the Λ-mask (``action_attention.py``), which adds a
+            sink at step 0 and shifts the positions of noisy tokens; None: all tokens read all.
     """
 
-    def __init__(self, horizon: int, action_dim: int, width: int, geometry: Geometry) -> None:
+    def __init__(
+        self, horizon: int, action_dim: int, width: int, geometry: Geometry, window: int | None = None
+    ) -> None:
         super().__init__()
         rotary = geometry.frequencies
+        rows = horizon if window is None else 1 + horizon + NOISY_OFFSET
         self.embed: nn.Module = nn.Linear(action_dim, width)
-        self.positions = nn.Parameter(torch.randn(horizon, width) * 0.02) if rotary is None else None
+        self.positions = nn.Parameter(torch.randn(rows, width) * 0.02) if rotary is None else None
+        self.sink = None if window is None else nn.Parameter(torch.randn(width) * 0.02)
+        readable = None if window is None else sink_and_window(horizon, window)
+        self.register_buffer("readable", readable, persistent=False)
         self.rotary = Rotary(rotary) if rotary is not None else None
         self.time = TimeEmbedding(width)
         self.blocks = nn.ModuleList(ExpertBlock(width, geometry) for _ in range(geometry.layers))
@@ -131,25 +139,33 @@ class ActionExpert(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """Final states of the action tokens, which :attr:`head` maps on; see ``FlowPolicy.action_states``."""
         lengths = (x.shape[1],) if blocks is None else tuple(blocks)
-        condition = self.time(per_token(t))
-        mask = F.pad(context.mask, (0, x.shape[1]), value=True)[:, None]  # [b, 1, m + n]
-        if valid is not None:
-            mask[:, :, -x.shape[1] :] = valid[:, None]
+        y, t, own = self.embed(x), per_token(t), None
+        steps = torch.cat([torch.arange(h, device=x.device) for h in lengths])[None]  # [1, n], or [b, n] with a sink
         if len(lengths) > 1:
-            own = F.pad(same_block(lengths, x.device), (context.mask.shape[1], 0), value=True)
-            mask = mask & own
-        y, rotary = self.embed(x), None
-        mask = additive(mask, y.dtype)
+            own = same_block(lengths, x.device)
+        if self.sink is not None:
+            if own is not None or valid is not None:
+                raise ValueError("with prefix_attention=lambda the tokens are one whole chunk")
+            t = F.pad(t.expand(x.shape[:2]), (1, 0))  # the sink is clean, at step 0
+            y = torch.cat((self.sink.to(y).expand(len(x), 1, -1), y), dim=1)
+            steps = F.pad(1 + steps, (1, 0)) + NOISY_OFFSET * (t > 0.0)
+            own = self.readable[: y.shape[1], : y.shape[1]]
+        n, condition = y.shape[1], self.time(t)
+        mask = F.pad(context.mask, (0, n), value=True)[:, None]  # [b, 1, m + n]
+        if valid is not None:
+            mask[:, :, -n:] = valid[:, None]
+        if own is not None:
+            mask = mask & F.pad(own, (context.mask.shape[1], 0), value=True)
+        mask, rotary = additive(mask, y.dtype), None
         if self.positions is not None:
-            y = y + torch.cat([self.positions[:h] for h in lengths])
+            y = y + self.positions[steps]
         elif self.rotary is not None:
-            steps = torch.cat([torch.arange(h, device=x.device) for h in lengths])
             rotary = self.rotary(context.mask.sum(1, keepdim=True) + steps)
             y = y.to(torch.promote_types(y.dtype, torch.float32))  # what layers add up, also under autocast
         for block, (k, v) in zip(self.blocks, context.keys_values, strict=True):
             y = block(y, condition, k, v, mask, rotary)
         y, _ = self.norm(y, condition)
-        return y
+        return y[:, -x.shape[1] :]
 
 
 def additive(mask: Bool[Tensor, "b n m"], dtype: torch.dtype) -> Float[Tensor, "b n m"]:
@@ -166,14 +182,3 @@ class Query(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n a"]) -> Float[Tensor, "b n d"]:
         return self.vector.expand(*x.shape[:2], -1)
-
-
-@functools.lru_cache(maxsize=16)
-def same_block(blocks: tuple[int, ...], device: torch.device) -> Bool[Tensor, "n n"]:
-    """True where two tokens belong to the same one of several chunks laid end to end.
-
-    Kept, so that the steps of a sampler do not each make and copy it.
-    """
-    with torch.inference_mode(False):  # what is kept must serve training too
-        index = torch.repeat_interleave(torch.tensor(blocks)).to(device)
-        return index[:, None] == index[None, :]

@@ -260,6 +260,10 @@ def _make_base(config: MohConfig, dataset_meta: Any) -> PreTrainedPolicy:
     if getattr(policy, "head", None) is not None and base.head != "regression":
         remedy = "set base.head to flow or regression"
         raise UserError(f"a mixture of horizons cannot mix predictions of the head '{base.head}'", remedy)
+    if getattr(base, "prefix_attention", "full") == "lambda":
+        raise UserError(
+            "the Λ-mask is causal, so all horizons would predict the same", "set base.prefix_attention=full"
+        )
     if policy.causal_actions and not config.bidirectional:
         raise UserError(
             f"action attention of policy '{base.type}' is causal, so all horizons would predict the same",

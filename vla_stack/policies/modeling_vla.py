@@ -51,7 +51,8 @@ class VlaPolicy(PreTrainedPolicy):
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
         self.noise_dim, self.state_width = self.action_dim, config.expert_width
         self.prefix = make_prefix(config)
-        self.expert = ActionExpert(self.horizon, self.action_dim, config.expert_width, self.prefix.geometry)
+        window = config.prefix_window if config.prefix_attention == "lambda" else None
+        self.expert = ActionExpert(self.horizon, self.action_dim, config.expert_width, self.prefix.geometry, window)
         if config.head != "flow":
             self.expert.embed = Query(config.expert_width)
             self.expert.head = make_head(config.head, config.expert_width, self.action_dim, config.action_limit)

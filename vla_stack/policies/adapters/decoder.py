@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vla_stack.policies.expert import same_block
+from vla_stack.policies.action_attention import same_block
 from vla_stack.policies.transformer import KeyValue, attention
 
 MAX_WAVELENGTH = 10_000.0
