@@ -5,10 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_vla import ACTIONS, make_observations, make_policy, make_stats
+from small_vla import ACTIONS, make_batch, make_config, make_observations, make_policy, make_stats
 
+from vla_stack.methods import imitation
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.continuation import continue_chunk
+from vla_stack.policies.modeling_moh import MohPolicy
+from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import ACTION, CONTINUE, Continuation
 
@@ -16,10 +20,11 @@ H, D = 8, 3
 SEEDS = [11, 12]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """The small policy, trained to take prefixes of up to four steps."""
-    path, policy = tmp_path_factory.mktemp("policy"), make_policy(max_delay=4)
+@pytest.fixture(scope="module", params=["full", "lambda"])
+def served(tmp_path_factory, request):
+    """The small policy, trained to take prefixes of up to four steps, with either attention among actions."""
+    options = {"prefix_attention": request.param, "prefix_window": 2}
+    path, policy = tmp_path_factory.mktemp("policy"), make_policy(max_delay=4, **options)
     for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
         part.save_pretrained(path)
     return load_policy(path)
@@ -46,10 +51,11 @@ def test_its_modes_are_announced(served):
 
 @pytest.mark.parametrize("mode", ["rtc", "rtc_identity", "prefix"])
 def test_without_anything_to_continue_it_is_plain_sampling(served, observations, plans, mode):
-    """No step is over and none is known: the same chunk as without a plan."""
+    """§8 test 1: nothing is over, nothing known: the chunk is that without a plan; bit for bit if none is asked for."""
     nothing = [Continuation(mode, plan[:1], 0, H) for plan in plans]
     plain = served.infer(observations, SEEDS).actions
-    np.testing.assert_allclose(served.infer(observations, SEEDS, nothing).actions, plain, atol=1e-5)
+    np.testing.assert_allclose(served.infer(observations, SEEDS, nothing).actions, plain, atol=1e-6)
+    np.testing.assert_array_equal(served.infer(observations, SEEDS, [None, None]).actions, plain)
 
 
 def test_a_prefix_comes_back_as_it_was_commanded(served, observations, plans):
@@ -59,14 +65,15 @@ def test_a_prefix_comes_back_as_it_was_commanded(served, observations, plans):
 
 
 def test_in_model_space_the_prefix_is_kept_bit_for_bit_and_its_noise_is_not_read(served):
+    """§8 test 5: what comes out, and what does not matter."""
     batch = served.preprocessor(served._collate(make_observations(2)))
     generator = torch.Generator().manual_seed(0)
     noise, plan = torch.randn(2, 2, H, ACTIONS, generator=generator)
     known = continuations("prefix", np.zeros((2, 6, ACTIONS), np.float32))
-    chunk = continue_chunk(served.policy, batch, noise, plan, known, SEEDS, "prefix")
+    chunk = continue_chunk(served.policy, batch, noise, plan, known, SEEDS, "prefix").chunk
     assert torch.equal(chunk[:, :D], plan[:, :D])
     other = torch.cat((noise[:, :D] * 7.0 + 1.0, noise[:, D:]), dim=1)
-    assert torch.equal(continue_chunk(served.policy, batch, other, plan, known, SEEDS, "prefix"), chunk)
+    assert torch.equal(continue_chunk(served.policy, batch, other, plan, known, SEEDS, "prefix").chunk, chunk)
 
 
 @pytest.mark.parametrize("mode", ["rtc", "rtc_identity", "bid"])
@@ -112,13 +119,11 @@ def test_what_follows_is_the_plan_s_to_say(served, observations, plans):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_training_on_prefixes_has_no_gradient_from_them(observations):
-    from vla_stack.methods import imitation
-
+@pytest.mark.parametrize("reweight", [False, True])
+def test_training_on_prefixes_has_no_gradient_from_them(reweight):
+    """§8 test 5: the loss of the given steps."""
     policy = make_policy(max_delay=4)
     pre, _ = make_vla_pre_post_processors(policy.config, make_stats())
-    from small_vla import make_batch
-
     batch = {**make_batch(6), "action_is_pad": torch.zeros(6, H, dtype=torch.bool)}
     batch = {**pre(batch), "action_is_pad": batch["action_is_pad"]}
     asked, velocity = {}, policy.velocity
@@ -129,7 +134,7 @@ def test_training_on_prefixes_has_no_gradient_from_them(observations):
         return asked["v"]
 
     policy.velocity = spy
-    loss, _ = imitation.loss(policy, batch, torch.Generator().manual_seed(0), draws=4)
+    loss, _ = imitation.loss(policy, batch, torch.Generator().manual_seed(0), draws=4, reweight=reweight)
     loss.backward()
     clean = asked["t"] == 0.0
     delays = clean.sum(1)
@@ -138,3 +143,38 @@ def test_training_on_prefixes_has_no_gradient_from_them(observations):
     gradient = asked["v"].grad
     assert (gradient[clean] == 0).all() and (gradient[~clean] != 0).any(-1).all()
     assert ACTION in batch
+
+
+def test_steps_that_are_predicted_badly_weigh_more():
+    """By their distance over the mean distance of what counts, within [0.5, 5]."""
+    t = torch.tensor([[0.0, 0.5, 0.5, 1.0]])
+    distance = torch.tensor([[[9.0, 9.0], [0.0, 0.0], [2.0, 4.0], [60.0, 40.0]]])  # of velocities
+    valid = (t > 0)[..., None].expand(1, 4, 2).clone()
+    weights = imitation.online_weights(distance.square(), t, valid)[0, 1:, 0]
+    mean = (0.0 + 1.5 + 50.0) / 3
+    torch.testing.assert_close(weights, torch.tensor([0.5, 0.5, 50.0 / mean]))
+    few = torch.tensor([[[1.0]] * 9 + [[1000.0]]])
+    assert imitation.online_weights(few, torch.ones(1, 10), torch.ones(1, 10, 1, dtype=torch.bool)).max() == 5.0
+
+
+def test_a_mixture_of_horizons_says_how_much_of_a_continued_chunk_to_execute(tmp_path):
+    """In every mode, by the disagreement that its own sampling met; where nothing is known, as without a plan."""
+    config = MohConfig(base=make_config(max_delay=4), horizons=(2, 5, 8), consensus_ratio=0.6, consensus_min_steps=2,
+                       consensus_min_active=1, device="cpu", push_to_hub=False)  # fmt: skip
+    torch.manual_seed(0)
+    policy = MohPolicy(config).eval()
+    policy.base.load_state_dict(make_policy(max_delay=4).state_dict())
+    for part in (policy, *make_moh_pre_post_processors(policy.config, make_stats())):
+        part.save_pretrained(tmp_path)
+    served, seeds = load_policy(tmp_path), [3, 1, 4, 1, 5, 9]
+    observations = make_observations(6)
+    plain = served.infer(observations, seeds)
+    assert set(CONTINUE) == set(served.spec.extras["continues"]) and len(set(plain.execute)) > 1
+    for mode in CONTINUE:
+        nothing = [Continuation(mode, plan[:1], 0, H) for plan in plain.actions]
+        chunks = served.infer(observations, seeds, nothing)
+        assert all(2 <= k <= 5 for k in chunks.execute)
+        if mode != "bid":  # which is free to choose where nothing is known
+            assert chunks.execute == plain.execute
+        known = served.infer(observations, seeds, continuations(mode, plain.actions[:, 2:]))
+        assert len(known.execute) == 6 and all(2 <= k <= 5 for k in known.execute)

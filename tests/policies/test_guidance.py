@@ -17,6 +17,7 @@ def curved(x, t):
 
 
 def test_soft_mask_of_the_paper():
+    """§8 test 4 of asynchronous execution."""
     expected = torch.tensor([1, 1, 0.5706, 0.2871, 0.1145, 0.0258, 0, 0, 0, 0])
     mask = soft_mask(10, delay=2, execute=4)
     torch.testing.assert_close(mask, expected, atol=1e-4, rtol=0)
@@ -37,6 +38,7 @@ def test_guidance_weight(steps, beta, expected):
 
 @pytest.mark.parametrize("jacobian", ["full", "identity"])
 def test_without_weight_it_is_the_plain_sampler(jacobian):
+    """§8 test 1: no weight anywhere."""
     noise = draw(3, 6, 2)
     guide = Guide(draw(3, 6, 2, seed=1), torch.zeros(3, 6))
     torch.testing.assert_close(guided_euler(curved, noise, guide, jacobian=jacobian), flow.euler(curved, noise))
@@ -53,23 +55,27 @@ def test_a_sample_without_a_guide_is_not_moved_by_its_neighbours():
 @pytest.mark.parametrize("jacobian", ["full", "identity"])
 @pytest.mark.parametrize("steps,beta,left", [(5, 5.0, 0.0), (10, 5.0, 0.01063), (10, None, 0.0)])
 def test_error_of_a_fixed_field_shrinks_as_derived(jacobian, steps, beta, left):
-    """v without x: the error of every step is multiplied by the product of (1 - lambda_k / n)."""
+    """§8 test 2: with v without x, the error of slot i shrinks by the product over k of (1 - lambda_k W_i / n)."""
     noise, drift = draw(2, 6, 2), draw(2, 6, 2, seed=2)
     plain = flow.euler(lambda x, t: drift + 0.0 * x, noise, steps)
-    guide = Guide(plain + draw(2, 6, 2, seed=1), torch.ones(2, 6))
+    weights = torch.tensor([1.0, 0.9, 0.5, 0.2, 0.05, 0.0], dtype=torch.float64).expand(2, 6)
+    guide = Guide(plain + draw(2, 6, 2, seed=1), weights)
     chunk = guided_euler(lambda x, t: drift + 0.0 * x, noise, guide, steps, beta, jacobian)
-    torch.testing.assert_close(guide.actions - chunk, left * (guide.actions - plain), atol=2e-5, rtol=1e-3)
+    strength = [guidance_weight(1.0 - k / steps, steps if beta is None else beta) for k in range(steps)]
+    shrunk = torch.stack([1.0 - weights * strength_k / steps for strength_k in strength]).prod(0)[..., None]
+    torch.testing.assert_close(guide.actions - chunk, shrunk * (guide.actions - plain), atol=1e-9, rtol=1e-9)
+    assert shrunk[0, 0].item() == pytest.approx(left, abs=1e-5) and (shrunk[:, 5] == 1.0).all()
 
 
 def test_the_jacobian_is_the_network_s():
-    """A field that always points at one chunk: its estimate does not depend on x, so only `identity` can push."""
+    """§8 test 3: where the field points at one chunk, its estimate is free of x, and only `identity` can push."""
     goal, noise = draw(2, 6, 2, seed=3), draw(2, 6, 2)
 
     def to_goal(x, t):
         return (x - goal) / t[:, None, None]
 
     guide = Guide(draw(2, 6, 2, seed=1), torch.ones(2, 6))
-    torch.testing.assert_close(guided_euler(to_goal, noise, guide), flow.euler(to_goal, noise))
+    torch.testing.assert_close(guided_euler(to_goal, noise, guide), flow.euler(to_goal, noise), atol=1e-12, rtol=0)
     pushed = guided_euler(to_goal, noise, guide, jacobian="identity")
     assert (pushed - goal).abs().max() > 0.1
 

@@ -91,6 +91,7 @@ DELAYS = st.lists(st.one_of(st.integers(0, 12), st.none()), min_size=1, max_size
     st.integers(1, HORIZON),
 )
 def test_every_dispatched_value_is_its_tick(mode, merge, delays, copies, execute):
+    """§8 test 7."""
     ex = executor(mode, merge=merge, execute=execute, hold_s=60.0)
     check_labels(ex, drive(ex, 120, delays, copies))
 
@@ -98,6 +99,7 @@ def test_every_dispatched_value_is_its_tick(mode, merge, delays, copies, execute
 @settings(max_examples=100, deadline=None)
 @given(MODES, DELAYS, st.sets(st.integers(1, 90), max_size=4), st.integers(3, 14))
 def test_nothing_of_an_old_epoch_after_reset_and_nothing_too_old(mode, delays, resets, max_age):
+    """§8 test 10: ticks rise, none twice in an epoch, no action too old or of an epoch before."""
     ex = executor(mode, max_age_s=max_age / 10, hold_s=60.0)
     log = drive(ex, 100, delays, resets=resets)
     check_labels(ex, log)
@@ -105,11 +107,13 @@ def test_nothing_of_an_old_epoch_after_reset_and_nothing_too_old(mode, delays, r
         if d.state is State.RUN:
             assert d.k_obs >= max((r for r in resets if r <= k), default=0)
             assert k - d.k_obs <= max_age == ex.max_age
+    assert [k for _, k, _ in log] == sorted({k for _, k, _ in log})
 
 
 @settings(max_examples=50, deadline=None)
 @given(MODES, DELAYS, st.lists(st.integers(0, 3), min_size=1, max_size=4))
 def test_duplicates_change_nothing(mode, delays, copies):
+    """§8 test 11, second half: duplicates, which also arrive out of order, leave the same log."""
     once, often = (drive(executor(mode), 100, delays, c) for c in ((), copies))
     assert _trace(once) == _trace(often)
 
@@ -117,6 +121,7 @@ def test_duplicates_change_nothing(mode, delays, copies):
 @pytest.mark.parametrize("mode", [m for m in executor_module.MODES if m not in ("sync", "ensemble")])
 @given(st.integers(1, HORIZON - 1))
 def test_without_delay_every_mode_is_sync(mode, execute):
+    """§8 test 9, first half."""
     logs = [drive(executor(m, execute=execute), 80) for m in ("sync", mode)]
     assert _trace(logs[0]) == _trace(logs[1])
     assert all(d.state is State.RUN for _, _, d in logs[0])
@@ -132,6 +137,20 @@ def requests(mode, delay, execute=6, ticks=40, **config):
     ex.plan = lambda k: seen.append((k, ex._now.timeline.since(k), plan(k))) or seen[-1][2]
     drive(ex, ticks, [delay])
     return [(k, before, r) for k, before, r in seen if r is not None]
+
+
+@pytest.mark.parametrize("mode", CONTINUE)
+def test_how_much_a_chunk_says_to_execute_holds_in_every_mode_that_continues(mode):
+    """As a mixture of horizons says it: the next request comes after so many steps of that chunk."""
+    ex = executor(mode)
+    ex.reset(0)
+    asked = []
+    for k in range(40):
+        if (request := ex.plan(k)) is not None:
+            asked.append(k)
+            assert ex.deliver(answer(request, execute=3 + request.rid), k).accepted
+        ex.dispatch(k)
+    assert asked == [0, 4, 9, 15, 22, 30, 39]
 
 
 @pytest.mark.parametrize("mode", CONTINUE)
@@ -168,6 +187,43 @@ def test_future_state_discards_nothing():
     log = drive(ex, 60, [3])
     used = [d.index for _, k, d in log if k > 20 and d.state is State.RUN]
     assert set(used) == set(range(6))
+
+
+def follow(mode, delay, execute, ticks=150):
+    """Commands dispatched to a robot that is where it was commanded to be, by a policy that sees its state alone.
+
+    From a state the policy goes on in a straight line whose slope is a rough function of that state, so a chunk from
+    another state, or laid down elsewhere, leads elsewhere. The first reply comes at once.
+    """
+    ex, state, inbox, commands = executor(mode, execute=execute, hold_s=60.0), 0.3, [], []
+    ex.reset(0)
+    ex.delay.observe(delay)
+    for k in range(ticks):
+        inbox, due = [x for x in inbox if x[0] > k], [x for x in inbox if x[0] <= k]
+        for _, chunk in due:
+            assert ex.deliver(chunk, k).accepted
+        if (request := ex.plan(k)) is not None:
+            seen = np.float32(state if request.state is None else request.state[0])
+            line = seen + np.sin(40.0 * seen) * np.arange(1, HORIZON + 1, dtype=np.float32)
+            chunk = replace(answer(request), actions=np.stack([line, line], axis=1))
+            inbox.append((k + delay * (request.rid > 1), chunk))
+            if request.rid == 1 or not delay:
+                ex.deliver(inbox.pop()[1], k)
+        d = ex.dispatch(k)
+        if d.state is State.RUN:
+            state = float(d.action[0])
+            commands.append(state)
+    return commands
+
+
+@pytest.mark.parametrize("delay", range(HORIZON + 1))
+def test_future_state_is_sync_without_the_waiting(delay):
+    """§8 test 8: exact roll-forward and a policy of the state alone give the trajectory of synchronous execution."""
+    execute = 6
+    future = follow("future_state", delay, execute)
+    sync = follow("sync", delay, max(execute, delay), ticks=600)
+    assert len(future) == 150  # it never waited
+    np.testing.assert_array_equal(future, sync[:150])
 
 
 def test_a_chunk_later_than_it_was_made_for_is_faded_in():

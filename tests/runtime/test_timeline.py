@@ -44,6 +44,7 @@ def test_append_keeps_what_was_planned():
 @pytest.mark.parametrize("rule", RULES)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7)), min_size=1, max_size=6))
 def test_identical_plans_merge_to_themselves_and_the_past_is_not_touched(rule, moves):
+    """§8 test 9 of asynchronous execution, second half: all merge rules are idempotent."""
     plan, origin, k = Timeline.empty(0, 2), 0, 0
     for rid, (step, delay) in enumerate(moves):
         origin = max(origin + step, k)
@@ -92,6 +93,13 @@ def test_positions_blend_linearly_angles_the_short_way_grippers_not_at_all():
     way = np.remainder(faded.actions[:3, 1] - 3.0, 2 * np.pi)  # onwards past pi, not back through 0
     np.testing.assert_allclose(way, np.array([0.25, 0.5, 0.75]) * (2 * np.pi - 6.0), atol=1e-6)
     assert faded.actions[3, 1] == -3.0 and (faded.rid == 2).all()
+
+
+def test_a_joint_with_stops_does_not_turn_through_them():
+    joint = (Dim("wrist", "rad", -3.1, 3.1, kind="angle"),)
+    blend = blender(RobotSpec("arm", joint, joint, (), 10.0))
+    halfway = blend(*np.array([[[3.0]], [[-3.0]]], np.float32), np.array([0.5], np.float32))
+    np.testing.assert_allclose(halfway, 0.0, atol=1e-6)
 
 
 def test_ensemble_is_the_weighted_average_of_all_chunks():

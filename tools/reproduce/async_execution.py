@@ -64,10 +64,10 @@ class Size:
     """How much of everything; the defaults are the experiment that is reported."""
 
     demos: int = 500
-    steps: int = 1500
-    width: int = 96
+    steps: int = 1200
+    width: int = 64
     starts: int = 200
-    num_envs: int = 50
+    num_envs: int = 100
 
 
 SMOKE = Size(demos=3, steps=2, width=16, starts=2, num_envs=2)
@@ -126,7 +126,7 @@ def recipe(size: Size, name: str, roots: list[Path]) -> Recipe:
     }
     return Recipe(
         name=name,
-        method_options={"draws": 2, "shift": 0, "reweight": name == "lambda"},
+        method_options={"draws": 1, "shift": 0, "reweight": name == "lambda"},
         policy=PolicyRecipe("vla", options=options),
         data=DataRecipe(root=tuple(map(str, roots)), episodes=tuple(range(size.demos))),
         optimizer=OptimizerRecipe(
@@ -212,6 +212,11 @@ def run_cell(size: Size, out: Path, cell: Cell) -> str:
 def run_all(size: Size, out: Path, jobs: int) -> None:
     """Everything that is missing."""
     roots = demonstrations(size, out)
+    if jobs == 1:
+        for cell in cells():
+            learn(size, out, cell.policy, roots)
+            print(run_cell(size, out, cell), flush=True)
+        return
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         for done in [pool.submit(learn, size, out, name, roots) for name in POLICIES]:
             done.result()
@@ -228,7 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="the size of a test; writes no results")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/async_execution"))
-    parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     parser.add_argument("--report-only", action="store_true", help="of the cells that there are")
     args = parser.parse_args()
     size = SMOKE if args.smoke else Size()

@@ -53,7 +53,8 @@ def loss(
     context, horizons = policy.encode(batch).repeat(draws), policy.config.horizons
 
     # Velocities at one noise and time for all branches, and squares; or actions, and absolute values.
-    mixed, target, distance = policy.predict(context, actions, generator)
+    mixed, target, distance, given = policy.predict(context, actions, generator)
+    valid = valid & ~given[..., None]
     error = distance(mixed.velocity - target)  # [b, h, a]
     l_mix = flow.mean_error(error, valid)
     l_ind = sum(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from lerobot.configs import FeatureType, PreTrainedConfig
 from torch import Tensor
 
@@ -103,9 +103,7 @@ class ChunkPolicy:
             return self._continue(observations, seeds, plans, modes.pop())
         with torch.inference_mode():
             batch = self.preprocess(observations)
-            chunk, execute = self._predict(batch, seeds)
-            commands = self.postprocessor(chunk[:, : self.spec.horizon])
-        return Chunks(commands.float().numpy(), None if execute is None else tuple(execute.tolist()))
+            return self._chunks(*self._predict(batch, seeds))
 
     def _continue(
         self, observations: Sequence[Observation], seeds: Sequence[int], plans: Sequence[Any], mode: str
@@ -117,8 +115,14 @@ class ChunkPolicy:
         with torch.no_grad():  # not inference_mode: guidance differentiates the velocity
             batch = self.preprocessor({**self._collate(observations), ACTION: torch.from_numpy(commands)})
             noise = torch.stack([self._noise(seed) for seed in seeds]).to(self.policy.config.device)
-            chunk = continue_chunk(self.policy, batch, noise, batch[ACTION], plans, seeds, mode)
-            return Chunks(self.postprocessor(chunk[:, : self.spec.horizon]).float().numpy())
+            chunk, disagreement = continue_chunk(self.policy, batch, noise, batch[ACTION], plans, seeds, mode)
+            execute = None if disagreement is None else self.policy.execute_steps(disagreement)
+            return self._chunks(chunk, execute)
+
+    def _chunks(self, chunk: Float[Tensor, "b h a"], execute: Int[Tensor, " b"] | None) -> Chunks:
+        """Commands of normalised chunks."""
+        commands = self.postprocessor(chunk[:, : self.spec.horizon])
+        return Chunks(commands.float().numpy(), None if execute is None else tuple(execute.tolist()))
 
     def preprocess(self, observations: Sequence[Observation]) -> dict[str, Any]:
         """The batch that the policy is given for observations."""

@@ -8,28 +8,43 @@ bid: Bidirectional decoding's backward coherence (Liu et al. 2024, arXiv:2408.17
     that stays closest to the plan. Its forward contrast, which needs a second, weaker policy, is left out.
 prefix: The steps that will be over are given as clean actions, as the policy was trained to take them
     (``max_delay``; Black et al. 2025, arXiv:2512.05964). Costs nothing.
+
+A mixture of horizons also tells how far the branches of a chunk sampled so agree, and with it how much to execute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vla_stack.policies import flow
-from vla_stack.policies.contract import FlowPolicy
-from vla_stack.policies.guidance import Guide, guided_euler, soft_mask
+from vla_stack.policies.guidance import Guide, Velocity, guided_euler, soft_mask
+from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.schema import Continuation
 
 BID_SAMPLES = 16
 
 
+class Continued(NamedTuple):
+    """Chunks that continue plans.
+
+    Attributes:
+        chunk: float [b, h, a], normalised.
+        disagreement: float [b, h] of a mixture of horizons (``modeling_moh.Sample``), else None.
+    """
+
+    chunk: Tensor
+    disagreement: Tensor | None = None
+
+
 def continuing_modes(policy: Any) -> list[str]:
     """The ways in which a policy can continue a plan; an exported one has no velocity to ask, but takes prefixes."""
-    flows = hasattr(policy, "velocity") and getattr(policy, "head", None) is None
+    one_step = getattr(policy, "head", None) is not None or getattr(policy, "one_step", False)
+    flows = hasattr(policy, "velocity") and not one_step
     return ["rtc", "rtc_identity", "bid"] * flows + ["prefix"] * bool(getattr(policy, "max_delay", 0))
 
 
@@ -41,7 +56,7 @@ def continue_chunk(
     continuations: Sequence[Continuation],
     seeds: Sequence[int],
     mode: str,
-) -> Float[Tensor, "b h a"]:
+) -> Continued:
     """Sample chunks that continue plans, all in the same way.
 
     Args:
@@ -58,35 +73,46 @@ def continue_chunk(
     plan = torch.nn.functional.pad(plan, (0, noise.shape[2] - plan.shape[2]))
     if mode == "prefix":
         mask = torch.stack([torch.arange(horizon) < c.delay for c in continuations]).to(noise.device)
-        return policy.predict_action_chunk(batch, noise=noise, prefix=flow.ActionPrefix(plan, mask))
+        prefix = flow.ActionPrefix(plan, mask)
+        if isinstance(policy, MohPolicy):
+            return Continued(*policy.sample(batch, noise, prefix))
+        return Continued(policy.predict_action_chunk(batch, noise=noise, prefix=prefix))
     weights = torch.stack([soft_mask(horizon, c.delay, c.execute) for c in continuations]).to(noise)
     known = torch.stack([torch.arange(horizon) < len(c.actions) for c in continuations]).to(noise)
     guide = Guide(plan, weights * known)
     if mode == "bid":
-        return closest(policy, batch, noise, guide, seeds)[..., : policy.action_dim]
+        return closest(policy, batch, noise, guide, seeds)
     jacobian: Literal["full", "identity"] = "full" if mode == "rtc" else "identity"
-    context = policy.encode(batch)
+    velocity = _velocity(policy, batch)
     # The padding of actions means nothing to the robot, so nothing is to agree there.
     real = torch.arange(noise.shape[2], device=noise.device) < policy.action_dim
-    chunk = guided_euler(
-        lambda x, t: policy.velocity(context, x, t), noise, guide, policy.inference_steps, jacobian=jacobian, real=real
-    )
-    return chunk[..., : policy.action_dim]
+    chunk = guided_euler(velocity, noise, guide, policy.inference_steps, jacobian=jacobian, real=real)
+    return Continued(chunk[..., : policy.action_dim], getattr(velocity, "disagreement", None))
+
+
+def _velocity(policy: Any, batch: dict[str, Any], repeats: int = 1) -> Velocity:
+    """The velocity for each observation, ``repeats`` times in a row; a mixture's notes how far its branches agree."""
+    context = policy.encode(batch)
+    context = context if repeats == 1 else context.repeat(repeats)
+    if isinstance(policy, MohPolicy):
+        return policy.measured_velocity(context, batch, repeats)
+    return lambda x, t: policy.velocity(context, x, t)
 
 
 def closest(
-    policy: FlowPolicy, batch: dict[str, Any], noise: Float[Tensor, "b h a"], guide: Guide, seeds: Sequence[int]
-) -> Float[Tensor, "b h a"]:
+    policy: Any, batch: dict[str, Any], noise: Float[Tensor, "b h a"], guide: Guide, seeds: Sequence[int]
+) -> Continued:
     """Of several chunks an observation, the one at the smallest weighted distance from the guide."""
     b, n = len(noise), BID_SAMPLES
-    scale = getattr(policy.config, "noise_scale", 1.0)  # type: ignore[attr-defined]
+    scale = getattr(policy.config, "noise_scale", 1.0)
     # The first is the one that sampling without a plan would give; seeds are shifted so that it is not drawn twice.
     generators = [torch.Generator().manual_seed(seed ^ 1) for seed in seeds]
     others = torch.stack([torch.randn(n - 1, *noise.shape[1:], generator=g) for g in generators]).to(noise) * scale
     starts = torch.cat((noise[:, None], others), dim=1).flatten(0, 1)
-    context = policy.encode(batch).repeat(n)
-    chunks = flow.euler(lambda x, t: policy.velocity(context, x, t), starts, policy.inference_steps)
-    chunks = chunks.unflatten(0, (b, n))
-    error = (chunks - guide.actions[:, None])[..., : policy.action_dim]
+    velocity = _velocity(policy, batch, n)
+    chunks = flow.euler(velocity, starts, policy.inference_steps)[..., : policy.action_dim].unflatten(0, (b, n))
+    error = chunks - guide.actions[:, None, :, : policy.action_dim]
     distance = (error.norm(dim=-1) * guide.weights[:, None]).sum(-1)
-    return chunks[torch.arange(b, device=chunks.device), distance.argmin(1)]
+    pick = (torch.arange(b, device=chunks.device), distance.argmin(1))
+    disagreement = getattr(velocity, "disagreement", None)
+    return Continued(chunks[pick], None if disagreement is None else disagreement.unflatten(0, (b, n))[pick])

@@ -43,6 +43,43 @@ class Sample(NamedTuple):
     disagreement: Tensor
 
 
+class Prediction(NamedTuple):
+    """What a loss compares.
+
+    Attributes:
+        mixture: Predictions of the branches.
+        target: float [b, h, a], what they should be.
+        distance: The error that training minimises, entry by entry, of differences.
+        given: bool [b, h], steps that the policy was given as clean actions; they do not count.
+    """
+
+    mixture: Mixture
+    target: Tensor
+    distance: Callable[[Tensor], Tensor]
+    given: Tensor
+
+
+class MeasuredVelocity:
+    """The fused velocity of encoded observations, which adds up on its way how much the branches disagree.
+
+    The disagreement is that of velocities, as the paper's code has it: branches are never integrated on their own.
+
+    Attributes:
+        disagreement: float [b, h], of the calls so far, each worth one Euler step; normalised units, over the
+            dimensions that the robot has.
+    """
+
+    def __init__(self, policy: MohPolicy, context: Context, lacking: Bool[Tensor, "b a"] | None) -> None:
+        self._policy, self._context, self._lacking = policy, context, lacking
+        self.disagreement: Any = 0.0
+
+    def __call__(self, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
+        mixture = self._policy.mix(self._context, x, t)
+        distance = mixture.cut(self._policy.action_dim, self._lacking).disagreement.detach()
+        self.disagreement = self.disagreement + distance / self._policy.inference_steps
+        return mixture.velocity
+
+
 class MohPolicy(PreTrainedPolicy):
     """Mixture of horizons over any flow policy; itself a :class:`~vla_stack.policies.contract.FlowPolicy`.
 
@@ -73,6 +110,7 @@ class MohPolicy(PreTrainedPolicy):
         self.one_step = getattr(self.base, "head", None) is not None
         self.horizon, self.action_dim = config.horizons[-1], self.base.action_dim
         self.noise_dim, self.state_width = self.base.noise_dim, self.base.state_width
+        self.max_delay = getattr(self.base, "max_delay", 0)
         self.gate = Gate(self.state_width)
         self.horizons = Horizons(config.horizons)
         self._queue = ActionQueue()
@@ -147,30 +185,24 @@ class MohPolicy(PreTrainedPolicy):
     def sample(
         self, batch: dict[str, Any], noise: Tensor | None = None, prefix: flow.ActionPrefix | None = None
     ) -> Sample:
-        """Integrate the fused velocity from ``noise`` [b, h, p], or noise of the configured scale.
-
-        The branches' disagreement is that of velocities, as the paper's code has it: branches are never integrated on
-        their own. Normalised units; the dimensions are those that the robot has.
-        """
+        """Integrate the fused velocity from ``noise`` [b, h, p], or noise of the configured scale."""
         self.eval()
         context, steps = self.encode(batch), self.inference_steps
         if noise is None:
             state = batch[OBS_STATE]
             noise = torch.randn(len(state), self.horizon, self.noise_dim, dtype=state.dtype, device=state.device)
             noise *= getattr(self.config, "noise_scale", 1.0)
-        lacking = batch.get(ACTION_DIM_IS_PAD)
         if self.one_step:
             mixture = self.mix(context, noise, noise.new_zeros(len(noise)))
-            return Sample(mixture.velocity, mixture.cut(self.action_dim, lacking).disagreement)
-        disagreement = noise.new_zeros(noise.shape[:2])
+            return Sample(mixture.velocity, mixture.cut(self.action_dim, batch.get(ACTION_DIM_IS_PAD)).disagreement)
+        velocity = self.measured_velocity(context, batch)
+        chunk = flow.euler(velocity, noise, steps, prefix)[..., : self.action_dim]
+        return Sample(chunk, velocity.disagreement)
 
-        def velocity(x: Tensor, t: Tensor) -> Tensor:
-            nonlocal disagreement
-            mixture = self.mix(context, x, t)
-            disagreement = disagreement + mixture.cut(self.action_dim, lacking).disagreement / steps
-            return mixture.velocity
-
-        return Sample(flow.euler(velocity, noise, steps, prefix)[..., : self.action_dim], disagreement)
+    def measured_velocity(self, context: Context, batch: dict[str, Any], repeats: int = 1) -> MeasuredVelocity:
+        """The velocity for a sampler; ``context`` has each of the batch's observations ``repeats`` times."""
+        lacking = batch.get(ACTION_DIM_IS_PAD)
+        return MeasuredVelocity(self, context, None if lacking is None else lacking.repeat_interleave(repeats, 0))
 
     def execute_steps(self, disagreement: Float[Tensor, "b h"]) -> Int[Tensor, " b"] | None:
         """Actions of each chunk to execute before the next one, or None without dynamic inference."""
@@ -180,19 +212,22 @@ class MohPolicy(PreTrainedPolicy):
         n, m = c.consensus_min_steps, c.consensus_min_active
         return consensus_steps(disagreement, c.horizons, c.consensus_ratio, n, m, c.consensus_rule)
 
-    def predict(
-        self, context: Context, actions: Float[Tensor, "b h a"], generator: torch.Generator
-    ) -> tuple[Mixture, Float[Tensor, "b h a"], Callable[[Tensor], Tensor]]:
-        """Predictions at a random point of the flow, what they should be, and the distance that training minimises.
+    def predict(self, context: Context, actions: Float[Tensor, "b h a"], generator: torch.Generator) -> Prediction:
+        """Predictions at a random point of the flow, what they should be, and what training minimises.
 
-        All branches share noise and time. One-step predictions are of the actions themselves, by absolute error.
+        All branches share noise and time, and the given first steps where the base has ``max_delay``. One-step
+        predictions are of the actions themselves, by absolute error.
         """
+        given = torch.zeros(actions.shape[:2], dtype=torch.bool, device=actions.device)
         if self.one_step:
-            return self.mix(context, actions, actions.new_zeros(len(actions))), actions, torch.abs
+            return Prediction(self.mix(context, actions, actions.new_zeros(len(actions))), actions, torch.abs, given)
         noise = flow.sample_noise((*actions.shape[:2], self.noise_dim), generator, actions.device)
         t = flow.sample_time(len(actions), generator, actions.device)
+        if self.max_delay:
+            given = flow.sample_prefix(len(actions), self.horizon, self.max_delay, generator, actions.device)
+            t = torch.where(given, 0.0, t[:, None])
         mixture = self.mix(context, flow.interpolate(actions, noise, t), t, generator)
-        return mixture.cut(self.action_dim), flow.target(actions, noise), torch.square
+        return Prediction(mixture.cut(self.action_dim), flow.target(actions, noise), torch.square, given)
 
     # --- LeRobot --------------------------------------------------------------------------------------------------
 
@@ -203,8 +238,9 @@ class MohPolicy(PreTrainedPolicy):
 
         Ours, with its terms spelt out, is methods/mixture_of_horizons.py.
         """
-        valid, horizons = flow.valid_entries(batch), self.config.horizons
-        mixture, target, distance = self.predict(self.encode(batch), batch[ACTION], torch.default_generator)
+        horizons = self.config.horizons
+        mixture, target, distance, given = self.predict(self.encode(batch), batch[ACTION], torch.default_generator)
+        valid = flow.valid_entries(batch) & ~given[..., None]
         loss = flow.masked_mean(distance(mixture.velocity - target), valid)
         for n, h in enumerate(horizons):
             loss = loss + flow.masked_mean(distance(mixture.branches[:, n, :h] - target[:, :h]), valid[:, :h])

@@ -230,7 +230,7 @@ class Executor:
             if k < request.deadline:
                 return None
             if self._now.moved:
-                self.delay.observe(k - request.origin)
+                self.delay.observe(k - request.k_obs)
             self.counters["resends"] += 1
             self._now.resends += 1
         elif not self._due(k):

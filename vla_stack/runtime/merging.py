@@ -1,7 +1,9 @@
 """What happens where an old and a new chunk plan the same control steps.
 
 Every rule is a function of the two plans over the steps that are still to come. Positions are blended linearly, angles
-along the shorter arc; a gripper is never blended, it follows the newer plan (half a grasp is no grasp).
+that can turn on without end along the shorter arc (between its stops a joint has one way only); a gripper is never
+blended, it follows the newer plan (half a grasp is no grasp). No embodiment here commands an orientation by more than
+one such angle: one that does needs a blend on the sphere.
 """
 
 from __future__ import annotations
@@ -79,6 +81,7 @@ def blender(robot: RobotSpec) -> Blend:
     """Function of two plans, float32 [n, A] each, and the share of the second, [n], that blends them entry by entry."""
     gripper = robot.gripper_mask
     angle = np.array([d.kind == "angle" for d in robot.action], bool)
+    angle &= np.isinf(robot.action_low) & np.isinf(robot.action_high)
 
     def blend(
         old: Float[np.ndarray, "n a"], new: Float[np.ndarray, "n a"], share: Float[np.ndarray, " n"]
