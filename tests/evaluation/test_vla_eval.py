@@ -37,6 +37,14 @@ def test_every_setting_is_reported(fake_policy, tmp_path, capsys):
     assert "data:video/mp4" in (tmp_path / "report.html").read_text()
 
 
+def test_several_decision_frequencies_have_one_score(fake_policy, tmp_path, capsys):
+    arguments = ["--env", LINE, "--episodes", "4", "--latency", "0,100ms", "--execute", "1", "2", "--workers", "0"]
+    assert main(["eval", *arguments, "--videos", "1", "--out", str(tmp_path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if " steps " in line or line.endswith("FAS")]
+    assert len(lines) == 5 and lines[0].endswith("seams   FAS")
+    assert [line.split()[-1] for line in lines[1:]] == ["1.00"] * 4
+
+
 def test_errors_are_one_line(fake_policy, tmp_path, capsys):
     assert main(["eval", "--env", "sim/pikc-v0", "--out", str(tmp_path)]) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]

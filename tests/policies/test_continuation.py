@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_vla import ACTIONS, make_batch, make_config, make_observations, make_policy, make_stats
 
-from vla_stack.methods import imitation
+from vla_stack.methods import imitation, mixture_of_horizons
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.continuation import continue_chunk
@@ -155,6 +155,26 @@ def test_steps_that_are_predicted_badly_weigh_more():
     torch.testing.assert_close(weights, torch.tensor([0.5, 0.5, 50.0 / mean]))
     few = torch.tensor([[[1.0]] * 9 + [[1000.0]]])
     assert imitation.online_weights(few, torch.ones(1, 10), torch.ones(1, 10, 1, dtype=torch.bool)).max() == 5.0
+
+
+def test_a_mixture_of_horizons_learns_from_given_actions_too():
+    config = MohConfig(base=make_config(max_delay=4), horizons=(2, 5, 8), device="cpu", push_to_hub=False)
+    policy, asked = MohPolicy(config), []
+    pre, _ = make_moh_pre_post_processors(config, make_stats())
+    predict = policy.predict
+
+    def spy(*args):
+        asked.append(predict(*args))
+        asked[0].mixture.branches.retain_grad()
+        return asked[0]
+
+    policy.predict = spy
+    batch = {**pre(make_batch(16)), "action_is_pad": torch.zeros(16, H, dtype=torch.bool)}
+    loss, _ = mixture_of_horizons.loss(policy, batch, torch.Generator().manual_seed(0))
+    loss.backward()
+    given, gradient = asked[0].given, asked[0].mixture.branches.grad.transpose(1, 2)
+    assert set(given.sum(1).tolist()) == {0, 1, 2, 3, 4}
+    assert (gradient[given] == 0).all() and (gradient[~given] != 0).any()
 
 
 def test_a_mixture_of_horizons_says_how_much_of_a_continued_chunk_to_execute(tmp_path):

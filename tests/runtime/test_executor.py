@@ -119,6 +119,7 @@ def test_duplicates_change_nothing(mode, delays, copies):
 
 
 @pytest.mark.parametrize("mode", [m for m in executor_module.MODES if m not in ("sync", "ensemble")])
+@settings(deadline=None)
 @given(st.integers(1, HORIZON - 1))
 def test_without_delay_every_mode_is_sync(mode, execute):
     """§8 test 9, first half."""
@@ -189,41 +190,44 @@ def test_future_state_discards_nothing():
     assert set(used) == set(range(6))
 
 
-def follow(mode, delay, execute, ticks=150):
-    """Commands dispatched to a robot that is where it was commanded to be, by a policy that sees its state alone.
+def follow(mode, delay, execute, ticks, state=0.3):
+    """Commands to a robot that is where it was commanded to be, by a policy that sees its state alone, and hand-overs.
 
     From a state the policy goes on in a straight line whose slope is a rough function of that state, so a chunk from
     another state, or laid down elsewhere, leads elsewhere. The first reply comes at once.
     """
-    ex, state, inbox, commands = executor(mode, execute=execute, hold_s=60.0), 0.3, [], []
+    ex, inbox, commands, first = executor(mode, execute=execute, hold_s=60.0, max_age_s=9.9), [], [], []
     ex.reset(0)
     ex.delay.observe(delay)
     for k in range(ticks):
-        inbox, due = [x for x in inbox if x[0] > k], [x for x in inbox if x[0] <= k]
-        for _, chunk in due:
+        for _, chunk in [x for x in inbox if x[0] <= k]:
             assert ex.deliver(chunk, k).accepted
-        if (request := ex.plan(k)) is not None:
+        inbox = [x for x in inbox if x[0] > k]
+        while (request := ex.plan(k)) is not None:
             seen = np.float32(state if request.state is None else request.state[0])
             line = seen + np.sin(40.0 * seen) * np.arange(1, HORIZON + 1, dtype=np.float32)
             chunk = replace(answer(request), actions=np.stack([line, line], axis=1))
-            inbox.append((k + delay * (request.rid > 1), chunk))
-            if request.rid == 1 or not delay:
-                ex.deliver(inbox.pop()[1], k)
+            if delay and request.rid > 1:
+                inbox.append((k + delay, chunk))
+            else:
+                ex.deliver(chunk, k)
         d = ex.dispatch(k)
         if d.state is State.RUN:
+            first += [len(commands)] * (d.index == 0)
             state = float(d.action[0])
             commands.append(state)
-    return commands
+    return commands, first
 
 
 @pytest.mark.parametrize("delay", range(HORIZON + 1))
 def test_future_state_is_sync_without_the_waiting(delay):
     """§8 test 8: exact roll-forward and a policy of the state alone give the trajectory of synchronous execution."""
-    execute = 6
-    future = follow("future_state", delay, execute)
-    sync = follow("sync", delay, max(execute, delay), ticks=600)
+    future, first = follow("future_state", delay, execute=6, ticks=150)
     assert len(future) == 150  # it never waited
-    np.testing.assert_array_equal(future, sync[:150])
+    start, steps = first[1], max(6, delay)
+    assert set(np.diff(first)) == {steps}
+    sync, _ = follow("sync", delay, steps, ticks=600, state=future[start - 1])
+    np.testing.assert_array_equal(future[start:], sync[: 150 - start])
 
 
 def test_a_chunk_later_than_it_was_made_for_is_faded_in():

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vla_stack.errors import UserError
@@ -42,6 +42,7 @@ def test_append_keeps_what_was_planned():
 
 
 @pytest.mark.parametrize("rule", RULES)
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7)), min_size=1, max_size=6))
 def test_identical_plans_merge_to_themselves_and_the_past_is_not_touched(rule, moves):
     """§8 test 9 of asynchronous execution, second half: all merge rules are idempotent."""

@@ -42,11 +42,8 @@ TASKS = {"conveyor": "dynamic", "pick": "quasi-static"}
 RATE_HZ, HORIZON, EXECUTE, MAX_DELAY = 20.0, 24, 10, 10
 LATENCIES = tuple(Latency(ms / 1000) for ms in (0, 50, 100, 200, 300, 500))
 CLAIMED, JITTERED = (Latency(0.2), Latency(0.3)), Latency(0.2, "gamma")
-EXECUTES = (
-    5,
-    EXECUTE,
-    18,
-)  # decision frequencies of 4, 2 and 1.1 Hz; with a delay of 300 ms no more than 18 can be had
+# Decision frequencies of 4, 2 and 1.1 Hz; with a delay of 300 ms no more than 18 can be had.
+EXECUTES = (5, EXECUTE, 18)
 POLICIES: dict[str, dict[str, Any]] = {
     "plain": {},
     "prefix": {"max_delay": MAX_DELAY},
@@ -135,7 +132,7 @@ def recipe(size: Size, name: str, roots: list[Path]) -> Recipe:
         steps=size.steps,
         batch_size=64,
         ema=0.99,
-        precision="auto",
+        precision="fp32",
         seed=SEED,
         threads=1,
         log_every=max(1, size.steps // 10),

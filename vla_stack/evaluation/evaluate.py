@@ -16,6 +16,7 @@ from tqdm import tqdm
 from vla_stack.evaluation.environments import is_benchmark
 from vla_stack.evaluation.episode import Instruct
 from vla_stack.evaluation.latency import JITTERS, parse_latencies
+from vla_stack.evaluation.metrics import frequency_averaged_score
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
 from vla_stack.evaluation.rollouts import ChunkPolicy, describe, evaluate
 from vla_stack.runtime.executor import MODES, ExecutorConfig
@@ -27,6 +28,7 @@ EXAMPLES = (
     "vla eval --policy runs/pick --env sim/pick-v0 sim/place-v0 --episodes 200",
     "vla eval --latency 0,100ms,300ms --mode sync naive rtc    # the same scenes in three modes at three delays",
     "vla eval --latency 200ms --jitter gamma --mode all        # every way in which the policy can be executed",
+    "vla eval --mode all --execute 2 4 8                       # deciding more or less often; FAS is the mean over it",
     "vla eval --swap-instruction                               # is the instruction really followed?",
     "vla eval --policy runs/metaworld --env metaworld/push-v3  # a benchmark: metaworld/<task>, aloha/transfer_cube,",
     "                                                          # aloha/insertion, libero/<suite>/<index of the task>",
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--episodes", type=_positive, default=100, help="episodes for each setting (default: %(default)s)")
     a("--seed", type=int, default=1000, help="seed of the first episode (default: %(default)s)")
     a("--mode", nargs="+", choices=("all", *MODES), default=["naive"], help="execution of chunks (default: naive)")
-    a("--execute", type=_positive, help="actions executed of each chunk (default: the policy's n_action_steps)")
+    a("--execute", nargs="+", type=_positive, help="actions executed of each chunk (default: the policy's own choice)")
     a("--latency", default="0ms", help="delays of the policy, e.g. 0,100ms,2ticks; milliseconds round up to ticks")
     a("--jitter", choices=JITTERS, default="none", help="of the delays (default: %(default)s)")
     a("--swap-instruction", action="store_true", help="also instruct another variant than the one that counts")
@@ -75,8 +77,8 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace) -> list[EvalResu
             options["randomisation"] = args.randomisation
         if args.visuals and is_benchmark(env_id):
             options["visuals"] = args.visuals
-        for mode, latency, instruct in product(modes, latencies, instructs):
-            executor = ExecutorConfig(mode=mode, execute=args.execute)
+        for mode, latency, instruct, execute in product(modes, latencies, instructs, args.execute or [None]):
+            executor = ExecutorConfig(mode=mode, execute=execute)
             with _progress(f"{env_id}  {describe(executor, latency, instruct)}", args.episodes) as on_episode:
                 result = evaluate(
                     policy,
@@ -106,14 +108,17 @@ def table(results: Sequence[EvalResult]) -> str:
     """What was measured, one aligned line a setting, and the mean over settings with the right instruction."""
     names = [f"{r.name}  {r.label}" for r in results]
     width = max(map(len, names))
-    lines = [f"\n{'':<{width}}  success   95 % interval   episodes   time to success   idle   seams"]
-    for name, r in zip(names, results, strict=True):
+    scores = frequency_scores(results)
+    heads = "  success   95 % interval   episodes   time to success   idle   seams"
+    lines = [f"\n{'':<{width}}{heads}" + "   FAS" * any(s is not None for s in scores)]
+    for name, r, score in zip(names, results, scores, strict=True):
         low, high = r.interval
         time = f"{r.seconds_to_success:.1f} s" if r.successes else "–"
         lines.append(
             f"{name:<{width}}  {r.success_rate:>6.0%}    {f'{low:.0%} – {high:.0%}':<13}   "
             f"{f'{r.successes}/{len(r.episodes)}':>8}   {time:>15}   {r.idle_fraction:>4.0%}   "
             + (f"{r.discontinuity:>5.1f}" if math.isfinite(r.discontinuity) else "    –")
+            + (f"  {score:>4.2f}" if score is not None else "")
         )
         judged = [e.instructed_success for e in r.episodes if e.instructed_success is not None]
         if r.settings.get("instruct") and judged:
@@ -122,6 +127,16 @@ def table(results: Sequence[EvalResult]) -> str:
     if len(straight) > 1:
         lines.append(f"{'mean':<{width}}  {sum(straight) / len(straight):>6.0%}")
     return "\n".join(lines)
+
+
+def frequency_scores(results: Sequence[EvalResult]) -> list[float | None]:
+    """Of each result the frequency-averaged score of its setting; None where that was run at one frequency alone."""
+
+    def setting(r: EvalResult) -> tuple[Any, ...]:
+        return (r.name, *(r.settings.get(k) for k in ("mode", "latency_s", "jitter", "instruct")))
+
+    groups = [[other for other in results if setting(other) == setting(r)] for r in results]
+    return [frequency_averaged_score(group) if len(group) > 1 else None for group in groups]
 
 
 def _load(name: str, device: str, embodiment: str | None) -> tuple[Path, ChunkPolicy]:

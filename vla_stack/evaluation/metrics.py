@@ -5,6 +5,7 @@ numpy only, so that a robot computer can summarise its own episodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from vla_stack.evaluation.records import IDLE, EvalResult
 from vla_stack.schema import RobotSpec
 from vla_stack.statistics import wilson
 
-__all__ = ["Difference", "boundary_discontinuity", "paired_difference", "wilson"]
+__all__ = ["Difference", "boundary_discontinuity", "frequency_averaged_score", "paired_difference", "wilson"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,18 @@ def paired_results(a: EvalResult, b: EvalResult) -> tuple[NDArray[np.bool_], NDA
     left, right = ({e.seed: e.success for e in r.episodes} for r in (a, b))
     shared = sorted(left.keys() & right.keys())
     return np.array([left[s] for s in shared], bool), np.array([right[s] for s in shared], bool)
+
+
+def frequency_averaged_score(results: Sequence[EvalResult]) -> float:
+    """Mean normalised return over decision frequencies (Patel and Siegelmann 2024, Sequence RL, arXiv:2410.08979).
+
+    How often a policy decides follows from how many actions of each chunk are executed. The return of an episode is 1
+    where it succeeds, else 0, so it is normalised as it is.
+
+    Args:
+        results: One setting at several numbers of executed steps.
+    """
+    return float(np.mean([r.success_rate for r in results]))
 
 
 def boundary_discontinuity(result: EvalResult, robot: RobotSpec) -> float:

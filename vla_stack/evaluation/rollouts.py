@@ -265,6 +265,7 @@ def _ready(groups: list[Group]) -> list[Group]:
 
 
 def describe(executor: ExecutorConfig, latency: Latency, instruct: Instruct) -> str:
-    """A setting in a few words, e.g. ``naive, 100 ms``."""
+    """A setting in a few words, e.g. ``naive, 100 ms``, with the executed steps where they are not the policy's own."""
+    steps = f", {executor.execute} steps" if executor.execute else ""
     swap = ", wrong instruction" if instruct == "swap" else ""
-    return f"{executor.mode}, {latency}{swap}"
+    return f"{executor.mode}, {latency}{steps}{swap}"
