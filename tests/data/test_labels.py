@@ -153,6 +153,7 @@ def test_the_verb(labelled: Path, tmp_path: Path, capsys) -> None:
     relabelled = ["--episode", "0", "--frames", "1:3", "--segment", "recovery"]
     assert cli.main(["data", "relabel", str(labelled), *relabelled]) == 0
     assert cli.main(["data", "relabel", str(labelled), "--frames", "x"]) == 1
-    assert cli.main(["data", "merge", str(labelled), str(labelled), "--into", str(tmp_path / "m")]) == 0
+    assert cli.main(["data", "merge", str(labelled), str(labelled), "--into", str(tmp_path / "m")]) == 1
+    assert "in more than one of the datasets" in capsys.readouterr().err
     assert cli.main(["data", "view", str(labelled), "--episode", "1", "--save", str(tmp_path / "e.rrd")]) == 0
     assert (tmp_path / "e.rrd").stat().st_size > 1000

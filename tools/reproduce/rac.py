@@ -138,7 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         import torch
 
         torch.set_num_threads(1)
-        for arm, seed in cells(seeds):
+        pairs = [(arm, 0) for arm in ("rac", "hg_dagger")] if args.images else cells(seeds)
+        for arm, seed in pairs:
             run_cell(arm, seed, out, overrides)
             rac_report.report(name, {k: a.about for k, a in ARMS.items()}, load_records(out), quiet=True)
     rac_report.report(name, {k: a.about for k, a in ARMS.items()}, load_records(out))

@@ -143,10 +143,15 @@ def merge(roots: Sequence[Path], target: Path) -> int:
         own = with_labels(dataset.features, robot) if labelled else dataset.features
         if differ := sorted(set(own) ^ set(features)):
             raise UserError(f"{dataset.root} and {roots[0]} differ in column '{differ[0]}'", "record them alike")
+    fills = [_demo_columns(d, robot) if labelled and SEGMENT_TYPE not in d.features else {} for d in datasets]
+    if labelled:
+        uids = [np.unique((d.columns | fill)[EPISODE_UID]) for d, fill in zip(datasets, fills, strict=True)]
+        values, counts = np.unique(np.concatenate(uids), return_counts=True)
+        if (counts > 1).any():
+            raise UserError(f"episode {values[counts > 1][0]} is in more than one of the datasets", "name each once")
     with locked(target) as staging:
         store = EpisodeStore(target, robot, features)
-        for dataset in datasets:
-            fill = _demo_columns(dataset, robot) if labelled and SEGMENT_TYPE not in dataset.features else {}
+        for dataset, fill in zip(datasets, fills, strict=True):
             rows, facts = read_episode_rows(dataset.root, with_stats=True), read_facts(dataset.root)
             for e in range(dataset.num_episodes):
                 store.commit(_episode(dataset, e, features, fill, rows[e], facts, staging))
