@@ -1,0 +1,230 @@
+"""Frames of the running episode, and the episodes that wait for a decision, on a thread of their own.
+
+Whoever drives never waits for the disk: frames go through a queue. An episode that has ended is on the disk at once,
+pending; it becomes part of the dataset when its undo window is over, so that taking it back never edits the dataset.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.data.dataset import open_dataset
+from vla_stack.data.labels import frame_labels, label_columns
+from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.data.sidecar import EpisodeFacts
+from vla_stack.errors import UserError
+from vla_stack.intervention import Control, Segment
+from vla_stack.schema import SUCCESS, Observation, RobotSpec, SchemaError
+
+UNDO_S = 5.0
+MAX_WAITING = 2000  # frames that may wait for a slow disk; beyond it they are lost, and counted
+OUTCOMES = {
+    "end_demo": "demonstration",
+    "end_auto_success": "policy succeeded",
+    "end_auto_fail": "policy failed",
+    "end_intervened": "intervention",
+    "end_discarded": "discarded",
+}
+
+
+@dataclass
+class Pending:
+    """An ended episode in its undo window, which ends at ``due``, monotonic seconds."""
+
+    uid: int
+    number: int
+    facts: EpisodeFacts
+    success: bool
+    counts: Counter[str]
+    due: float
+    kept: bool
+
+
+class Recording:
+    """Records what a robot node hands out.
+
+    Every method but :meth:`close` returns at once and may be called from any thread.
+
+    Args:
+        root: Dataset folder; episodes that an earlier console left pending become part of it.
+        robot: What is recorded.
+        joints: Names of the joints of ``joint_command``, empty where frames have none.
+        on_change: Called with :meth:`status` when that has changed, from any thread.
+        undo_s: Length of the undo window, seconds.
+
+    Raises:
+        UserError: The dataset cannot be opened, e.g. because it is another robot's.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        robot: RobotSpec,
+        joints: tuple[str, ...],
+        on_change: Callable[[dict[str, Any]], None],
+        undo_s: float = UNDO_S,
+    ) -> None:
+        self._robot, self._on_change, self._undo_s = robot, on_change, undo_s
+        self._recorder = EpisodeRecorder(root, robot, joints=joints, extra=label_columns(robot))
+        for uid in self._recorder.pending:
+            self._recorder.commit(uid)
+        self._counts: Counter[str] = Counter(episodes=self._recorder.num_episodes)
+        if self._recorder.num_episodes:
+            self._counts["successes"] = int(open_dataset(root).columns[SUCCESS].sum())
+        self._running: Counter[str] = Counter()
+        self._pending: list[Pending] = []
+        self._ended = self._recorder.num_episodes
+        self._error = ""
+        self._lock = threading.RLock()
+        self._orders: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="recording")
+        self._thread.start()
+        self._changed()
+
+    def frame(
+        self,
+        obs: Observation,
+        action: NDArray[np.float32],
+        joint_command: NDArray[np.float32] | None,
+        labels: dict[str, Any],
+    ) -> None:
+        """Record a control step of the running episode; ``labels`` has at least what ``Intervention.labels`` gives."""
+        if self._orders.qsize() > MAX_WAITING:
+            self._running["lost_frames"] += 1
+            return
+        self._orders.put(lambda: self._add(obs, action, joint_command, labels))
+        self._running["frames"] += 1
+        self._running["human_frames"] += labels["control_source"] == Control.HUMAN
+        self._running["recovery_frames"] += labels["segment_type"] == Segment.RECOVERY
+        self._running["correction_frames"] += labels["segment_type"] == Segment.CORRECTION
+
+    def end(self, success: bool, kept: bool, facts: EpisodeFacts) -> None:
+        """The running episode is over; it is ``kept``, or thrown away, unless the operator says otherwise in time."""
+        counts, self._running = self._running, Counter()
+        if not counts["frames"]:
+            return
+        with self._lock:
+            self._ended += 1
+            counts += Counter(episodes=1, successes=int(success))
+            due = time.monotonic() + self._undo_s
+            pending = Pending(secrets.randbits(62), self._ended, facts, success, counts, due, kept)
+            self._pending.append(pending)
+            self._orders.put(lambda: self._save(pending))
+        self._changed()
+
+    def decide(self, name: str) -> str | None:
+        """``keep`` commits the last ended episode now, ``drop`` throws it away, ``undo`` takes that back.
+
+        Returns:
+            Why that is not possible, or None.
+        """
+        with self._lock:
+            if not self._pending:
+                return "no episode waits for a decision: its undo window is over"
+            last = self._pending[-1]
+            if name == "undo" and last.kept:
+                return "there is nothing to undo: the episode is kept"
+            kept, uid = name != "drop", last.uid
+            if kept != last.kept:
+                last.kept = kept
+                change = self._recorder.undo if kept else self._recorder.discard
+                self._orders.put(lambda: change(uid))
+            last.due = time.monotonic() + (0.0 if name == "keep" else self._undo_s)
+        self._changed()
+        return None
+
+    def status(self) -> dict[str, Any]:
+        """Counts, the last pending episode and the last error, as plain values."""
+        with self._lock:
+            counts = sum((p.counts for p in self._pending if p.kept), self._counts)
+            last = self._pending[-1] if self._pending else None
+            return {
+                **{name: counts[name] for name in ("episodes", "successes", "human_frames", "recovery_frames")},
+                **{name: counts[name] for name in ("correction_frames", "lost_frames")},
+                "error": self._error,
+                "pending": last
+                and {
+                    "episode": last.number,
+                    "outcome": _outcome(last),
+                    "frames": last.counts["frames"],
+                    "kept": last.kept,
+                    "due_ns": round(last.due * 1e9),
+                    "window_s": self._undo_s,
+                },
+            }
+
+    def close(self) -> None:
+        """Act on what is pending, finish writing, release the dataset; an episode that still runs is forgotten."""
+        self._orders.put(None)
+        self._thread.join()
+        self._recorder.close()
+
+    # On the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            try:
+                order = self._orders.get(timeout=0.05)
+            except queue.Empty:
+                self._settle(time.monotonic())
+                continue
+            if order is None:
+                break
+            self._guarded(order)
+        self._settle(float("inf"))
+
+    def _guarded(self, order: Callable[[], object]) -> bool:
+        """Do it; what goes wrong is said to the operator."""
+        try:
+            order()
+        except (UserError, SchemaError) as e:
+            self._error = str(e)
+            self._changed()
+            return False
+        return True
+
+    def _add(
+        self,
+        obs: Observation,
+        action: NDArray[np.float32],
+        joint_command: NDArray[np.float32] | None,
+        labels: dict[str, Any],
+    ) -> None:
+        self._recorder.add_frame(obs, action, joint_command, **frame_labels(self._robot, labels, obs.t_capture_ns))
+
+    def _save(self, pending: Pending) -> None:
+        self._recorder.save_episode(pending.success, pending=True, uid=pending.uid, facts=pending.facts)
+        if not pending.kept:
+            self._recorder.discard(pending.uid, "operator")
+
+    def _settle(self, now: float) -> None:
+        """Make those whose window is over part of the dataset, or leave them to be deleted."""
+        with self._lock:
+            due = [p for p in self._pending if p.due <= now]
+        for pending in due:
+            committed = pending.kept and self._guarded(lambda uid=pending.uid: self._recorder.commit(uid))  # type: ignore[misc]
+            with self._lock:
+                self._pending.remove(pending)
+                if committed:
+                    self._counts += pending.counts
+        if due:
+            self._changed()
+
+    def _changed(self) -> None:
+        self._on_change(self.status())
+
+
+def _outcome(pending: Pending) -> str:
+    what = OUTCOMES.get(pending.facts.outcome, pending.facts.outcome)
+    return what if pending.success or pending.facts.mode != "teleop" else f"{what}, failed"

@@ -1,0 +1,141 @@
+// The console: devices -> mapper -> gateway, and gateway -> view.
+
+import { Devices } from "./devices.js";
+import { HeatMap } from "./heat.js";
+import { GatewayLink } from "./link.js";
+import { COMMANDS, intent, velocity } from "./mapper.js";
+import { allowed } from "./phases.js";
+import { Cameras, draw, drawMeters, layOut, motionButtons, offline, STALE_MS, toast } from "./view.js";
+
+const TICK_MS = 25; // between teleop messages
+const $ = (id) => document.getElementById(id);
+const settings = { speed: 0.15, facing: true, ...JSON.parse(localStorage.getItem("console") ?? "{}") };
+
+let hello = null;
+let state = null;
+let cameras = new Cameras([]);
+let seq = 0;
+let sentAt = [];
+const heat = new HeatMap($("heat"), $("heat-text"));
+
+const link = new GatewayLink({
+  hello(message) {
+    hello = message;
+    document.title = `${hello.robot.name} – console ${hello.you}`;
+    document.body.dataset.console = hello.you;
+    cameras = new Cameras(hello.robot.cameras.map((c) => c.name));
+    layOut(hello, command);
+    motionButtons(hello.robot.action, devices);
+    const rewind = document.querySelector('[data-command="rewind"]');
+    if (rewind) devices.hold(rewind, () => (devices.touch.rewind = true), () => (devices.touch.rewind = false));
+    heat.load();
+  },
+  state(message) {
+    if (state && message.recording.episodes !== state.recording.episodes) heat.load();
+    state = { ...message, pending: message.recording.pending };
+    if (state.recording.error) toast(state.recording.error);
+  },
+  picture: (header, blob) => cameras.show(header, blob, (link.rtt ?? 0) / 2),
+  closed(why) {
+    state = null;
+    offline(why);
+  },
+});
+
+/** Give a command by its name; what is refused is said. */
+async function command(name) {
+  if (!state) return;
+  if (name === "estop") {
+    link.send({ type: "estop" });
+    return;
+  }
+  if (state.lease === "other") {
+    toast(`Console ${state.holder} has control.`);
+    return;
+  }
+  const { ok, error } = await link.command(name);
+  if (!ok) toast(error);
+}
+
+/** A key or a gamepad's button: of all commands that it stands for, the one that is possible now. */
+function pressed(input) {
+  if (input === "?") $("help").showModal();
+  const names = Object.keys(COMMANDS).filter((n) => COMMANDS[n][0] === input || COMMANDS[n][1] === input);
+  const may = state ? allowed(state, hello.mode) : new Set();
+  const name = names.find((n) => may.has(n)) ?? names[0];
+  if (name) command(name);
+}
+
+const devices = new Devices(pressed, teleop);
+
+/** Say where the hand is. Engaged only with focus, with control, and with pictures that are new. */
+function teleop() {
+  if (!hello || !state) return;
+  const { axes, engaged, rewind } = intent(devices.raw());
+  const wanted = devices.focused && (engaged || rewind);
+  if (wanted && state.lease === "free") link.send({ type: "lease", want: "acquire" });
+  if (state.lease !== "you") return;
+  const fresh = cameras.age() <= STALE_MS;
+  const may = devices.focused && fresh;
+  link.send({
+    type: "teleop", seq: ++seq, t: performance.now(), engaged: may && engaged, rewind: may && rewind,
+    velocity: may && engaged ? velocity(axes, hello.robot.action, settings) : null,
+  });
+  const now = performance.now();
+  sentAt = [...sentAt.filter((t) => now - t < 1000), now];
+}
+setInterval(teleop, TICK_MS);
+
+function paint() {
+  requestAnimationFrame(paint);
+  cameras.refresh();
+  $("focus").hidden = devices.focused;
+  if (!state || !hello) return;
+  draw(state, hello);
+  drawMeters(state, link.rtt, cameras.age(), sentAt.length);
+  const x = hello.robot.state.findIndex((d) => d.name.startsWith("tcp_x"));
+  heat.draw(x < 0 ? null : state.state.slice(x, x + 2), settings.facing);
+}
+requestAnimationFrame(paint);
+
+// Everything on the page that can be pressed ----------------------------------------------------------------------
+
+devices.hold($("deadman"), () => (devices.touch.held = true), () => (devices.touch.held = false));
+$("stop").addEventListener("click", () => command("estop"));
+$("help-button").addEventListener("click", () => $("help").showModal());
+for (const button of document.querySelectorAll("#pending [data-command]"))
+  button.addEventListener("click", () => command(button.dataset.command));
+$("lease").addEventListener("click", () => {
+  if (!state) return;
+  link.send({ type: "lease", want: state.lease !== "you" ? "acquire" : state.asked ? "hand_over" : "release" });
+});
+const asked = (start) => async () => {
+  try {
+    await start();
+  } catch (e) {
+    toast(e.message);
+  }
+};
+$("phone").addEventListener("click", asked(async () => {
+  await devices.usePhone();
+  toast("Hold the big button and tilt.", true);
+}));
+$("mouse").addEventListener("click", asked(() => devices.useSpacemouse()));
+$("invite").addEventListener("click", asked(async () => {
+  const answer = await fetch("/invite", { method: "POST" });
+  toast(`Once, on another screen: ${(await answer.json()).address}`, true);
+}));
+$("speed").value = settings.speed;
+$("facing").checked = settings.facing;
+for (const id of ["speed", "facing"]) $(id).addEventListener("input", changeSettings);
+function changeSettings() {
+  settings.speed = Number($("speed").value);
+  settings.facing = $("facing").checked;
+  $("speed-text").textContent = `${settings.speed.toFixed(2)} m/s`;
+  localStorage.setItem("console", JSON.stringify(settings));
+}
+changeSettings();
+addEventListener("keydown", (e) => e.target.tagName === "INPUT" && e.target.blur(), true);
+for (const button of document.querySelectorAll("kbd")) button.setAttribute("aria-hidden", "true");
+// A button that keeps the focus would be pressed again by the dead-man (Space).
+addEventListener("click", (e) => e.target.closest("button")?.blur());

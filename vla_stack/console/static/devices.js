@@ -1,0 +1,135 @@
+// Raw values of keyboard, touch buttons, gamepad, phone and space mouse, for the mapper; and commands, as they are given.
+// Nothing is read while the page is not focused: `release` lets go of everything.
+
+import { COMMANDS, DEADMAN_KEY, MOTION_KEYS, REWIND_KEY, FINE_KEY } from "./mapper.js";
+
+const HELD = new Set([...Object.keys(MOTION_KEYS), DEADMAN_KEY, REWIND_KEY, FINE_KEY]);
+const SPACEMICE = [{ vendorId: 0x256f }, { vendorId: 0x046d, usagePage: 1, usage: 8 }];
+
+export class Devices {
+  /**
+   * @param command called with the key or the gamepad's button number of a command.
+   * @param changed called when something was pressed or let go.
+   */
+  constructor(command, changed) {
+    this.command = command;
+    this.changed = changed;
+    this.keys = new Set();
+    this.touch = { axes: {}, held: false, rewind: false };
+    this.phone = null; // {held, tilt} once asked for
+    this.spacemouse = null;
+    this.buttons = []; // of the gamepad, when last looked at
+    this.keyCommands = new Set(Object.values(COMMANDS).map(([key]) => key));
+    addEventListener("keydown", (e) => this.down(e));
+    addEventListener("keyup", (e) => this.up(e));
+    addEventListener("blur", () => this.release());
+    addEventListener("pagehide", () => this.release());
+    document.addEventListener("visibilitychange", () => document.hidden && this.release());
+  }
+
+  get focused() {
+    return document.hasFocus() && !document.hidden;
+  }
+
+  /** Everything that is connected, as `mapper.intent` takes it. */
+  raw() {
+    const pad = this.focused ? this.gamepad() : null;
+    return {
+      keyboard: { keys: [...this.keys] },
+      touch: this.touch,
+      ...(pad && { gamepad: pad }),
+      ...(this.phone && { phone: { ...this.phone, held: this.phone.held && this.touch.held } }),
+      ...(this.spacemouse && this.focused && { spacemouse: this.spacemouse }),
+    };
+  }
+
+  release() {
+    this.keys.clear();
+    this.touch = { axes: {}, held: false, rewind: false };
+    if (this.spacemouse) this.spacemouse = { move: [0, 0, 0], turn: [0, 0, 0], buttons: 0 };
+    this.changed();
+  }
+
+  down(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const key = event.key.toLowerCase();
+    if (event.target.closest("dialog") && key !== "escape") return;
+    if (!HELD.has(key) && !this.keyCommands.has(key) && key !== "?") return;
+    event.preventDefault();
+    if (event.repeat) return;
+    if (HELD.has(key)) this.keys.add(key);
+    else this.command(key);
+    this.changed();
+  }
+
+  up(event) {
+    const key = event.key.toLowerCase();
+    if (HELD.has(key)) event.preventDefault();
+    // A key that was pressed with shift may come up without it, under another name.
+    if (key === FINE_KEY) for (const held of [...this.keys]) if (held.length === 1 && !/[a-z ]/.test(held)) this.keys.delete(held);
+    this.keys.delete(key);
+    this.changed();
+  }
+
+  gamepad() {
+    const pad = [...(navigator.getGamepads?.() ?? [])].find((p) => p?.connected);
+    if (!pad) return null;
+    const buttons = pad.buttons.map((b) => b.value);
+    buttons.forEach((value, i) => value > 0.5 && !(this.buttons[i] > 0.5) && this.command(i));
+    this.buttons = buttons;
+    return { axes: [...pad.axes], buttons };
+  }
+
+  /** A button that is held for as long as a finger is on it. */
+  hold(button, press, letGo) {
+    const end = () => {
+      button.classList.remove("on");
+      letGo();
+      this.changed();
+    };
+    button.addEventListener("pointerdown", (e) => {
+      button.setPointerCapture(e.pointerId);
+      button.classList.add("on");
+      press();
+      this.changed();
+    });
+    for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) button.addEventListener(name, end);
+    button.addEventListener("contextmenu", (e) => e.preventDefault());
+  }
+
+  /** Ask for the phone's orientation; raises where there is none. The angles count from where the dead-man was pressed. */
+  async usePhone() {
+    if (!window.isSecureContext) throw new Error("A phone's orientation needs https: start the console with --host.");
+    if (typeof DeviceOrientationEvent === "undefined") throw new Error("This device measures no orientation.");
+    if (DeviceOrientationEvent.requestPermission && (await DeviceOrientationEvent.requestPermission()) !== "granted")
+      throw new Error("The orientation was not allowed.");
+    this.phone = { held: false, tilt: [0, 0, 0] };
+    let zero = null;
+    const turned = (a, b) => ((a - b + 540) % 360) - 180;
+    addEventListener("deviceorientation", ({ alpha, beta, gamma }) => {
+      if (beta === null) return;
+      if (!this.touch.held) zero = null;
+      else zero ??= [beta, gamma, alpha];
+      this.phone.held = zero !== null;
+      this.phone.tilt = zero ? [turned(zero[0], beta), turned(gamma, zero[1]), turned(alpha, zero[2])] : [0, 0, 0];
+    });
+  }
+
+  /** Ask for a space mouse over WebHID; raises where the browser has none. */
+  async useSpacemouse() {
+    if (!navigator.hid) throw new Error("This browser has no WebHID; Chrome and Edge do.");
+    const [device] = await navigator.hid.requestDevice({ filters: SPACEMICE });
+    if (!device) return;
+    if (!device.opened) await device.open();
+    this.spacemouse = { move: [0, 0, 0], turn: [0, 0, 0], buttons: 0 };
+    const three = (data, at) => [0, 2, 4].map((i) => data.getInt16(at + i, true));
+    device.addEventListener("inputreport", ({ reportId, data }) => {
+      if (!this.focused) return;
+      if (reportId === 1) this.spacemouse.move = three(data, 0);
+      if (reportId === 1 && data.byteLength >= 12) this.spacemouse.turn = three(data, 6);
+      if (reportId === 2) this.spacemouse.turn = three(data, 0);
+      if (reportId === 3) this.spacemouse.buttons = data.getUint8(0);
+    });
+    navigator.hid.addEventListener("disconnect", () => (this.spacemouse = null));
+  }
+}

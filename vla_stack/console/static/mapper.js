@@ -1,0 +1,128 @@
+// From what the operator's hands do to a velocity for every action dimension. Pure functions: no page, no time, no state.
+//
+// Each device reports raw values; `intent` merges all of them into one set of axes in [-1, 1] as the operator sees
+// them: right, away (from the operator), up, turn (counter-clockwise seen from above), pitch, grip (positive opens).
+// `velocity` turns the axes into SI units per second in the order of the robot's action.
+
+export const AXES = ["right", "away", "up", "turn", "pitch", "grip"];
+const DEAD = 0.12; // of a stick's way, around its middle
+const TILT = 25; // degrees of a phone for full speed
+
+// Keys that move, by event.key in lower case: [axis, sign, what it does].
+export const MOTION_KEYS = {
+  arrowright: ["right", 1, "right"], arrowleft: ["right", -1, "left"],
+  arrowup: ["away", 1, "away from you"], arrowdown: ["away", -1, "towards you"],
+  q: ["up", 1, "up"], a: ["up", -1, "down"],
+  ",": ["turn", 1, "turn left"], ".": ["turn", -1, "turn right"],
+  e: ["grip", 1, "open gripper"], d: ["grip", -1, "close gripper"],
+  w: ["pitch", 1, "pitch up"], z: ["pitch", -1, "pitch down"],
+};
+export const DEADMAN_KEY = " ";
+export const REWIND_KEY = "r";
+export const FINE_KEY = "shift";
+
+// Commands: name -> [key, button of a standard gamepad (or null), label].
+export const COMMANDS = {
+  start: ["enter", 9, "Start"],
+  takeover: ["t", 1, "Take over"],
+  cancel: ["backspace", null, "False alarm"],
+  recovered: ["g", 2, "Recovered"],
+  slip: ["l", null, "Slipped"],
+  subtask_done: ["c", 0, "Sub-task done"],
+  hand_back: ["h", 12, "Hand back"],
+  success: ["s", 15, "Success"],
+  fail: ["f", 14, "Fail"],
+  keep: ["k", null, "Keep"],
+  discard: ["x", 13, "Discard"],
+  undo: ["u", null, "Undo"],
+  rearm: ["enter", 9, "Re-arm"],
+  estop: ["escape", 8, "STOP"],
+};
+export const GAMEPAD = { deadman: 4, rewind: 3, fine: 5, open: 7, close: 6 };
+export const SPACEMOUSE_DEADMAN = 1; // bit of the left button
+
+const clamp = (x, low = -1, high = 1) => Math.min(high, Math.max(low, x));
+
+/** A stick's position with its middle made quiet and small motions made fine. */
+export function shape(x) {
+  const beyond = Math.max(0, Math.abs(x) - DEAD) / (1 - DEAD);
+  return Math.sign(x) * clamp(beyond, 0, 1) ** 1.6;
+}
+
+const none = () => Object.fromEntries(AXES.map((name) => [name, 0]));
+
+function keyboard({ keys = [] }) {
+  const axes = none();
+  for (const key of keys) if (MOTION_KEYS[key]) axes[MOTION_KEYS[key][0]] += MOTION_KEYS[key][1];
+  const has = (key) => keys.includes(key);
+  return { axes, engaged: has(DEADMAN_KEY), rewind: has(REWIND_KEY), fine: has(FINE_KEY) };
+}
+
+function gamepad({ axes: sticks = [], buttons = [] }) {
+  const at = (i) => buttons[i] || 0;
+  const [x = 0, y = 0, turn = 0, up = 0] = sticks.map(shape);
+  const axes = { ...none(), right: x, away: -y, up: -up, turn: -turn, grip: at(GAMEPAD.open) - at(GAMEPAD.close) };
+  return { axes, engaged: at(GAMEPAD.deadman) > 0.5, rewind: at(GAMEPAD.rewind) > 0.5, fine: at(GAMEPAD.fine) > 0.5 };
+}
+
+/** `tilt`: degrees since the dead-man was pressed: front edge down, right edge down, turned counter-clockwise. */
+function phone({ held = false, tilt = [0, 0, 0] }) {
+  const [front, right, turn] = tilt.map((degrees) => shape(degrees / TILT));
+  return { axes: { ...none(), away: front, right, turn }, engaged: held, rewind: false, fine: false };
+}
+
+/** `move`, `turn`: the six numbers of a space mouse, about -350 to 350: x right, y towards, z down; pitch, roll, yaw. */
+function spacemouse({ move = [0, 0, 0], turn = [0, 0, 0], buttons = 0 }) {
+  const [right, towards, down] = move.map((v) => shape(v / 350));
+  const [pitch, , yaw] = turn.map((v) => shape(v / 350));
+  const axes = { ...none(), right, away: -towards, up: -down, pitch, turn: -yaw };
+  return { axes, engaged: Boolean(buttons & SPACEMOUSE_DEADMAN), rewind: false, fine: false };
+}
+
+/** Buttons on the page: `axes` that are pressed, `held` the big one. */
+function touch({ axes = {}, held = false, rewind = false }) {
+  return { axes: { ...none(), ...axes }, engaged: held, rewind, fine: false };
+}
+
+/** What all devices together ask for: {axes, engaged, rewind}. A device that is absent is left out of `raw`. */
+export function intent(raw) {
+  const read = { keyboard, gamepad, phone, spacemouse, touch };
+  const parts = Object.entries(raw).filter(([name]) => read[name]).map(([name, value]) => read[name](value));
+  const scale = parts.some((p) => p.fine) ? 0.3 : 1;
+  const axes = none();
+  for (const part of parts) for (const name of AXES) axes[name] = clamp(axes[name] + part.axes[name]);
+  for (const name of AXES) if (name !== "grip") axes[name] *= scale;
+  return { axes, engaged: parts.some((p) => p.engaged), rewind: parts.some((p) => p.rewind) };
+}
+
+/**
+ * Velocity of every action dimension, in its unit per second.
+ *
+ * A dimension `tcp_x`, `tcp_y`, `tcp_z`, `tcp_yaw` (world frame, x away from the robot's base, z up) moves the tool; the
+ * dimensions of an arm without them are joints, driven in order by right, away, up, pitch, turn.
+ *
+ * @param axes from `intent`.
+ * @param dims the robot's action: [{name, unit, max_rate, kind}].
+ * @param settings {speed: m/s, facing: whether the operator faces the robot, rather than standing behind it}.
+ */
+export function velocity(axes, dims, { speed, facing }) {
+  const side = facing ? -1 : 1;
+  const tool = {
+    tcp_x: axes.away * side, tcp_y: -axes.right * side, tcp_z: axes.up, tcp_yaw: axes.turn,
+    tcp_pitch: axes.pitch,
+  };
+  const cartesian = dims.some((d) => d.name.startsWith("tcp_x"));
+  const joints = [axes.right * side * -1, axes.away, axes.up, axes.pitch, axes.turn];
+  let joint = 0;
+  return dims.map((dim) => {
+    if (dim.kind === "gripper") return limit(axes.grip * 2.5, dim);
+    const value = cartesian ? tool[dim.name.split(".")[0]] ?? 0 : joints[joint++] ?? 0;
+    const full = dim.unit === "m" ? speed : dim.unit === "rad" ? speed * 6 : 1;
+    return limit(value * full, dim);
+  });
+}
+
+const limit = (v, dim) => {
+  const bound = dim.max_rate ?? Infinity;
+  return clamp(v, -bound, bound) + 0; // + 0: no negative zero
+};

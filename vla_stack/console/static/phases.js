@@ -1,0 +1,65 @@
+// What each phase is called, what to do in it, and which commands it takes. Pure.
+
+const ENDED = ["end_auto_success", "end_auto_fail", "end_intervened", "end_demo", "end_discarded"];
+
+const NAMES = {
+  offline: "Offline", reset: "Ready", auto: "Policy drives", hold: "Holding", recovery: "Recovery", correction: "Correction",
+  teleop: "You drive", estop: "Stopped", end_auto_success: "Success", end_auto_fail: "Failed", end_intervened: "Recorded",
+  end_demo: "Recorded", end_discarded: "Discarded",
+};
+
+const drive = "hold Space and use the arrows, Q and A, E and D";
+const HINTS = {
+  reset: () => "Enter begins an episode.",
+  auto: () => "Watch. T takes over as soon as it goes wrong; S and F end the episode.",
+  teleop: () => "S when it is done, F if it failed, X to throw it away.",
+  recovery: () => "Bring the gripper back to where demonstrations were, then press G. R rewinds.",
+  correction: () => "Finish this sub-task, then press C. L if it slipped.",
+  estop: () => "Enter re-arms the robot; it stands still until then.",
+};
+
+export const isEnded = (phase) => ENDED.includes(phase);
+
+/** What is interrupted while the robot holds: "teleop", "auto", "recovery" or "correction". */
+export const underneath = ({ segment_type }) => ["teleop", "auto", "recovery", "correction"][segment_type] ?? "auto";
+
+export function title(state) {
+  if (state.phase === "hold" && underneath(state) === "teleop") return "Ready to drive";
+  return NAMES[state.phase] ?? state.phase;
+}
+
+export function hint(state) {
+  if (isEnded(state.phase)) return "Enter begins the next episode.";
+  if (state.phase === "hold") {
+    const why = state.why ? `${state.why[0].toUpperCase()}${state.why.slice(1)}. ` : "";
+    const to = { teleop: "drive", auto: "let the policy go on", recovery: "recover", correction: "correct" }[underneath(state)];
+    return `${why}To ${to}, ${drive}.`;
+  }
+  if (state.run === "stop") return `Stopped: ${state.why || "no reason is given"}.`;
+  return HINTS[state.phase]?.() ?? "";
+}
+
+/** Commands that the gateway would not refuse now, as a set of names. */
+export function allowed(state, mode) {
+  const { phase } = state;
+  const names = new Set(["estop"]);
+  const add = (...more) => more.forEach((name) => names.add(name));
+  if (phase === "reset" || isEnded(phase)) add("start");
+  if (state.pending) add("keep", "undo", "discard");
+  if (phase === "estop") add("rearm", "discard");
+  const active = phase === "hold" ? underneath(state) : phase;
+  if (active === "auto") add("takeover", "success", "fail", "discard");
+  if (active === "teleop") add("success", "fail", "discard");
+  if (active === "recovery") add("recovered", "rewind", "discard");
+  if (active === "correction") add("slip", "subtask_done", "discard");
+  if (phase === "hold" && active === "recovery") add("cancel");
+  if (mode === "hg_dagger" && (active === "recovery" || active === "correction")) add("hand_back");
+  return names;
+}
+
+/** Buttons of the command bar, in their fixed places. */
+export function bar(mode) {
+  if (mode === "teleop") return ["start", "success", "fail", "discard", "undo"];
+  const interventions = ["takeover", "rewind", "recovered", "slip", "subtask_done", "cancel"];
+  return ["start", ...interventions, ...(mode === "hg_dagger" ? ["hand_back"] : []), "success", "fail", "discard", "undo"];
+}

@@ -1,0 +1,217 @@
+// Draws what the gateway says. Knows nothing of how to drive.
+
+import { COMMANDS, MOTION_KEYS } from "./mapper.js";
+import { allowed, bar, hint, title } from "./phases.js";
+
+const $ = (id) => document.getElementById(id);
+const SLOW_MS = 150;
+export const STALE_MS = 300;
+const KEYS = { enter: "Enter", escape: "Esc", backspace: "⌫", arrowleft: "←", arrowright: "→", arrowup: "↑", arrowdown: "↓" };
+export const keyName = (key) => KEYS[key] ?? key.toUpperCase();
+
+function element(tag, attributes = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), attributes);
+  node.append(...children);
+  return node;
+}
+
+/** Pictures of all cameras; each knows how old its newest picture is. */
+export class Cameras {
+  constructor(names) {
+    this.views = new Map();
+    $("cameras").replaceChildren(
+      ...names.map((name, i) => {
+        const canvas = element("canvas", { width: 1, height: 1 });
+        const age = element("span", { className: "age number" });
+        const box = element("div", { className: i ? "camera" : "camera main" }, element("span", { className: "name", textContent: name }), age, canvas);
+        box.dataset.camera = name;
+        this.views.set(name, { box, canvas, age, captured: -Infinity, frames: 0 });
+        return box;
+      }));
+  }
+
+  /** @param header {camera, frame, age_ms}; `trip_ms`: how long it took from the gateway to here. */
+  async show(header, blob, trip_ms) {
+    const view = this.views.get(header.camera);
+    if (!view) return;
+    const captured = performance.now() - header.age_ms - trip_ms;
+    const picture = await createImageBitmap(blob);
+    if (captured < view.captured) return;
+    if (view.canvas.width !== picture.width) [view.canvas.width, view.canvas.height] = [picture.width, picture.height];
+    view.canvas.getContext("2d").drawImage(picture, 0, 0);
+    picture.close();
+    view.captured = captured;
+    view.frames += 1;
+    view.box.dataset.frames = view.frames;
+  }
+
+  /** Age in ms of the oldest of the newest pictures; infinite before the first, 0 without cameras. */
+  age() {
+    return Math.max(0, ...[...this.views.values()].map((v) => performance.now() - v.captured));
+  }
+
+  refresh() {
+    for (const { box, age, captured } of this.views.values()) {
+      const ms = performance.now() - captured;
+      age.textContent = Number.isFinite(ms) ? (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`) : "no picture";
+      age.className = `age number${ms > STALE_MS ? " stale" : ms > SLOW_MS ? " slow" : ""}`;
+      box.classList.toggle("stale", ms > STALE_MS);
+    }
+  }
+}
+
+/** Build what does not change during a session. */
+export function layOut(hello, command) {
+  $("stages").replaceChildren(...hello.stages.map((name) => element("li", { textContent: name })));
+  $("stages-panel").hidden = !hello.stages.length;
+  $("commands").replaceChildren(
+    ...bar(hello.mode).map((name) => {
+      const [key, , label] = name === "rewind" ? ["r", null, "Rewind"] : COMMANDS[name];
+      const button = element("button", { type: "button" }, label, element("kbd", { textContent: keyName(key) }));
+      button.dataset.command = name;
+      if (name !== "rewind") button.addEventListener("click", () => command(name));
+      return button;
+    }));
+  $("joints").replaceChildren(
+    ...hello.robot.state.flatMap((dim) => [
+      element("span", { textContent: dim.name.replace(/\.pos$/, "") }),
+      element("div", { className: "track" }, element("i"), element("b")),
+      element("span"),
+    ]));
+  $("help-body").innerHTML = helpText(hello.mode);
+}
+
+function helpText(mode) {
+  const row = (keys, text) => `<tr><td>${keys.map((k) => `<kbd>${keyName(k)}</kbd>`).join("")}</td><td>${text}</td></tr>`;
+  const moves = [["arrowup", "arrowdown", "arrowleft", "arrowright"], ["q", "a"], [",", "."], ["e", "d"], ["w", "z"]];
+  const what = ["away, towards you, left, right", "up, down", "turn", "open, close the gripper", "pitch, where the robot can"];
+  const commands = bar(mode).map((name) => (name === "rewind" ? row(["r"], "Rewind, while held") : row([COMMANDS[name][0]], COMMANDS[name][2])));
+  return `<p>The robot moves only while the dead-man is held and this page has the focus.</p><table>
+    <tr><td><kbd>Space</kbd></td><td>dead-man: hold it to drive</td></tr><tr><td><kbd>Shift</kbd></td><td>slowly</td></tr>
+    ${moves.map((keys, i) => row(keys, what[i])).join("")}</table><table>${commands.join("")}
+    ${row(["k"], "Keep the episode now")}${row(["escape"], "Stop the robot; any console may")}</table>
+    <p class="small">Gamepad: left shoulder button is the dead-man, sticks move, triggers work the gripper, B takes over, X is
+    recovered, Y rewinds, A is done, Start begins, Back stops. A button on a page is no certified emergency stop: have
+    a real one at hand.</p>`;
+}
+
+/** Draw one state message. */
+export function draw(state, hello) {
+  const shown = state.run === "stop" && state.phase !== "estop" ? "stop" : state.phase;
+  document.body.dataset.phase = shown;
+  document.body.dataset.lease = state.lease;
+  $("phase").textContent = title(state);
+  $("hint").textContent = hint(state);
+  $("instruction").textContent = state.instruction;
+  $("clock").textContent = state.tick >= 0 ? `${(state.tick / hello.robot.rate_hz).toFixed(1)} s` : "";
+  drawLease(state);
+  const may = allowed(state, hello.mode);
+  for (const button of document.querySelectorAll("[data-command]")) {
+    const name = button.dataset.command === "start" && may.has("rearm") ? "rearm" : button.dataset.command;
+    button.disabled = !may.has(name) || state.lease === "other";
+    if (button.dataset.command === "start") button.firstChild.textContent = COMMANDS[name][2];
+  }
+  [...$("stages").children].forEach((item, i) => {
+    item.className = i < state.stage ? "done" : i === state.stage ? "now" : "";
+  });
+  drawRecording(state.recording);
+  drawScore(state.in_dist_score);
+  drawJoints(state, hello.robot);
+}
+
+function drawLease(state) {
+  const text = { you: "You have control", other: `Console ${state.holder} has control`, free: "Take control" }[state.lease];
+  const lease = $("lease");
+  lease.textContent = state.lease === "you" && state.asked ? `Hand over to console ${state.asked}` :
+    state.lease === "other" && state.asked === state.you ? "Control is asked for…" : state.lease === "other" ? `${text} – ask for it` : text;
+  lease.className = `chip${state.lease === "you" ? (state.asked ? " asked" : " mine") : ""}`;
+}
+
+function drawRecording(r) {
+  $("episodes").textContent = r.episodes;
+  $("successes").textContent = r.successes;
+  $("human").textContent = r.human_frames;
+  const both = r.recovery_frames + r.correction_frames;
+  const [left, right] = $("ratio").children;
+  left.style.width = both ? `${(100 * r.recovery_frames) / both}%` : "0";
+  right.style.width = both ? `${(100 * r.correction_frames) / both}%` : "0";
+  const ratio = r.recovery_frames ? (r.correction_frames / r.recovery_frames).toFixed(1) : null;
+  $("ratio-text").textContent = ratio === null ? "No intervention yet." : `1 : ${ratio} (aim at 1:1 to 1:2)`;
+  $("quota").parentElement.hidden = !r.quota;
+  if (r.quota) {
+    $("quota").firstChild.style.width = `${Math.min(100, (100 * r.human_frames) / r.quota)}%`;
+    $("quota-text").textContent = `${r.human_frames} of ${r.quota} human frames of this round`;
+  }
+  const p = r.pending;
+  $("pending").hidden = !p;
+  if (p) {
+    $("pending-what").textContent = `Episode ${p.episode}: ${p.outcome}, ${p.frames} frames.`;
+    $("pending-text").textContent = `${p.verdict === "keep" ? "Kept" : "Thrown away"} in ${Math.ceil(p.left_s)} s.`;
+    $("pending").dataset.verdict = p.verdict;
+    $("pending-bar").style.width = `${(100 * p.left_s) / p.window_s}%`;
+  }
+}
+
+function drawScore(score) {
+  const known = score !== undefined && score !== null;
+  const gauge = $("familiar");
+  gauge.className = `bar${!known || score <= 1 ? "" : score <= 1.5 ? " warn" : " bad"}`;
+  gauge.firstChild.style.width = known ? `${100 * Math.min(1, 1 / Math.max(score, 0.01))}%` : "0";
+  $("familiar-text").textContent = !known ? "No score is given." : score <= 1 ? "As in demonstrations" : `${score.toFixed(1)} × the usual distance`;
+}
+
+function drawJoints({ state: values, action }, robot) {
+  const cells = $("joints").children;
+  robot.state.forEach((dim, i) => {
+    const [low, high] = [dim.low ?? -Math.PI, dim.high ?? Math.PI];
+    const at = (v) => `${Math.min(100, Math.max(0, (100 * (v - low)) / (high - low)))}%`;
+    if (values[i] === undefined) return;
+    const [measured, commanded] = cells[3 * i + 1].children;
+    measured.style.left = at(values[i]);
+    commanded.style.left = at(action?.[i] ?? values[i]);
+    commanded.hidden = action?.[i] === undefined;
+    cells[3 * i + 2].textContent = dim.unit === "ratio" ? `${Math.round(100 * values[i])} %` : `${values[i].toFixed(3)} ${dim.unit}`;
+  });
+}
+
+export function drawMeters(state, rtt, video_ms, rate) {
+  const set = (id, text, level = "") => Object.assign($(id), { textContent: text, className: `number ${level}` });
+  const ms = (value, slow, bad) => [value === null || !Number.isFinite(value) ? "–" : `${Math.round(value)} ms`, value > bad ? "bad" : value > slow ? "warn" : ""];
+  set("m-rtt", ...ms(rtt, 60, 150));
+  set("m-age", ...ms(state.cmd_age_ms ?? null, 100, 200));
+  set("m-video", ...ms(video_ms, SLOW_MS, STALE_MS));
+  set("m-rate", rate ? `${Math.round(rate)} / s` : "–");
+  set("m-drops", state.drops, state.drops ? "warn" : "");
+  const gb = state.recording.disk_free / 1e9;
+  set("m-disk", gb ? `${gb.toFixed(1)} GB` : "–", gb < 1 ? "bad" : gb < 5 ? "warn" : "");
+  set("m-consoles", state.consoles);
+}
+
+let hideToast;
+export function toast(text, calm = false) {
+  $("toast").textContent = text;
+  $("toast").className = calm ? "on calm" : "on";
+  clearTimeout(hideToast);
+  hideToast = setTimeout(() => $("toast").classList.remove("on"), calm ? 20000 : 3500);
+}
+
+export function offline(why) {
+  document.body.dataset.phase = "offline";
+  $("phase").textContent = "Offline";
+  $("hint").textContent = `${why} Trying again…`;
+}
+
+/** Touch buttons for every motion that the robot has. */
+export function motionButtons(dims, devices) {
+  const cartesian = dims.some((d) => d.name.startsWith("tcp_x"));
+  const has = { pitch: !cartesian || dims.some((d) => d.name.startsWith("tcp_pitch")) };
+  const keys = Object.entries(MOTION_KEYS).filter(([, [axis]]) => has[axis] ?? true);
+  const signs = { "right+": "→", "right-": "←", "away+": "↑", "away-": "↓", "up+": "Up", "up-": "Down", "turn+": "⟲", "turn-": "⟳", "grip+": "Open", "grip-": "Close", "pitch+": "Pitch +", "pitch-": "Pitch −" };
+  $("cross").replaceChildren(
+    ...keys.map(([key, [axis, sign, label]]) => {
+      const button = element("button", { type: "button", title: label }, signs[axis + (sign > 0 ? "+" : "-")]);
+      if (!key.startsWith("arrow")) button.append(element("kbd", { textContent: keyName(key) }));
+      devices.hold(button, () => (devices.touch.axes[axis] = sign), () => delete devices.touch.axes[axis]);
+      return button;
+    }));
+}
