@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "robot": ("vla_stack.robot_verb", "calibrate a robot, check it, move a joint"),
     "teleop": ("vla_stack.teleop", "drive a robot by hand and record demonstrations"),
     "emulate": ("robot_drivers.emulate", "an SO-101 without hardware, for LeRobot's drivers and `vla run`"),
+    "console": ("vla_stack.console.verb", "drive or supervise a robot from a browser and record it"),
     "demo": ("vla_stack.demo", "the whole loop: collect, train, serve, run, report"),
 }
 
@@ -70,7 +71,8 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as e:
         if e.name and e.name.split(".")[0] in ("vla_stack", "sim", "robot_drivers"):
             raise
-        extra = "robot" if e.name in ("mujoco", "gymnasium", "cv2") else "train"
+        of = {"mujoco": "robot", "gymnasium": "robot", "cv2": "robot", "aiohttp": "console", "cryptography": "console"}
+        extra = of.get(e.name or "", "train")
         print(f"vla {verb}: needs the package '{e.name}' -- pip install 'vla-stack[{extra}]'", file=sys.stderr)
         return 1
     parser = argparse.ArgumentParser(

@@ -28,7 +28,7 @@ from vla_stack.console.heat import heat
 from vla_stack.errors import UserError
 from vla_stack.runtime.lease import holder_name
 from vla_stack.runtime.operator_client import OperatorClient
-from vla_stack.runtime.operator_messages import STALE_S, Reply
+from vla_stack.runtime.operator_messages import Reply
 from vla_stack.schema import RobotSpec, SchemaError
 
 POLL_S = 0.004  # between two looks at the operator channels
@@ -78,7 +78,6 @@ class Page:
     lease: str = field(default_factory=lambda: secrets.token_hex(8))
     news: asyncio.Event = field(default_factory=asyncio.Event)
     clock: RemoteClock = field(default_factory=RemoteClock)
-    hand_age_ns: int = 0
     shown: dict[str, tuple[int, int]] = field(default_factory=dict)  # camera -> episode's tick and time of its picture
 
 
@@ -203,10 +202,8 @@ class Gateway:
     def _drive(self, page: Page, hand: messages.Hand) -> None:
         if not self._drives(page):
             return
-        page.hand_age_ns = page.clock.age_ns(round(hand.t_ms * 1e6), time.monotonic_ns())
-        # What was held up on its way is where the hand was, not where it is: the dead-man counts as let go.
-        fresh = page.hand_age_ns <= STALE_S * 1e9
-        self._as(page).teleop(hand.velocity, None, fresh and hand.engaged, fresh and hand.rewind)
+        age_ns = page.clock.age_ns(round(hand.t_ms * 1e6), time.monotonic_ns())
+        self._as(page).teleop(hand.velocity, None, hand.engaged, hand.rewind, age_ns)
 
     async def _command(self, page: Page, command: messages.Command) -> None:
         if self._free():
@@ -320,16 +317,22 @@ class Gateway:
         holder = next((p.number for p in self._pages.values() if self._drives(p)), 0)
         lease = "free" if not state["lease"] else "you" if holder == page.number else "other"
         silent = time.monotonic_ns() - self._state_ns > SILENT_S * 1e9
-        command_age = state.get("cmd_age_ms")
         return {
             **state,
             **({"phase": "offline", "why": "the robot node is silent"} if silent else {}),
             "type": "state",
-            "cmd_age_ms": None if command_age is None else command_age + page.hand_age_ns * 1e-6,
             "lease": lease,
             "holder": holder,
             "asked": self._asked,
             "you": page.number,
             "consoles": len(self._pages),
-            "recording": {**state["recording"], "disk_free": self._disk_free},
+            "recording": {**state["recording"], "disk_free": self._disk_free, "pending": self._pending()},
         }
+
+    def _pending(self) -> dict[str, Any] | None:
+        """The last pending episode, with what is left of its undo window now."""
+        pending = self._client.state["recording"]["pending"]
+        if pending is None:
+            return None
+        due_ns = self._node_clock.local_ns(pending["due_ns"]) or 0
+        return {**pending, "left_s": max(0.0, (due_ns - time.monotonic_ns()) * 1e-9)}

@@ -40,7 +40,7 @@ OUTCOMES = {
 
 @dataclass
 class Pending:
-    """An ended episode in its undo window, which ends at ``due``, monotonic seconds."""
+    """An ended episode in its undo window, which ends at ``due``, monotonic seconds; ``kept`` is the operator's wish."""
 
     uid: int
     number: int
@@ -49,6 +49,7 @@ class Pending:
     counts: Counter[str]
     due: float
     kept: bool
+    on_disk: bool | None = None  # as it lies there: None not yet, True kept, False discarded
 
 
 class Recording:
@@ -87,7 +88,7 @@ class Recording:
         self._ended = self._recorder.num_episodes
         self._error = ""
         self._lock = threading.RLock()
-        self._orders: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="recording")
         self._thread.start()
         self._changed()
@@ -103,7 +104,7 @@ class Recording:
         if self._orders.qsize() > MAX_WAITING:
             self._running["lost_frames"] += 1
             return
-        self._orders.put(lambda: self._add(obs, action, joint_command, labels))
+        self._orders.put((self._add, obs, action, joint_command, labels))
         self._running["frames"] += 1
         self._running["human_frames"] += labels["control_source"] == Control.HUMAN
         self._running["recovery_frames"] += labels["segment_type"] == Segment.RECOVERY
@@ -120,11 +121,11 @@ class Recording:
             due = time.monotonic() + self._undo_s
             pending = Pending(secrets.randbits(62), self._ended, facts, success, counts, due, kept)
             self._pending.append(pending)
-            self._orders.put(lambda: self._save(pending))
+            self._orders.put((self._save, pending))
         self._changed()
 
     def decide(self, name: str) -> str | None:
-        """``keep`` commits the last ended episode now, ``drop`` throws it away, ``undo`` takes that back.
+        """``keep`` commits the last ended episode now, ``discard`` throws it away, ``undo`` takes that back.
 
         Returns:
             Why that is not possible, or None.
@@ -135,11 +136,7 @@ class Recording:
             last = self._pending[-1]
             if name == "undo" and last.kept:
                 return "there is nothing to undo: the episode is kept"
-            kept, uid = name != "drop", last.uid
-            if kept != last.kept:
-                last.kept = kept
-                change = self._recorder.undo if kept else self._recorder.discard
-                self._orders.put(lambda: change(uid))
+            last.kept = name != "discard"
             last.due = time.monotonic() + (0.0 if name == "keep" else self._undo_s)
         self._changed()
         return None
@@ -177,17 +174,18 @@ class Recording:
             try:
                 order = self._orders.get(timeout=0.05)
             except queue.Empty:
-                self._settle(time.monotonic())
-                continue
-            if order is None:
-                break
-            self._guarded(order)
+                pass
+            else:
+                if order is None:
+                    break
+                self._guarded(*order)
+            self._settle(time.monotonic())
         self._settle(float("inf"))
 
-    def _guarded(self, order: Callable[[], object]) -> bool:
+    def _guarded(self, act: Callable[..., object], *args: Any) -> bool:
         """Do it; what goes wrong is said to the operator."""
         try:
-            order()
+            act(*args)
         except (UserError, SchemaError) as e:
             self._error = str(e)
             self._changed()
@@ -204,21 +202,33 @@ class Recording:
         self._recorder.add_frame(obs, action, joint_command, **frame_labels(self._robot, labels, obs.t_capture_ns))
 
     def _save(self, pending: Pending) -> None:
-        self._recorder.save_episode(pending.success, pending=True, uid=pending.uid, facts=pending.facts)
-        if not pending.kept:
-            self._recorder.discard(pending.uid, "operator")
-
-    def _settle(self, now: float) -> None:
-        """Make those whose window is over part of the dataset, or leave them to be deleted."""
-        with self._lock:
-            due = [p for p in self._pending if p.due <= now]
-        for pending in due:
-            committed = pending.kept and self._guarded(lambda uid=pending.uid: self._recorder.commit(uid))  # type: ignore[misc]
+        try:
+            self._recorder.save_episode(pending.success, pending=True, uid=pending.uid, facts=pending.facts)
+        except UserError:
             with self._lock:
                 self._pending.remove(pending)
-                if committed:
+            raise
+        pending.on_disk = True
+
+    def _settle(self, now: float) -> None:
+        """Make the disk agree with the operator's wishes, and those whose window is over part of the dataset."""
+        with self._lock:
+            saved = [p for p in self._pending if p.on_disk is not None]
+        for pending in saved:
+            kept = pending.kept
+            if kept and not pending.on_disk:
+                self._guarded(self._recorder.undo, pending.uid)
+            elif pending.on_disk and not kept:
+                self._guarded(self._recorder.discard, pending.uid, "operator")
+            pending.on_disk = kept
+            with self._lock:
+                if pending.due > now or pending.kept != kept:
+                    continue
+                self._pending.remove(pending)  # from here on nothing can be taken back
+                if kept:
                     self._counts += pending.counts
-        if due:
+            if kept and not self._guarded(self._recorder.commit, pending.uid):
+                self._counts -= pending.counts
             self._changed()
 
     def _changed(self) -> None:

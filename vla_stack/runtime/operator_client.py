@@ -73,11 +73,12 @@ class OperatorClient:
         target: Any = None,
         engaged: bool = False,
         rewind: bool = False,
+        age_ns: int = 0,
     ) -> None:
-        """Say where the hand is; see :class:`~vla_stack.runtime.operator_messages.Teleop`. Never waits."""
+        """Say where the hand is, or was ``age_ns`` ago; see :class:`Teleop`. Never waits."""
         self._seq += 1
         numbers = [None if v is None else tuple(float(x) for x in v) for v in (velocity, target)]
-        message = Teleop(self.lease, self._seq, time.monotonic_ns(), engaged, numbers[0], numbers[1], rewind)
+        message = Teleop(self.lease, self._seq, time.monotonic_ns() - age_ns, engaged, numbers[0], numbers[1], rewind)
         send(self._teleop, [message.pack()])
 
     def event(self, name: str, **args: Any) -> str:
@@ -96,10 +97,14 @@ class OperatorClient:
         wanted, deadline = self.event(name, **args), time.monotonic() + timeout_s
         while wanted not in self.replies:
             if time.monotonic() > deadline:
-                del self._waiting[wanted]
+                self.forget(wanted)
                 raise UserError(f"the robot node at {self.endpoint} does not answer", "is it running?")
             self.poll(20)
         return self.replies.pop(wanted)
+
+    def forget(self, event_id: str) -> None:
+        """Send an unanswered event no more; it may have been applied all the same."""
+        self._waiting.pop(event_id, None)
 
     def poll(self, timeout_ms: int = 0) -> bool:
         """Take what has come into :attr:`state`, :attr:`frames` and :attr:`replies`; whether there was anything."""

@@ -40,14 +40,14 @@ export class HeatMap {
     this.trail.push(place(tool));
     if (this.trail.length > TRAIL) this.trail.shift();
     g.strokeStyle = "#ffffff66";
-    g.lineWidth = 2;
+    g.lineWidth = 3;
     g.beginPath();
     for (const [px, py] of this.trail) g.lineTo(px, py);
     g.stroke();
     const [px, py] = place(tool);
     g.fillStyle = "#fff";
     g.beginPath();
-    g.arc(px, py, 6, 0, 7);
+    g.arc(px, py, 10, 0, 7);
     g.fill();
   }
 }

@@ -10,11 +10,11 @@ const TILT = 25; // degrees of a phone for full speed
 
 // Keys that move, by event.key in lower case: [axis, sign, what it does].
 export const MOTION_KEYS = {
-  arrowright: ["right", 1, "right"], arrowleft: ["right", -1, "left"],
   arrowup: ["away", 1, "away from you"], arrowdown: ["away", -1, "towards you"],
+  arrowleft: ["right", -1, "left"], arrowright: ["right", 1, "right"],
   q: ["up", 1, "up"], a: ["up", -1, "down"],
-  ",": ["turn", 1, "turn left"], ".": ["turn", -1, "turn right"],
   e: ["grip", 1, "open gripper"], d: ["grip", -1, "close gripper"],
+  ",": ["turn", 1, "turn left"], ".": ["turn", -1, "turn right"],
   w: ["pitch", 1, "pitch up"], z: ["pitch", -1, "pitch down"],
 };
 export const DEADMAN_KEY = " ";

@@ -8,7 +8,10 @@ const NAMES = {
   end_demo: "Recorded", end_discarded: "Discarded",
 };
 
-const drive = "hold Space and use the arrows, Q and A, E and D";
+const RESUME = {
+  teleop: "Hold Space and steer: arrows, Q A up and down, E D gripper.", auto: "Hold Space to let the policy go on.",
+  recovery: "Hold Space to steer, or R to rewind.", correction: "Hold Space to steer.",
+};
 const HINTS = {
   reset: () => "Enter begins an episode.",
   auto: () => "Watch. T takes over as soon as it goes wrong; S and F end the episode.",
@@ -32,8 +35,7 @@ export function hint(state) {
   if (isEnded(state.phase)) return "Enter begins the next episode.";
   if (state.phase === "hold") {
     const why = state.why ? `${state.why[0].toUpperCase()}${state.why.slice(1)}. ` : "";
-    const to = { teleop: "drive", auto: "let the policy go on", recovery: "recover", correction: "correct" }[underneath(state)];
-    return `${why}To ${to}, ${drive}.`;
+    return why + RESUME[underneath(state)];
   }
   if (state.run === "stop") return `Stopped: ${state.why || "no reason is given"}.`;
   return HINTS[state.phase]?.() ?? "";
@@ -45,7 +47,7 @@ export function allowed(state, mode) {
   const names = new Set(["estop"]);
   const add = (...more) => more.forEach((name) => names.add(name));
   if (phase === "reset" || isEnded(phase)) add("start");
-  if (state.pending) add("keep", "undo", "discard");
+  if (state.pending) add("keep", state.pending.kept ? "discard" : "undo");
   if (phase === "estop") add("rearm", "discard");
   const active = phase === "hold" ? underneath(state) : phase;
   if (active === "auto") add("takeover", "success", "fail", "discard");
@@ -59,7 +61,7 @@ export function allowed(state, mode) {
 
 /** Buttons of the command bar, in their fixed places. */
 export function bar(mode) {
-  if (mode === "teleop") return ["start", "success", "fail", "discard", "undo"];
+  if (mode === "teleop") return ["start", "success", "fail", "discard"];
   const interventions = ["takeover", "rewind", "recovered", "slip", "subtask_done", "cancel"];
-  return ["start", ...interventions, ...(mode === "hg_dagger" ? ["hand_back"] : []), "success", "fail", "discard", "undo"];
+  return ["start", ...interventions, ...(mode === "hg_dagger" ? ["hand_back"] : []), "success", "fail", "discard"];
 }

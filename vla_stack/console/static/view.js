@@ -20,10 +20,10 @@ export class Cameras {
   constructor(names) {
     this.views = new Map();
     $("cameras").replaceChildren(
-      ...names.map((name, i) => {
+      ...names.map((name) => {
         const canvas = element("canvas", { width: 1, height: 1 });
         const age = element("span", { className: "age number" });
-        const box = element("div", { className: i ? "camera" : "camera main" }, element("span", { className: "name", textContent: name }), age, canvas);
+        const box = element("div", { className: "camera" }, element("span", { className: "name", textContent: name }), age, canvas);
         box.dataset.camera = name;
         this.views.set(name, { box, canvas, age, captured: -Infinity, frames: 0 });
         return box;
@@ -37,7 +37,10 @@ export class Cameras {
     const captured = performance.now() - header.age_ms - trip_ms;
     const picture = await createImageBitmap(blob);
     if (captured < view.captured) return;
-    if (view.canvas.width !== picture.width) [view.canvas.width, view.canvas.height] = [picture.width, picture.height];
+    if (view.canvas.width !== picture.width) {
+      [view.canvas.width, view.canvas.height] = [picture.width, picture.height];
+      view.box.style.flexGrow = picture.width / picture.height;
+    }
     view.canvas.getContext("2d").drawImage(picture, 0, 0);
     picture.close();
     view.captured = captured;
@@ -64,6 +67,7 @@ export class Cameras {
 export function layOut(hello, command) {
   $("stages").replaceChildren(...hello.stages.map((name) => element("li", { textContent: name })));
   $("stages-panel").hidden = !hello.stages.length;
+  $("rac-panel").hidden = hello.mode === "teleop";
   $("commands").replaceChildren(
     ...bar(hello.mode).map((name) => {
       const [key, , label] = name === "rewind" ? ["r", null, "Rewind"] : COMMANDS[name];
@@ -146,8 +150,8 @@ function drawRecording(r) {
   $("pending").hidden = !p;
   if (p) {
     $("pending-what").textContent = `Episode ${p.episode}: ${p.outcome}, ${p.frames} frames.`;
-    $("pending-text").textContent = `${p.verdict === "keep" ? "Kept" : "Thrown away"} in ${Math.ceil(p.left_s)} s.`;
-    $("pending").dataset.verdict = p.verdict;
+    $("pending-text").textContent = `${p.kept ? "Kept" : "Thrown away"} in ${Math.ceil(p.left_s)} s.`;
+    $("pending").dataset.kept = p.kept;
     $("pending-bar").style.width = `${(100 * p.left_s) / p.window_s}%`;
   }
 }

@@ -1,0 +1,150 @@
+"""The robot's process of a console: a robot node with an operator, episode after episode, and the recording of them.
+
+Apart from the gateway's, so that writing an episode never holds up a page, and a busy page never holds up the robot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_drivers import make_driver
+from vla_stack.console.recording import Recording
+from vla_stack.data.dataset import open_dataset
+from vla_stack.data.labels import SEGMENT_TYPE
+from vla_stack.data.layout import INFO
+from vla_stack.data.sidecar import EpisodeFacts
+from vla_stack.errors import UserError
+from vla_stack.intervention import Mode, Phase, Segment
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.runtime.familiar import Familiar
+from vla_stack.runtime.frames import Frame
+from vla_stack.runtime.link import Link
+from vla_stack.runtime.node import Episode, Operator, RobotNode
+from vla_stack.schema import ACTION, OBS_STATE
+
+
+@dataclass(frozen=True)
+class RobotConfig:
+    """What a console drives and where it records.
+
+    Attributes:
+        driver: Name in ``robot_drivers.DRIVERS``.
+        driver_args: Of the driver.
+        mode: ``teleop``, ``rac`` or ``hg_dagger``.
+        server: Endpoint of the policy server; None in mode ``teleop``.
+        endpoint: Of the operator channels.
+        root: Dataset to record into.
+        demos: Dataset of the demonstrations that familiar states are taken from.
+        seed: Of the first episode; the next one takes the next.
+        seconds: Longest time that the policy, or a demonstration, may take.
+        round: Of the loop, for the sidecar.
+        quota: Human frames that this round is to have; 0 where none is set.
+    """
+
+    driver: str
+    driver_args: dict[str, Any]
+    mode: Mode
+    server: str | None
+    endpoint: str
+    root: Path
+    demos: Path
+    seed: int = 0
+    seconds: float = 60.0
+    round: int = 0
+    quota: int = 0
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+
+
+def robot_process(connection: Connection, config: RobotConfig) -> None:
+    """Main function: says ``ready`` or ``failed`` over the pipe, then drives until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the gateway, which closes the pipe
+    link = Link(connection)
+    try:
+        _run(link, config)
+    except UserError as e:
+        link.send("failed", error=str(e))
+    except EOFError:
+        pass
+
+
+def _run(link: Link, config: RobotConfig) -> None:
+    recording: Recording | None = None
+
+    def on_event(name: str, _: dict[str, Any]) -> str | None:
+        return recording.decide(name) if recording is not None and name != "reset" else None
+
+    operator = Operator(config.endpoint, on_event=on_event, familiar=familiar_states(config.demos))
+    make = partial(make_driver, config.driver, **config.driver_args)
+    with RobotNode(config.server, make, config.executor, operator=operator) as node:
+        told = partial(_tell, node, config.quota)
+        recording = Recording(config.root, node.robot, node.joints, told)
+        try:
+            ended = threading.Event()
+            threading.Thread(target=_wait_for_end, args=(link, node, ended), name="parent", daemon=True).start()
+            link.send("ready", robot=node.robot.to_json(), stages=list(node.stages))
+            _episodes(node, recording, config, ended)
+        finally:
+            recording.close()
+
+
+def _episodes(node: RobotNode, recording: Recording, config: RobotConfig, ended: threading.Event) -> None:
+    max_ticks = round(config.seconds * node.robot.rate_hz)
+
+    def on_frame(frame: Frame) -> None:
+        recording.frame(frame.obs, frame.action, frame.joint_command, frame.labels)
+
+    for seed in itertools.count(config.seed):
+        episode = node.run_episode(seed, max_ticks, on_frame=on_frame, mode=config.mode)
+        facts = EpisodeFacts(
+            *(str(episode.summary["operator"]["phase"]), config.mode, config.round, episode.summary["duration_s"]),
+            seed=seed,
+        )
+        success = succeeded(episode)
+        # A demonstration that failed teaches nothing good; the operator may keep it all the same.
+        kept = Phase(facts.outcome).ended and facts.outcome != Phase.END_DISCARDED
+        recording.end(success, kept and (success or config.mode != "teleop"), facts)
+        if ended.is_set():
+            return
+
+
+def succeeded(episode: Episode) -> bool:
+    """Whether an episode ended well: the operator's word, or the robot's own knowledge where it has any."""
+    said = episode.summary["operator"]["why"]
+    return said == "success" or (said != "fail" and bool(episode.summary["success"]))
+
+
+def familiar_states(root: Path) -> Familiar | None:
+    """Where the demonstrations of a dataset were; None where there are fewer than two."""
+    if not (root / INFO).exists():
+        return None
+    dataset = open_dataset(root)
+    states, kinds = dataset.columns[OBS_STATE], dataset.columns.get(SEGMENT_TYPE)
+    dims = dataset.columns[ACTION].shape[1]  # the first entries of the state measure what is commanded
+    spans = zip(dataset.episode_from, dataset.episode_to, strict=True)
+    demos = [np.asarray(states[a:b, :dims]) for a, b in spans if kinds is None or (kinds[a:b] == Segment.DEMO).all()]
+    return Familiar.of(demos) if len(demos) >= 2 else None
+
+
+def _tell(node: RobotNode, quota: int, status: dict[str, Any]) -> None:
+    node.tell(recording={**status, "quota": quota})
+
+
+def _wait_for_end(link: Link, node: RobotNode, ended: threading.Event) -> None:
+    with contextlib.suppress(EOFError):
+        while True:
+            link.receive(3600.0)
+    ended.set()
+    while True:  # again and again, as an episode that only begins now would not notice
+        node.abort()
+        time.sleep(0.2)
