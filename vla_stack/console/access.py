@@ -36,7 +36,9 @@ class Access:
 
     def __init__(self, host: str, port: int, tls: bool) -> None:
         if host in ("", "0.0.0.0", "::", "*"):
-            raise UserError(f"--host {host or repr('')} is no address to open", "give the name or address of this computer")
+            raise UserError(
+                f"--host {host or repr('')} is no address to open", "give the name or address of this computer"
+            )
         if not tls and host not in LOOPBACK:
             raise UserError(f"--host {host} is not this computer alone, which needs TLS")
         names = LOOPBACK if host in LOOPBACK else (host,)
@@ -44,7 +46,7 @@ class Access:
         hosts = [f"[{name}]" if ":" in name else name for name in names]
         self.hosts = frozenset(f"{name}:{port}" for name in hosts) | frozenset(hosts if port == default else ())
         self._scheme = "https" if tls else "http"
-        self.base = f"{self._scheme}://{hosts[0]}:{port}"
+        self.base = f"{self._scheme}://{hosts[names.index(host)]}:{port}"
         self.cookie = f"vla_console_{port}"  # cookies do not know of ports
         self._tokens: set[str] = set()
         self._sessions: set[str] = set()
@@ -100,7 +102,9 @@ def tls_context(host: str, certificate: Path | None, key: Path | None) -> tuple[
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(certificate, key)
-        digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(_first_certificate(certificate.read_text()))).hexdigest().upper()
+        digest = (
+            hashlib.sha256(ssl.PEM_cert_to_DER_cert(_first_certificate(certificate.read_text()))).hexdigest().upper()
+        )
     except (OSError, ValueError) as e:
         raise UserError(f"{certificate} and {key} are no certificate and its key: {e}", "both are PEM files") from None
     return context, ":".join(digest[i : i + 2] for i in range(0, 64, 2))
@@ -146,9 +150,7 @@ def own_certificate(host: str) -> tuple[Path, Path]:
         .sign(key, hashes.SHA256())
     )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     key_file.unlink(missing_ok=True)
     handle = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # private from its first byte on
     with os.fdopen(handle, "wb") as f:

@@ -296,7 +296,7 @@ class Gateway:
         with contextlib.suppress(ConnectionError):
             while True:
                 page.news.clear()
-                if self._client.state:
+                if "recording" in self._client.state:
                     await page.socket.send_json(self._state_for(page))
                 for camera, (about, jpeg) in list(self._client.frames.items()):
                     stamp = (about["frame"], about["t_capture_ns"])

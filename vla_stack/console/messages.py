@@ -76,11 +76,15 @@ def read(text: str, dims: int) -> Message:
     if kind == "teleop":
         _keys(body, "seq", "t", "engaged", "rewind", "velocity")
         return Hand(
-            _integer(body, "seq"), _number(body, "t"), _flag(body, "engaged"), _flag(body, "rewind"), _velocity(body, dims)
+            _integer(body, "seq"),
+            _number(body, "t"),
+            _flag(body, "engaged"),
+            _flag(body, "rewind"),
+            _velocity(body, dims),
         )
     if kind == "event":
         _keys(body, "id", "name", "args")
-        if body["name"] not in COMMANDS:
+        if not isinstance(body["name"], str) or body["name"] not in COMMANDS:
             raise SchemaError(f"there is no command {str(body['name'])[:40]!r}")
         return Command(_integer(body, "id"), body["name"], _arguments(body["name"], body["args"]))
     if kind == "ping":

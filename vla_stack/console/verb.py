@@ -48,13 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--task", help="sim: name of the task (default: pick); otherwise: the instruction")
     add("--mode", choices=MODES, help="teleop: demonstrations; rac, hg_dagger: supervise a policy (default: teleop)")
     add("--server", help="endpoint of `vla serve`, for rac and hg_dagger")
-    add("--root", type=Path, help="dataset to record into; continued if it exists (default: datasets/console-TASK-MODE)")
+    add(
+        "--root", type=Path, help="dataset to record into; continued if it exists (default: datasets/console-TASK-MODE)"
+    )
     add("--demos", type=Path, help="dataset whose states count as familiar (default: --root)")
     add("--seconds", type=float, default=60.0, help="longest episode of policy or demonstration (%(default)g)")
     add("--round", type=int, default=0, help="round of the loop that this is, for the records (%(default)s)")
     add("--quota", type=int, default=0, help="human frames that this round is to have, to show how far it is")
     add("--seed", type=int, default=0, help="of the first episode; the next one takes the next (%(default)s)")
-    add("--host", default="127.0.0.1", help="name or address to open it under; off this computer with TLS (%(default)s)")
+    add(
+        "--host", default="127.0.0.1", help="name or address to open it under; off this computer with TLS (%(default)s)"
+    )
     add("--port", type=int, default=8765, help="(default: %(default)s)")
     add("--cert", type=Path, help="certificate, PEM; a self-signed one is made where none is given")
     add("--key", type=Path, help="its key, PEM")

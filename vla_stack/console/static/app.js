@@ -94,7 +94,7 @@ function paint() {
   draw(state, hello);
   drawMeters(state, link.rtt, cameras.age(), sentAt.length);
   const x = hello.robot.state.findIndex((d) => d.name.startsWith("tcp_x"));
-  heat.draw(x < 0 ? null : state.state.slice(x, x + 2), settings.facing);
+  heat.draw(x < 0 || !state.state ? null : state.state.slice(x, x + 2), settings.facing);
 }
 requestAnimationFrame(paint);
 

@@ -24,7 +24,7 @@ const HINTS = {
 export const isEnded = (phase) => ENDED.includes(phase);
 
 /** What is interrupted while the robot holds: "teleop", "auto", "recovery" or "correction". */
-export const underneath = ({ segment_type }) => ["teleop", "auto", "recovery", "correction"][segment_type] ?? "auto";
+const underneath = (state) => state.resumes;
 
 export function title(state) {
   if (state.phase === "hold" && underneath(state) === "teleop") return "Ready to drive";

@@ -82,6 +82,7 @@ export function layOut(hello, command) {
       element("div", { className: "track" }, element("i"), element("b")),
       element("span"),
     ]));
+  hello.robot.state.forEach((dim, i) => ($("joints").children[3 * i + 2].dataset.dim = dim.name));
   $("help-body").innerHTML = helpText(hello.mode);
 }
 
@@ -106,7 +107,7 @@ export function draw(state, hello) {
   document.body.dataset.lease = state.lease;
   $("phase").textContent = title(state);
   $("hint").textContent = hint(state);
-  $("instruction").textContent = state.instruction;
+  $("instruction").textContent = state.instruction ?? "";
   $("clock").textContent = state.tick >= 0 ? `${(state.tick / hello.robot.rate_hz).toFixed(1)} s` : "";
   drawLease(state);
   const may = allowed(state, hello.mode);
@@ -164,7 +165,7 @@ function drawScore(score) {
   $("familiar-text").textContent = !known ? "No score is given." : score <= 1 ? "As in demonstrations" : `${score.toFixed(1)} × the usual distance`;
 }
 
-function drawJoints({ state: values, action }, robot) {
+function drawJoints({ state: values = [], action }, robot) {
   const cells = $("joints").children;
   robot.state.forEach((dim, i) => {
     const [low, high] = [dim.low ?? -Math.PI, dim.high ?? Math.PI];
@@ -185,7 +186,7 @@ export function drawMeters(state, rtt, video_ms, rate) {
   set("m-age", ...ms(state.cmd_age_ms ?? null, 100, 200));
   set("m-video", ...ms(video_ms, SLOW_MS, STALE_MS));
   set("m-rate", rate ? `${Math.round(rate)} / s` : "–");
-  set("m-drops", state.drops, state.drops ? "warn" : "");
+  set("m-drops", state.drops ?? 0, state.drops ? "warn" : "");
   const gb = state.recording.disk_free / 1e9;
   set("m-disk", gb ? `${gb.toFixed(1)} GB` : "–", gb < 1 ? "bad" : gb < 5 ? "warn" : "");
   set("m-consoles", state.consoles);

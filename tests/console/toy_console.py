@@ -1,0 +1,70 @@
+"""What console tests share: a small robot, free ports, a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+from collections.abc import Iterator
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from vla_stack.schema import Camera, Dim, RobotSpec
+
+PATIENCE_MS = 60_000  # upper bound of waits; nothing depends on how long they take
+CHROMIUM = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
+
+_DIMS = (
+    Dim("tcp_x.pos", "m", 0.2, 0.6),
+    Dim("tcp_y.pos", "m", -0.3, 0.3),
+    Dim("gripper.pos", "ratio", 0, 1, kind="gripper"),
+)
+ROBOT = RobotSpec("test/three", _DIMS, _DIMS, (Camera("front", 16, 24),), rate_hz=10.0)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), headless=True, args=[*CHROMIUM, "--no-first-run"]
+        )
+        yield chromium
+        chromium.close()
+
+
+def in_phase(page: Page, *phases: str) -> None:
+    """Wait until the page shows one of these phases."""
+    page.wait_for_selector(", ".join(f"body[data-phase='{p}']" for p in phases), timeout=PATIENCE_MS)
+
+
+def measured(page: Page, dim: str) -> float:
+    """What the page shows of one dimension of the state, in its unit."""
+    return float(page.locator(f"#joints [data-dim='{dim}']").inner_text().split()[0])
+
+
+def until(page: Page, condition, what: str) -> None:
+    """Wait for a condition on the page's values, letting the page go on meanwhile."""
+    for _ in range(PATIENCE_MS // 20):
+        if condition():
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(f"never: {what}")
+
+
+def frames(page: Page, camera: str) -> int:
+    return int(page.locator(f"[data-camera='{camera}']").get_attribute("data-frames") or 0)
+
+
+def pictures_come(page: Page, cameras: tuple[str, ...]) -> None:
+    for camera in cameras:
+        before = frames(page, camera)
+        until(page, lambda c=camera, b=before: frames(page, c) > b + 2, f"pictures of {camera}")
+
+
+expect.set_options(timeout=PATIENCE_MS)
