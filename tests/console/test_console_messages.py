@@ -79,9 +79,9 @@ VALUES = st.one_of(
     st.booleans(),
     st.integers(),
     st.floats(),
-    st.text(max_size=4),
+    st.text("ab1.", max_size=4),
     st.sampled_from(sorted(COMMANDS)),
-    st.lists(st.integers() | st.floats() | st.text(max_size=2), max_size=3),
+    st.lists(st.integers() | st.floats() | st.text("ab1.", max_size=2), max_size=3),
     st.just({}),
     st.just([[]]),
 )

@@ -74,6 +74,8 @@ def at_rest(request, console):
     """Each test begins and ends with nothing pressed, nothing running, nothing pending."""
     yield
     page = console.page
+    if page.is_closed():
+        return
     for key in (" ", "ArrowRight", "ArrowDown", "a", "d"):
         page.keyboard.up(key)
     if page.locator("body").get_attribute("data-phase") == "estop":
@@ -82,6 +84,9 @@ def at_rest(request, console):
     if page.locator("body").get_attribute("data-phase") != "reset":
         page.keyboard.press("x")
         in_phase(page, "reset")
+    if page.locator("#pending").is_visible():
+        page.keyboard.press("x")
+        page.keyboard.press("x")  # now
     expect(page.locator("#pending")).to_be_hidden()
     assert not console.errors
 
@@ -145,6 +150,8 @@ def test_what_loses_the_focus_stops(console):
 
 
 def test_without_new_pictures_nobody_drives(console):
+    console.page.locator("#lease").click()
+    expect(console.page.locator("body")).to_have_attribute("data-lease", "free")
     blind = console.context.new_page()
     show = [True]
 

@@ -2,7 +2,8 @@
 
 A token is good for one browser, once: opening the printed address exchanges it for a session cookie. The cookie alone
 is not enough for anything that acts: the Origin must be the console's own, so no other page of the same browser can
-drive the robot, and the Host must be one of the console's names, so none can by a name that points here (DNS rebinding).
+drive the robot, and the Host must be one of the console's names, so none can by another name that points here (DNS
+rebinding).
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ SILENT_S = 1.0  # after which a node that publishes no state is said to be gone
 DISK_S = 2.0
 STATIC = Path(__file__).parent / "static"
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'self'",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'self'",
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -46,9 +46,10 @@ HEADERS = {
 }
 REDEEMED = "<!doctype html><meta http-equiv=refresh content='0;url=/'><title>Operator console</title>"
 REFUSED = (
-    "<!doctype html><meta charset=utf-8><title>Operator console</title><body style='font:18px system-ui;margin:3em'>"
-    "<h1>This address has been used, or is not of this console.</h1><p>An address opens one browser, once. The terminal of"
-    " <code>vla console</code> prints a new one after each use; an open console makes one with “Another screen”.</p>"
+    "<!doctype html><meta charset=utf-8><title>Operator console</title><body>"
+    "<h1>This address has been used, or is not of this console.</h1><p>An address opens one browser, once. The "
+    "terminal of <code>vla console</code> prints a new one after each use; an open console makes one with "
+    "“Another screen”.</p>"
 )
 
 
@@ -193,11 +194,11 @@ class Gateway:
         elif isinstance(message, messages.Ping):
             await page.socket.send_json({"type": "pong", "t": message.t})
         elif isinstance(message, messages.Stop):
-            asyncio.create_task(self._stop())  # noqa: RUF006  (it keeps itself alive in a thread)
+            asyncio.create_task(self._stop())
         elif isinstance(message, messages.LeaseWish):
-            asyncio.create_task(self._lease(page, message.want))  # noqa: RUF006
+            asyncio.create_task(self._lease(page, message.want))
         else:
-            asyncio.create_task(self._command(page, message))  # noqa: RUF006
+            asyncio.create_task(self._command(page, message))
 
     def _drive(self, page: Page, hand: messages.Hand) -> None:
         if not self._drives(page):

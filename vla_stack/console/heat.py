@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.layout import INFO
@@ -18,15 +19,15 @@ def heat(root: Path, robot: RobotSpec) -> dict[str, Any]:
     """Counts of tool positions in a dataset.
 
     Returns:
-        ``frames``; ``x`` and ``y``: the range that is shown, metres; ``counts``: [24][36] frames a cell, x by y. Without
-        a tool position in the robot's state only ``frames``, 0.
+        ``frames``; ``x`` and ``y``: the range that is shown, metres; ``counts``: [24][36] frames a cell, x by y.
+        Without a tool position in the robot's state only ``frames``, 0.
     """
     index = {d.name: i for i, d in enumerate(robot.state)}
     if not {"tcp_x.pos", "tcp_y.pos"} <= index.keys():
         return {"frames": 0}
     axes = [index["tcp_x.pos"], index["tcp_y.pos"]]
     bounds = [(robot.state[i].low, robot.state[i].high) for i in axes]
-    points = np.zeros((0, 2))
+    points: NDArray[np.float64] = np.zeros((0, 2))
     if (root / INFO).exists():
         dataset = open_dataset(root)
         if dataset.num_frames:

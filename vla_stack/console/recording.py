@@ -40,7 +40,7 @@ OUTCOMES = {
 
 @dataclass
 class Pending:
-    """An ended episode in its undo window, which ends at ``due``, monotonic seconds; ``kept`` is the operator's wish."""
+    """An ended episode in its undo window, until ``due``, monotonic seconds; ``kept`` is the operator's wish."""
 
     uid: int
     number: int
@@ -125,7 +125,11 @@ class Recording:
         self._changed()
 
     def decide(self, name: str) -> str | None:
-        """``keep`` commits the last ended episode now, ``discard`` throws it away, ``undo`` takes that back.
+        """What becomes of the episode that ended last.
+
+        Args:
+            name: ``keep`` makes it part of the dataset now, ``discard`` throws it away when the window is over (now,
+                if it was to be already), ``undo`` takes that back.
 
         Returns:
             Why that is not possible, or None.
@@ -136,8 +140,9 @@ class Recording:
             last = self._pending[-1]
             if name == "undo" and last.kept:
                 return "there is nothing to undo: the episode is kept"
+            now = name == "keep" or (name == "discard" and not last.kept)
             last.kept = name != "discard"
-            last.due = time.monotonic() + (0.0 if name == "keep" else self._undo_s)
+            last.due = time.monotonic() + (0.0 if now else self._undo_s)
         self._changed()
         return None
 

@@ -78,8 +78,17 @@ def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="vla-console-") as folder:
         config = RobotConfig(
-            *(args.robot, robot_arguments(args, root), mode, args.server, f"ipc://{folder}/operator"),
-            *(root, args.demos or root, args.seed, args.seconds, args.round, args.quota),
+            driver=args.robot,
+            driver_args=robot_arguments(args, root),
+            mode=mode,
+            server=args.server,
+            endpoint=f"ipc://{folder}/operator",
+            root=root,
+            demos=args.demos or root,
+            seed=args.seed,
+            seconds=args.seconds,
+            round=args.round,
+            quota=args.quota,
         )
         print("starting the robot ...", flush=True)
         with running(config) as robot:

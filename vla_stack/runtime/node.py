@@ -123,6 +123,7 @@ class RobotNode:
         self._recording: FrameQueue | None = None
         self._seen: Observation | None = None  # the newest, for the row that follows it
         self._instruction = ""
+        self._told: str | None = None  # instruction, to the operators
         self._aborting = False
         self.policy: PolicySpec | None = None
         self._epoch, self._awaited = 0, False
@@ -235,7 +236,7 @@ class RobotNode:
                 self._aborting = True
             if self._aborting and not aborted:
                 aborted = True
-                self.abort()
+                self._link.send("abort")
 
     @property
     def model_version(self) -> str:
@@ -248,8 +249,13 @@ class RobotNode:
         self._link.send("rearm")
 
     def abort(self) -> None:
-        """End the running episode at its next step; for a callback of :meth:`run_episode`."""
-        self._link.send("abort")
+        """End the running episode at its next step. From a callback of :meth:`run_episode`, or another thread."""
+        self._aborting = True
+
+    def tell(self, **facts: Any) -> None:
+        """Let operators know, with every state that is published from now on. Any thread."""
+        if self._port is not None:
+            self._port.tell(**facts)
 
     def close(self) -> None:
         """Hold the robot, end the control process, free everything; may be called twice."""
@@ -285,6 +291,9 @@ class RobotNode:
             self._seen = obs
             if self._port is not None:
                 self._port.show(obs)
+                if obs.task != self._told:
+                    self._told = obs.task
+                    self._port.tell(instruction=obs.task)
             if on_observation is not None:
                 on_observation(obs)
         elif message["kind"] == "frame":
@@ -308,7 +317,7 @@ class RobotNode:
             labels["policy_version"] = version_number(self.model_version)
         self._recording.put(Frame(obs, action, joints, labels, message["t_ns"] * 1e-9))
         if self._port is not None:
-            self._port.facts = {**self._port.facts, "drops": self._recording.lost}
+            self._port.tell(drops=self._recording.lost)
 
     def _on_event(self, name: str, args: dict[str, Any]) -> str | None:
         """On the port's thread."""

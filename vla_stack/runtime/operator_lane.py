@@ -180,6 +180,7 @@ class OperatorLane:
             "takeovers": m.takeovers,
             "recoveries": m.recoveries,
             "corrections": m.corrections,
+            "why": self._why,
             **self.counters,
         }
 

@@ -72,6 +72,7 @@ class OperatorPort:
     ) -> None:
         self.endpoint = endpoint
         self.facts: Message = dict(facts or {})  # replaced as a whole, never changed
+        self._telling = threading.Lock()
         self.counters: Counter[str] = Counter()
         self._robot, self._on_event = robot, on_event
         self._control, self._estop = Link(control), Link(estop)
@@ -101,6 +102,11 @@ class OperatorPort:
         ]
         for thread in self._threads:
             thread.start()
+
+    def tell(self, **facts: Any) -> None:
+        """Publish these with every state from now on. Any thread."""
+        with self._telling:
+            self.facts = {**self.facts, **facts}
 
     def show(self, obs: Observation) -> None:
         """Publish an observation's pictures; encoded elsewhere, the newest only. Does not wait."""

@@ -31,7 +31,7 @@ const link = new GatewayLink({
     heat.load();
   },
   state(message) {
-    if (state && message.recording.episodes !== state.recording.episodes) heat.load();
+    if (state?.pending && message.recording.pending?.episode !== state.pending.episode) heat.load();
     state = { ...message, pending: message.recording.pending };
     if (state.recording.error) toast(state.recording.error);
   },

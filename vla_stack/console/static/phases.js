@@ -47,7 +47,8 @@ export function allowed(state, mode) {
   const names = new Set(["estop"]);
   const add = (...more) => more.forEach((name) => names.add(name));
   if (phase === "reset" || isEnded(phase)) add("start");
-  if (state.pending) add("keep", state.pending.kept ? "discard" : "undo");
+  if (state.pending) add("keep", "discard");
+  if (state.pending && !state.pending.kept) add("undo");
   if (phase === "estop") add("rearm", "discard");
   const active = phase === "hold" ? underneath(state) : phase;
   if (active === "auto") add("takeover", "success", "fail", "discard");
