@@ -154,6 +154,9 @@ class OperatorClient:
         if name in ("teleop", "state"):
             socket.setsockopt(zmq.CONFLATE, 1)
         if name == "video":
+            # libzmq ends the process (#3937) where a heartbeat gives up a connection that a full queue holds up.
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
+            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
             socket.setsockopt(zmq.RCVHWM, 4)
             socket.setsockopt(zmq.RCVBUF, 1 << 16)
         if kind == zmq.SUB:

@@ -128,6 +128,8 @@ class OperatorPort:
         if name == "teleop":
             socket.setsockopt(zmq.SUBSCRIBE, b"")
         if name == "video":  # a slow reader loses pictures rather than seeing old ones
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 0)  # see operator_client.py
+            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
             socket.setsockopt(zmq.SNDHWM, 2)
             socket.setsockopt(zmq.SNDBUF, 1 << 16)
         address = channel(self.endpoint, name)
