@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "console": ("vla_stack.console.verb", "drive or supervise a robot from a browser and record it"),
     "demo": ("vla_stack.demo", "the whole loop: collect, train, serve, run, report"),
 }
+ROBOT_VERBS = ("run", "robot", "teleop", "console")  # take LeRobot's --robot.* flags as well
 
 
 def _usage() -> str:
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     from vla_stack.errors import UserError
     from vla_stack.schema import SchemaError
 
-    if verb in ("run", "robot", "teleop"):
+    if verb in ROBOT_VERBS:
         from vla_stack.runtime.robot_arguments import translate_flags
 
     try:
@@ -83,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     module.add_arguments(parser)
     try:
-        args = parser.parse_args(translate_flags(rest) if verb in ("run", "robot", "teleop") else rest)
+        args = parser.parse_args(translate_flags(rest) if verb in ROBOT_VERBS else rest)
         return int(module.main(args) or 0)
     except (UserError, SchemaError) as e:
         if os.environ.get("VLA_TRACEBACK"):

@@ -10,7 +10,8 @@ import itertools
 import signal
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_drivers import make_driver
+from robot_drivers import Driver
 from vla_stack.console.recording import Recording
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.labels import SEGMENT_TYPE
@@ -26,11 +27,11 @@ from vla_stack.data.layout import INFO
 from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.errors import UserError
 from vla_stack.intervention import Mode, Phase, Segment
-from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
 from vla_stack.runtime.frames import Frame
 from vla_stack.runtime.link import Link
 from vla_stack.runtime.node import Episode, Operator, RobotNode
+from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import ACTION, OBS_STATE
 
 
@@ -39,8 +40,8 @@ class RobotConfig:
     """What a console drives and where it records.
 
     Attributes:
-        driver: Name in ``robot_drivers.DRIVERS``.
-        driver_args: Of the driver.
+        make_driver: Builds the driver, in the control process; picklable.
+        safety: Limits beyond the robot's own.
         mode: ``teleop``, ``rac`` or ``hg_dagger``.
         server: Endpoint of the policy server; None in mode ``teleop``.
         endpoint: Of the operator channels.
@@ -52,8 +53,8 @@ class RobotConfig:
         quota: Human frames that this round is to have; 0 where none is set.
     """
 
-    driver: str
-    driver_args: dict[str, Any]
+    make_driver: Callable[[], Driver]
+    safety: SafetyConfig
     mode: Mode
     server: str | None
     endpoint: str
@@ -63,7 +64,6 @@ class RobotConfig:
     seconds: float = 60.0
     round: int = 0
     quota: int = 0
-    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
 
 
 def robot_process(connection: Connection, config: RobotConfig) -> None:
@@ -85,8 +85,7 @@ def _run(link: Link, config: RobotConfig) -> None:
         return recording.decide(name) if recording is not None and name != "reset" else None
 
     operator = Operator(config.endpoint, on_event=on_event, familiar=familiar_states(config.demos))
-    make = partial(make_driver, config.driver, **config.driver_args)
-    with RobotNode(config.server, make, config.executor, operator=operator) as node:
+    with RobotNode(config.server, config.make_driver, safety=config.safety, operator=operator) as node:
         told = partial(_tell, node, config.quota)
         recording = Recording(config.root, node.robot, node.joints, told)
         try:

@@ -26,7 +26,8 @@ from vla_stack.errors import UserError
 from vla_stack.intervention import MODES
 from vla_stack.runtime.link import Link, ignored_interrupts
 from vla_stack.runtime.operator_client import OperatorClient
-from vla_stack.runtime.run import driver_arguments
+from vla_stack.runtime.robot_arguments import add_robot_arguments, driver_maker, robot_safety
+from vla_stack.runtime.run import policy_options
 from vla_stack.schema import RobotSpec
 
 HELP = "Drive or supervise a robot from a browser and record what it does: demonstrations, recoveries, corrections."
@@ -42,10 +43,8 @@ HAND_RATE_HZ, PICTURE_PX = 20.0, 128  # of a simulated robot that is driven by h
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_robot_arguments(parser)
     add = parser.add_argument
-    add("--robot", default="sim", help="sim, or lerobot for any LeRobot robot (default: %(default)s)")
-    add("--robot-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the driver; repeatable")
-    add("--task", help="sim: name of the task (default: pick); otherwise: the instruction")
     add("--mode", choices=MODES, help="teleop: demonstrations; rac, hg_dagger: supervise a policy (default: teleop)")
     add("--server", help="endpoint of `vla serve`, for rac and hg_dagger")
     add(
@@ -78,8 +77,8 @@ def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="vla-console-") as folder:
         config = RobotConfig(
-            driver=args.robot,
-            driver_args=robot_arguments(args, root),
+            make_driver=driver_maker(args, **driver_options(args, root)),
+            safety=robot_safety(args),
             mode=mode,
             server=args.server,
             endpoint=f"ipc://{folder}/operator",
@@ -101,18 +100,17 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def robot_arguments(args: argparse.Namespace, root: Path) -> dict[str, Any]:
-    """Arguments of the driver. A simulated robot is made as the dataset has it, or for being driven by hand."""
-    given = driver_arguments(args)
+def driver_options(args: argparse.Namespace, root: Path) -> dict[str, Any]:
+    """Arguments of the driver: pictures and rate as the policy or the dataset has them, or for driving by hand."""
+    options: dict[str, Any] = {"max_episode_steps": NEVER} if args.robot == "sim" else {}
+    if args.server is not None:
+        return options | policy_options(args)
     if args.robot != "sim":
-        return given
-    like: dict[str, Any] = {}
-    if (root / INFO).exists():
-        spec = read_robot_spec(root)
-        like = {"control_hz": spec.rate_hz} | ({"image_size": spec.cameras[0].height} if spec.cameras else {})
-    elif args.server is None:
-        like = {"control_hz": HAND_RATE_HZ, "image_size": PICTURE_PX}
-    return {"max_episode_steps": NEVER, **like, **given}
+        return options
+    if not (root / INFO).exists():
+        return options | {"control_hz": HAND_RATE_HZ, "image_size": PICTURE_PX}
+    spec = read_robot_spec(root)
+    return options | {"control_hz": spec.rate_hz} | ({"image_size": spec.cameras[0].height} if spec.cameras else {})
 
 
 @dataclass
