@@ -93,9 +93,8 @@ def main(args: argparse.Namespace) -> int:
         with running(config) as robot:
             about = About(robot.spec, robot.stages, mode, root)
             gateway = Gateway(OperatorClient(config.endpoint), about, access, _print_address)
-            _print_address(access.invite())
             with contextlib.suppress(KeyboardInterrupt):
-                asyncio.run(serve(gateway, args.host, args.port, tls, robot))
+                asyncio.run(serve(gateway, access, args.host, args.port, tls, robot))
     print(_closing(root))
     return 0
 
@@ -169,8 +168,10 @@ def _ready(link: Link) -> RunningRobot:
     raise UserError(f"the robot was not ready within {START_TIMEOUT_S:g} s")
 
 
-async def serve(gateway: Gateway, host: str, port: int, tls: ssl.SSLContext | None, robot: RunningRobot) -> None:
-    """Serve until the robot's process ends or this is cancelled.
+async def serve(
+    gateway: Gateway, access: Access, host: str, port: int, tls: ssl.SSLContext | None, robot: RunningRobot
+) -> None:
+    """Print an address and serve until the robot's process ends or this is cancelled.
 
     Raises:
         UserError: The port is taken, or the robot's process ended.
@@ -182,6 +183,7 @@ async def serve(gateway: Gateway, host: str, port: int, tls: ssl.SSLContext | No
             await web.TCPSite(runner, host, port, ssl_context=tls).start()
         except OSError as e:
             raise UserError(f"{host}:{port} cannot be opened: {e.strerror}", "choose another --port") from None
+        _print_address(access.invite())
         while True:
             robot.check()
             await asyncio.sleep(0.25)
