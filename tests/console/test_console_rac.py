@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 from playwright.sync_api import Page, expect
-from toy_console import browser, free_port, in_phase, measured, until
+from toy_console import browser, drive, free_port, in_phase, measured, phase, until
 
 from robot_drivers import make_driver
 from vla_stack.console.access import Access
@@ -153,21 +153,16 @@ def test_an_intervention_is_recovery_then_correction_and_ends_the_episode(lane):
     in_phase(page, "hold")
     page.keyboard.press("c")  # there is no correction yet
     expect(page.locator("#toast")).to_have_class("on")
-    page.keyboard.down(" ")
-    page.keyboard.down("ArrowLeft")
-    in_phase(page, "recovery")
     before = measured(page, "tcp_y.pos")
-    until(page, lambda: measured(page, "tcp_y.pos") < before - 0.02, "the operator moves the arm")
-    page.keyboard.up("ArrowLeft")
+    drive(page, ("ArrowLeft",), lambda: measured(page, "tcp_y.pos") < before - 0.02, "the operator moves the arm")
+    drive(page, (), lambda: phase(page) == "recovery", "the operator recovers")
     page.keyboard.press("g")
-    in_phase(page, "correction")
-    page.keyboard.down("a")
+    in_phase(page, "correction", "hold")
     height = measured(page, "tcp_z.pos")
-    until(page, lambda: measured(page, "tcp_z.pos") < height - 0.02, "the arm goes down")
+    drive(page, ("a",), lambda: measured(page, "tcp_z.pos") < height - 0.02, "the arm goes down")
+    drive(page, (), lambda: phase(page) == "correction", "the operator corrects")
     page.keyboard.press("h")  # hand back: not in this mode
-    in_phase(page, "correction")
     page.keyboard.press("c")
-    page.keyboard.up("a")
     page.keyboard.up(" ")
     decide(page, "k")
     expect(page.locator("#ratio-text")).to_have_text(re.compile(r"1 : \d"))
@@ -188,9 +183,7 @@ def test_rewind_goes_back_as_long_as_it_is_held(lane):
     page.keyboard.press("t")
     in_phase(page, "hold")
     furthest = measured(page, "tcp_y.pos")
-    page.keyboard.down("r")
-    in_phase(page, "recovery")
-    until(page, lambda: measured(page, "tcp_y.pos") < furthest - 0.01, "the arm goes back")
+    drive(page, (), lambda: measured(page, "tcp_y.pos") < furthest - 0.01, "the arm goes back", dead_man="r")
     page.keyboard.up("r")
     in_phase(page, "hold")
     assert any(s.get("control_source") == Control.AUTO_REWIND for s in watcher.states)

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
-from toy_console import browser, frames, free_port, in_phase, measured, pictures_come, until
+from toy_console import browser, drive, frames, free_port, in_phase, measured, phase, pictures_come, until
 
 from vla_stack.data import open_dataset
 from vla_stack.data.labels import EPISODE_UID
@@ -91,13 +91,14 @@ def at_rest(request, console):
     assert not console.errors
 
 
-def drive(page: Page, key: str, dim: str, change: float) -> None:
+def move(page: Page, key: str, dim: str, change: float) -> None:
     """Hold the dead-man and a key until a dimension has changed by so much."""
     before = measured(page, dim)
-    page.keyboard.down(" ")
-    page.keyboard.down(key)
-    until(page, lambda: (measured(page, dim) - before) * np.sign(change) > abs(change), f"{dim} moves by {change}")
-    page.keyboard.up(key)
+    drive(page, (key,), lambda: (measured(page, dim) - before) * np.sign(change) > abs(change), f"{dim} moves {change}")
+
+
+def engage(page: Page) -> None:
+    drive(page, (), lambda: phase(page) == "teleop", "the operator drives")
 
 
 def test_the_page_shows_the_robot(console):
@@ -126,27 +127,25 @@ def test_the_keyboard_moves_the_arm_and_only_with_the_dead_man(console):
     until(page, lambda: frames(page, "front") > seen + 4, "time passes")
     assert measured(page, "tcp_y.pos") == pytest.approx(at, abs=0.002)
     page.keyboard.up("ArrowRight")
-    drive(page, "ArrowRight", "tcp_y.pos", 0.05)
-    in_phase(page, "teleop")
+    move(page, "ArrowRight", "tcp_y.pos", 0.05)
     assert picture.screenshot() != before
-    drive(page, "ArrowLeft", "tcp_y.pos", -0.05)
-    drive(page, "d", "gripper.pos", -50)
+    move(page, "ArrowLeft", "tcp_y.pos", -0.05)
+    move(page, "d", "gripper.pos", -50)
     page.keyboard.up(" ")
     in_phase(page, "hold")
 
 
 def test_what_loses_the_focus_stops(console):
     page = console.start()
-    drive(page, "ArrowDown", "tcp_x.pos", 0.03)
-    in_phase(page, "teleop")
+    move(page, "ArrowDown", "tcp_x.pos", 0.03)
+    engage(page)
     page.evaluate("dispatchEvent(new Event('blur'))")
     in_phase(page, "hold")
     at, seen = measured(page, "tcp_x.pos"), frames(page, "front")
     until(page, lambda: frames(page, "front") > seen + 5, "time passes")
     assert measured(page, "tcp_x.pos") == pytest.approx(at, abs=0.01)  # Space is held down all the while
     page.keyboard.up(" ")
-    drive(page, "ArrowUp", "tcp_x.pos", -0.02)  # a fresh press goes on
-    in_phase(page, "teleop")
+    move(page, "ArrowUp", "tcp_x.pos", -0.02)  # a fresh press goes on
 
 
 def test_without_new_pictures_nobody_drives(console):
@@ -164,16 +163,14 @@ def test_without_new_pictures_nobody_drives(console):
     pictures_come(blind, CAMERAS)
     blind.keyboard.press("Enter")
     in_phase(blind, "hold")
-    blind.keyboard.down(" ")
-    in_phase(blind, "teleop")
+    engage(blind)
     show[0] = False
     in_phase(blind, "hold")
     expect(blind.locator("[data-camera='front'] .age")).to_have_class(re.compile("stale"))
     blind.keyboard.up(" ")
     show[0] = True
     pictures_come(blind, CAMERAS)
-    blind.keyboard.down(" ")
-    in_phase(blind, "teleop")
+    engage(blind)
     blind.close()  # a page that goes takes its hand with it
     in_phase(console.page, "hold")
     expect(console.page.locator("body")).to_have_attribute("data-lease", "free")
@@ -184,7 +181,7 @@ def test_keep_discard_undo(console):
     episodes = page.locator("#episodes")
     expect(episodes).to_have_text("0")
     console.start()
-    drive(page, "ArrowRight", "tcp_y.pos", 0.03)
+    move(page, "ArrowRight", "tcp_y.pos", 0.03)
     page.keyboard.up(" ")
     page.keyboard.press("s")
     in_phase(page, "reset")
@@ -201,7 +198,7 @@ def test_keep_discard_undo(console):
     expect(episodes).to_have_text("1")
     expect(page.locator("#heat-text")).to_have_text(re.compile(r"\d+ frames"))
     console.start()
-    drive(page, "ArrowRight", "tcp_y.pos", 0.03)
+    move(page, "ArrowRight", "tcp_y.pos", 0.03)
     page.keyboard.press("x")  # while it runs
     expect(pending).to_have_attribute("data-kept", "false")
     expect(episodes).to_have_text("1")
@@ -209,7 +206,7 @@ def test_keep_discard_undo(console):
 
 def test_the_stop_button_stops_and_enter_goes_on(console):
     page = console.start()
-    drive(page, "ArrowDown", "tcp_x.pos", 0.02)
+    move(page, "ArrowDown", "tcp_x.pos", 0.02)
     page.keyboard.down("ArrowDown")
     page.keyboard.press("Escape")
     in_phase(page, "estop")
@@ -236,8 +233,7 @@ def test_one_drives_and_others_watch_and_may_stop(console):
     first.locator("#lease").click()
     expect(second.locator("body")).to_have_attribute("data-lease", "you")
     expect(first.locator("body")).to_have_attribute("data-lease", "other")
-    second.keyboard.down(" ")
-    in_phase(first, "teleop")
+    engage(second)
     first.keyboard.press("Escape")  # whoever sees it going wrong
     in_phase(second, "estop")
     second.keyboard.up(" ")

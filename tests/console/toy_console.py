@@ -57,6 +57,33 @@ def until(page: Page, condition, what: str) -> None:
     raise AssertionError(f"never: {what}")
 
 
+def phase(page: Page) -> str:
+    return page.locator("body").get_attribute("data-phase") or ""
+
+
+def drive(page: Page, keys: tuple[str, ...], condition, what: str, dead_man: str = " ") -> None:
+    """Hold the dead-man and keys until a condition holds; the dead-man stays down, the keys come up.
+
+    On a busy computer pictures get old and the robot holds, as it should; then the dead-man is pressed anew.
+    """
+    for key in (dead_man, *keys):
+        page.keyboard.down(key)
+    waited = [0]
+
+    def reached() -> bool:
+        waited[0] = waited[0] + 1 if phase(page) == "hold" else 0
+        if waited[0] > 25:
+            page.keyboard.up(dead_man)
+            page.wait_for_timeout(200)  # seen by the robot, whose channel keeps the newest message alone
+            page.keyboard.down(dead_man)
+            waited[0] = 0
+        return bool(condition())
+
+    until(page, reached, what)
+    for key in keys:
+        page.keyboard.up(key)
+
+
 def frames(page: Page, camera: str) -> int:
     return int(page.locator(f"[data-camera='{camera}']").get_attribute("data-frames") or 0)
 
