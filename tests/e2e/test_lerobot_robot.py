@@ -62,6 +62,7 @@ def test_lerobot_record_records_our_robot(demonstrations: Path, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_lerobot_rollout_runs_our_policy_on_our_robot(demonstrations: Path, tmp_path: Path) -> None:
+    # LeRobot's rollout runs no policy with relative actions, its own neither.
     recipe, run_dir = tmp_path / "small.yaml", tmp_path / "run"
     recipe.write_text(
         "policy: {options: {width: 32, expert_width: 32, depth: 1}}\nsteps: 4\nbatch_size: 4\nthreads: 1\ndevice: cpu\n"
