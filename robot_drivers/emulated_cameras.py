@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,6 +32,8 @@ def serve_cameras(connection: Connection, task: str, image_size: int) -> None:
     import zmq
 
     import sim
+
+    os.nice(15)  # pictures may be late, the bus not
     from sim.rendering import Renderer
 
     link = Link(connection)
