@@ -248,9 +248,9 @@ class _Running:
     def _sleep(self) -> None:
         due = [bus.due_ns for bus in self._buses.values() if bus.due_ns is not None]
         left = min([WAKE_S, *((t - time.monotonic_ns()) * 1e-9 for t in due)])
-        ends = [end for bus in self._buses.values() if (end := bus.fileno()) is not None]
+        ends: list[int] = [end for bus in self._buses.values() if (end := bus.fileno()) is not None]
         if left > 0:
-            select.select([*ends, self._link], [], [], left)
+            select.select([*ends, self._link.fileno()], [], [], left)
 
     def _judge(self, now: int) -> None:
         passed = self._env.progress()

@@ -75,8 +75,8 @@ class Expert:
         """The action of the environment's control mode that commands a tool target [5] now."""
         env = self._env
         if env.control_mode == "joint_abs":
-            last, reach = env.joint_command, self._arm.max_joint_rate * env.spec_robot.dt * RATE_MARGIN
-            joints = np.clip(self._ik.solve(tool, last), last - reach, last + reach)
+            last, step = env.joint_command, self._arm.max_joint_rate * env.spec_robot.dt * RATE_MARGIN
+            joints = np.clip(self._ik.solve(tool, last), last - step, last + step)
             return np.append(joints, tool[4]).astype(np.float32)
         if env.control_mode == "ee_delta":
             reach = arm.DELTA_RATE * env.spec_robot.dt

@@ -70,7 +70,7 @@ class Swing:
     def __init__(self, robot: RobotSpec) -> None:
         self.spec = PolicySpec(robot, HORIZON, model_version="swing")
 
-    def infer(self, observations: Any, seeds: Any) -> Chunks:
+    def infer(self, observations: Any, seeds: Any, continuations: Any = ()) -> Chunks:
         t = (np.array([o.step for o in observations])[:, None] + np.arange(HORIZON)) / RATE_HZ
         actions = np.zeros((*t.shape, 6), np.float32)
         actions[:] = (0.0, 0.1, -0.2, 1.4, 0.0, 0.5)
@@ -86,7 +86,7 @@ def run(row: Row) -> dict[str, Any]:
         fields = {**arm.device(), "cameras": arm.cameras, "rate_hz": RATE_HZ, "task": "swing"}
         maker = partial(make_driver, "lerobot", robot_type="so101_follower", **fields)
         spec = describe(maker)
-        server = PolicyServer(lambda: Swing(spec), "tcp://127.0.0.1:*")  # type: ignore[arg-type]
+        server = PolicyServer(lambda: Swing(spec), "tcp://127.0.0.1:*")
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
