@@ -99,7 +99,7 @@ class Servo:
         self._kept = bytes(self._memory[:KEPT])
         self._warmth = self._unchecked_s = 0.0
         self._over_s = {OVERLOAD: 0.0, CURRENT: 0.0}
-        self._alarms = 0
+        self._alarms = self._overloaded = 0  # error bits; the sign of the torque that raised them
         self._reference = 0.0
 
     def __getitem__(self, name: str) -> int:
@@ -122,10 +122,18 @@ class Servo:
                     self._kept = self._kept[:i] + bytes((value,)) + self._kept[i + 1 :]
         if REGISTERS["max_torque"].address in range(address, address + len(data)):
             self._put("torque_limit", self["max_torque"])
-        if self["torque_enable"] and not enabled:  # switching on clears the overload and holds where it is
-            self._alarms &= ~(OVERLOAD | CURRENT)
-            self._over_s = dict.fromkeys(self._over_s, 0.0)
-            self._reference = float(self["position"])
+        if self["torque_enable"] and not enabled:  # switching on holds where it is
+            self._unload()
+            self.hold()
+        # A goal that no longer asks for torque the way it was overloaded ends the protection.
+        if address <= REGISTERS["goal"].address < address + len(data):
+            if (self["goal"] - self["position"]) * self._overloaded <= 0:
+                self._unload()
+
+    def _unload(self) -> None:
+        self._alarms &= ~(OVERLOAD | CURRENT)
+        self._over_s = dict.fromkeys(self._over_s, 0.0)
+        self._overloaded = 0
 
     def calibrate(self, homing: int, low: int, high: int) -> None:
         """Write a calibration that survives power."""
@@ -140,7 +148,8 @@ class Servo:
         self._memory = fresh._memory
         self._memory[:KEPT] = self._kept
         self._put("torque_limit", self["max_torque"])
-        self._alarms, self._over_s = 0, dict.fromkeys(self._over_s, 0.0)
+        self._unload()
+        self._alarms = 0
 
     @property
     def errors(self) -> int:
@@ -168,7 +177,7 @@ class Servo:
         speed = abs(self["goal_velocity"])
         reach = speed * dt if speed else float(TICKS)
         self._reference += min(max(goal - self._reference, -reach), reach)
-        self.changed = self._reference != goal
+        self.changed |= self._reference != goal
         return self._reference + self["homing"]
 
     def hold(self) -> None:
@@ -206,6 +215,7 @@ class Servo:
             self._over_s[bit] = self._over_s[bit] + dt if is_over else 0.0
             if self._over_s[bit] > patience[bit]:
                 self._alarms |= bit
+                self._overloaded = 1 if self["load"] > 0 else -1
         self._alarms &= ~(HEAT | VOLTAGE)
         self._alarms |= HEAT * (self["temperature"] > self["max_temperature"])
         self._alarms |= VOLTAGE * (not self["min_voltage"] <= self["voltage"] <= self["max_voltage"])

@@ -108,7 +108,7 @@ class Emulator:
         return str(self._ask("reset", seed=seed, variant=dict(variant or {}))["instruction"])
 
     def status(self) -> Message:
-        """``success`` since the last reset, ``success_s`` until it, ``stage``, ``angles`` [J+1], the bus's counters."""
+        """``success`` since the reset, ``success_s``, ``stage``, ``angles`` of each arm [J+1], ``bus`` counters."""
         return self._ask("status")
 
     def hand(self, arm: str, motion: str, angles: list[float] | None = None) -> None:
@@ -206,7 +206,7 @@ class _Running:
                 (calibration / f"{ID}.json").write_text(json.dumps(plant.calibrate(), indent=1))
             self._buses[name] = FeetechBus(plant.servos, folder / name, options["seed"] + i)
             self._buses[name].plug()
-        self._began_ns, self._success_s, self._stage = time.monotonic_ns(), -1.0, 0
+        self._began_ns, self._success_s, self._stage, self._judged_ns = time.monotonic_ns(), -1.0, 0, 0
         ports: dict[str, int] = {}
         self._picture_ns, self._period_ns = time.monotonic_ns(), round(1e9 / options["fps"])
         if options["image_size"]:
@@ -253,6 +253,9 @@ class _Running:
             select.select([*ends, self._link.fileno()], [], [], left)
 
     def _judge(self, now: int) -> None:
+        if now - self._judged_ns < WAKE_S * 1e9:
+            return
+        self._judged_ns = now
         passed = self._env.progress()
         while self._stage < len(passed) and (passed[-1] or passed[self._stage]):
             self._stage += 1
@@ -272,7 +275,7 @@ class _Running:
                 answer = {"instruction": self._reset(message["seed"], message["variant"])}
             elif message["kind"] == "status":
                 answer = {"success": self._success_s >= 0, "success_s": self._success_s, "stage": self._stage}
-                answer |= {"angles": self._plants["follower"].angles.tolist()}
+                answer |= {"angles": {name: plant.angles.tolist() for name, plant in self._plants.items()}}
                 answer |= {"skipped_s": self._plants["follower"].skipped_s}
                 answer |= {"bus": {name: dict(bus.counters) for name, bus in self._buses.items()}}
             elif message["kind"] == "hand":

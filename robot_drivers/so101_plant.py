@@ -142,6 +142,7 @@ class Plant:
         for i, servo in enumerate(self.servos):
             if not servo.changed:
                 continue
+            servo.changed = False  # until its goal says that it is still on its way
             goal = (servo.goal(dt) - TICKS / 2 - servo.horn) / PER_RAD
             torque = 0.0 if self._hand else servo.torque
             d.ctrl[i] = min(max(goal, self.range[i, 0]), self.range[i, 1])

@@ -190,3 +190,15 @@ def test_the_port_vanishes_and_comes_back_under_its_name(bus):
     os.close(port)
     bus.plug()
     assert exchange(bus, encode(1, PING), 6) == encode(1, 0)
+
+
+def test_an_overload_ends_with_a_goal_the_other_way():
+    servo = Servo(1)
+    servo.measure(2048, 0.0, 0.0, 0.1)
+    servo.write(40, b"\x01")
+    for _ in range(25):
+        servo.measure(2048, 0.0, 1.0, 0.1)
+    servo.write(42, (2200).to_bytes(2, "little"))
+    assert servo.torque < 1.0
+    servo.write(42, (2000).to_bytes(2, "little"))
+    assert servo.torque == 1.0
