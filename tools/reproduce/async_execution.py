@@ -221,11 +221,6 @@ def run_all(size: Size, out: Path, jobs: int) -> None:
             print(done.result(), flush=True)
 
 
-def figures(out: Path) -> dict[Cell, dict[str, Any]]:
-    """What has been measured."""
-    return {cell: json.loads(file_of(out, cell).read_text()) for cell in cells() if file_of(out, cell).exists()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="the size of a test; writes no results")
@@ -239,7 +234,7 @@ def main() -> None:
     if not args.smoke:
         import async_report
 
-        async_report.write_all(figures(args.out), vars(size))
+        async_report.write_all(args.out, vars(size))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from async_execution import CLAIMED, EXECUTE, EXECUTES, LATENCIES, POLICIES, SEED, TASKS, Cell
+from async_execution import CLAIMED, EXECUTE, EXECUTES, LATENCIES, POLICIES, SEED, TASKS, Cell, cells, file_of
 
 from vla_stack.evaluation.latency import Latency
 from vla_stack.evaluation.metrics import paired_difference
@@ -32,6 +33,11 @@ SHOWN = {  # (policy, mode) -> name in plots and tables
     ("lambda", "prefix"): "prefix, Λ-mask",
 }
 COLOURS = ("#000000", "#999999", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#d55e00", "#8c1d40")
+
+
+def read(out: Path) -> dict[Cell, dict[str, Any]]:
+    """What has been measured."""
+    return {cell: json.loads(file_of(out, cell).read_text()) for cell in cells() if file_of(out, cell).exists()}
 
 
 def success_checks(figures: Figures) -> list[Check]:
@@ -149,8 +155,9 @@ def plot(figures: Figures, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def write_all(figures: Figures, size: dict[str, Any]) -> None:
+def write_all(out: Path, size: dict[str, Any]) -> None:
     """``docs/results/async_execution.{json,svg}`` and the tables in docs/execution.md, between their two marks."""
+    figures = read(out)
     about = {"size": size, "policies": POLICIES, "execute": EXECUTE, "executes": list(EXECUTES)}
     checks = success_checks(figures) + seam_checks(figures)
     write(NAME, checks, about | {"cells": rows(figures)}, seeds=[SEED])
