@@ -33,7 +33,7 @@ def serve_cameras(connection: Connection, task: str, image_size: int) -> None:
 
     import sim
 
-    os.nice(15)  # pictures may be late, the bus not
+    os.nice(5)  # pictures may be late
     from sim.rendering import Renderer
 
     link = Link(connection)

@@ -154,8 +154,9 @@ class Emulator:
 
 def _main(connection: Connection, options: dict[str, Any]) -> None:
     """Main function of the emulator's process."""
-    with contextlib.suppress(OSError):  # a servo's processor has nothing else to do; drivers give up after 50 ms
-        os.nice(-10)
+    with contextlib.suppress(OSError, AttributeError):  # not every user may, not every system can
+        # A servo's processor does nothing else, and drivers give up after 50 ms: go before all that is not real time.
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     link = Link(connection)
     running: _Running | None = None
     try:

@@ -18,7 +18,7 @@ from sim.arm import Arm
 
 STALL_NM = 2.94
 PER_RAD = TICKS / (2 * np.pi)
-HAND_RATE = 2.5  # rad/s
+HAND_RATE = 4.0  # rad/s
 CATCH_UP_S = 0.5  # more than this after a stall is skipped
 MAX_HORN = 300  # ticks
 
@@ -49,6 +49,7 @@ class Plant:
         self.servos = [Servo(i + 1, int(rng.integers(-MAX_HORN, MAX_HORN))) for i in range(self._n)]
         self.range = model.jnt_range[: self._n].copy()
         self._gain, self._bias = model.actuator_gainprm[: self._n].copy(), model.actuator_biasprm[: self._n].copy()
+        self._pads = [model.geom(name).id for name in ("pad_left", "pad_right")]
         self._hand: Hand | None = None
         self._hand_s = 0.0
         self.push_nm = np.zeros(self._n)
@@ -65,7 +66,8 @@ class Plant:
         return self._data.qpos[: self._n].copy()
 
     def take(self, hand: Hand | None) -> None:
-        """Put the arm into a hand, or let go of it."""
+        """Put the arm into a hand, or let go of it. A hand moves it through the table, which spares asking for care."""
+        self._model.geom_contype[self._pads] = self._model.geom_conaffinity[self._pads] = int(hand is None)
         self._hand, self._hand_s = hand, 0.0
         for servo in self.servos:
             servo.hold()
@@ -176,18 +178,21 @@ def resting(angles: NDArray[np.float64]) -> Hand:
 
 
 def sweeping(plant: Plant) -> Hand:
-    """A hand that moves one joint after another to both ends of its range and back to the middle."""
-    low, high = plant.range.T
+    """A hand that moves each joint, the roll excepted, to both ends of its range and back to the middle."""
     middle = plant.middle
-    # Long enough at the hand's speed for the widest range, there and back.
-    each_s = 2 * float((high - low).max()) / HAND_RATE + 0.2
+    marks: list[tuple[float, int, float]] = []  # from this time on joint i is to be at this angle
+    t = 0.0
+    for i, (low, high) in enumerate(plant.range):
+        if i != plant.arm.joints.index("wrist_roll"):
+            quarter = (high - low) / 2 / HAND_RATE + 0.05
+            marks += [(t, i, low), (t + quarter, i, high), (t + 3 * quarter, i, middle[i])]
+            t += 4 * quarter
 
     def where(t: float) -> NDArray[np.float64]:
-        i, phase = divmod(t / each_s, 1.0)
         out = middle.copy()
-        if i < len(out):
-            # First a quarter of the time to one end, half of it to the other, a quarter back.
-            out[int(i)] = low[int(i)] if phase < 0.27 else high[int(i)] if phase < 0.77 else middle[int(i)]
+        for since, i, angle in marks:
+            if t >= since:
+                out[i] = angle
         return out
 
     return where
