@@ -300,6 +300,10 @@ class Chunks:
         """Chunk ``i`` and its ``execute``, 0 where there is none, as :class:`ActionChunk` has them."""
         return self.actions[i], self.execute[i] if self.execute else 0
 
+    def first(self, n: int) -> Chunks:
+        """The first ``n`` chunks."""
+        return Chunks(self.actions[:n], self.execute[:n] if self.execute else None)
+
     @classmethod
     def gathered(cls, parts: Sequence[Chunks], rows: Sequence[Sequence[int]]) -> Chunks:
         """One answer from several, whose chunks are the given rows of it."""

@@ -4,28 +4,35 @@
 
 Every arm is a server in a process of its own on loopback with a policy that takes no time. The arms take turns in
 short bursts within one run, so that what else the machine does meets all alike. Figures are ratios to *echo*: bare
-ZeroMQ (ROUTER and DEALER, raw multipart, no copies) that carries the same bytes and does nothing with them.
+ZeroMQ (ROUTER and DEALER, raw multipart, no copies, our socket options) that carries the same bytes and does nothing
+with them. Then 1, 4 and 8 robots at once, each a process that asks again as soon as it is answered.
 """
 
 from __future__ import annotations
 
-import math
+import gc
 import multiprocessing as mp
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import zmq
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import serving_peers as peers
+from serving_peers import ACTIONS, HORIZON
+
 from results import Check, write
 from vla_stack.schema import Camera, Chunks, Dim, Observation, PolicySpec, RobotSpec
 
-HORIZON, ACTIONS, BURST = 50, 32, 20
+BURST, FLEET_S = 20, 4.0
 PAYLOADS = {"2x224x224": (2, 224, 224), "3x480x640": (3, 480, 640)}
+FLEETS = (1, 4, 8)
 
 
 class Arm(Protocol):
@@ -48,6 +55,11 @@ def observation(payload: str) -> Observation:
     return Observation(np.zeros(ACTIONS, np.float32), images, "pick up the red cube", 0, 0)
 
 
+def megabytes(payload: str) -> float:
+    n, height, width = PAYLOADS[payload]
+    return (n * height * width * 3 + 4 * ACTIONS + 4 * HORIZON * ACTIONS) / 1e6
+
+
 class Null:
     """A policy that takes no time."""
 
@@ -61,19 +73,35 @@ class Null:
 # --- ours ---------------------------------------------------------------------------------------------------------
 
 
-def serve_ours(pipe: Any, payload: str, endpoint: str) -> None:
+def serve_ours(pipe: Any, payload: str, endpoint: str, keys: Any = None) -> None:
     from vla_stack.serving.server import PolicyServer, ServerConfig
 
-    server = PolicyServer(lambda: Null(payload), endpoint, ServerConfig(max_rate_hz=math.inf))
+    # Robots of this bench ask without pause: no limit to how often.
+    config = ServerConfig(max_rate_hz=1e9)
+    server = PolicyServer(lambda: Null(payload), endpoint, config, on_ready=lambda _: gc.freeze(), keys=keys)
     pipe.send(server.endpoint)
     server.run()
 
 
+def serve_encrypted(pipe: Any, payload: str, endpoint: str) -> None:
+    from vla_stack.serving.keys import KeyFolder, Role
+
+    keys = KeyFolder(key_folder())
+    identity = keys.create("bench")
+    keys.allow(identity.public, "bench", Role.ROBOT)
+    serve_ours(pipe, payload, endpoint, keys)
+
+
+def key_folder() -> str:
+    """The one of this run; servers are children of the process that measures."""
+    return os.environ["BENCH_KEYS"]
+
+
 class Ours:
-    def __init__(self, payload: str, address: str) -> None:
+    def __init__(self, payload: str, address: str, keys: Any = None) -> None:
         from vla_stack.serving.client import PolicyClient
 
-        self._client, self._rid = PolicyClient(address), 0
+        self._client, self._rid = PolicyClient(address, keys), 0
         self._client.hello(robot(payload))
 
     def round_trip(self, obs: Observation) -> np.ndarray:
@@ -88,155 +116,146 @@ class Ours:
         self._client.close()
 
 
-# --- peers --------------------------------------------------------------------------------------------------------
+def encrypted(payload: str, address: str) -> Ours:
+    from vla_stack.serving.keys import KeyFolder
+
+    keys = KeyFolder(key_folder())
+    keys.trust(address.removeprefix("tcp://"), keys.identity().public)
+    return Ours(payload, address, keys)
 
 
-def serve_echo(pipe: Any, payload: str, endpoint: str) -> None:
-    socket = zmq.Context().socket(zmq.ROUTER)
-    socket.bind(endpoint)
-    pipe.send(socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
-    reply = np.zeros((HORIZON, ACTIONS), np.float32)
-    while True:
-        frames = socket.recv_multipart(copy=False)
-        socket.send_multipart([frames[0], frames[1], reply], copy=False)
-
-
-class Echo:
-    def __init__(self, payload: str, address: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.connect(address)
-
-    def round_trip(self, obs: Observation) -> Any:
-        self._socket.send_multipart([b"h" * 200, obs.state, *obs.images.values()], copy=False)
-        return self._socket.recv_multipart(copy=False)
-
-    def close(self) -> None:
-        self._socket.close(linger=0)
-
-
-def _pack_array(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return {"__nd__": True, "data": value.tobytes(), "dtype": value.dtype.str, "shape": list(value.shape)}
-    return value
-
-
-def _unpack_array(value: dict) -> Any:
-    return np.frombuffer(value["data"], value["dtype"]).reshape(value["shape"]) if "__nd__" in value else value
-
-
-def serve_websocket(pipe: Any, payload: str, endpoint: str) -> None:
-    import msgpack
-    from aiohttp import WSMsgType, web
-
-    async def handle(request: web.Request) -> web.WebSocketResponse:
-        ws = web.WebSocketResponse(max_msg_size=0, compress=False)
-        await ws.prepare(request)
-        async for message in ws:
-            if message.type is WSMsgType.BINARY:
-                msgpack.unpackb(message.data, object_hook=_unpack_array)
-                reply = {"actions": np.zeros((HORIZON, ACTIONS), np.float32)}
-                await ws.send_bytes(msgpack.packb(reply, default=_pack_array))
-        return ws
-
-    import asyncio
-    import socket
-
-    async def main() -> None:
-        app = web.Application()
-        app.router.add_get("/", handle)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        listener = socket.create_server(("127.0.0.1", 0))
-        await web.SockSite(runner, listener).start()
-        pipe.send(f"http://127.0.0.1:{listener.getsockname()[1]}/")
-        await asyncio.Event().wait()
-
-    asyncio.run(main())
-
-
-class Websocket:
-    """As openpi serves: one WebSocket message of msgpack with arrays inside, each way."""
-
-    def __init__(self, payload: str, address: str) -> None:
-        import asyncio
-
-        import aiohttp
-
-        self._loop = asyncio.new_event_loop()
-
-        async def connect() -> None:
-            self._session = aiohttp.ClientSession()
-            self._ws = await self._session.ws_connect(address, max_msg_size=0)
-
-        self._loop.run_until_complete(connect())
-
-    def round_trip(self, obs: Observation) -> Any:
-        import msgpack
-
-        body = {"state": obs.state, "prompt": obs.task, **obs.images}
-
-        async def exchange() -> bytes:
-            await self._ws.send_bytes(msgpack.packb(body, default=_pack_array))
-            return await self._ws.receive_bytes()
-
-        return msgpack.unpackb(self._loop.run_until_complete(exchange()), object_hook=_unpack_array)
-
-    def close(self) -> None:
-        self._loop.run_until_complete(self._ws.close())
-        self._loop.run_until_complete(self._session.close())
-
-
+ANY = "tcp://127.0.0.1:*"
 ARMS: dict[str, tuple[Callable, Callable[[str, str], Arm], str]] = {
-    "echo tcp": (serve_echo, Echo, "tcp://127.0.0.1:*"),
-    "ours tcp": (serve_ours, Ours, "tcp://127.0.0.1:*"),
-    "ours ipc": (serve_ours, Ours, "ipc:///tmp/vla-bench-serving"),
-    "websocket + msgpack": (serve_websocket, Websocket, ""),
+    "echo tcp": (peers.serve_echo, peers.Echo, ANY),
+    "ours tcp": (serve_ours, Ours, ANY),
+    "ours ipc": (serve_ours, Ours, "ipc://"),
+    "ours tcp + CURVE": (serve_encrypted, encrypted, ANY),
+    "websocket + msgpack": (peers.serve_websocket, peers.Websocket, ""),
+    "LeRobot gRPC": (peers.serve_lerobot, peers.LeRobot, ""),
 }
 
 
-def measure(payload: str, requests: int) -> dict[str, list[float]]:
-    """Seconds of each round trip, by arm."""
+# --- measuring ----------------------------------------------------------------------------------------------------
+
+
+def start(name: str, payload: str, folder: str) -> tuple[Any, Any]:
+    """Server process of an arm and the pipe that tells its address."""
+    serve, _, endpoint = ARMS[name]
     context = mp.get_context("spawn")
-    obs, clients, servers = observation(payload), {}, []
-    for name, (serve, client, endpoint) in ARMS.items():
-        ours, theirs = context.Pipe()
-        servers.append(context.Process(target=serve, args=(theirs, payload, endpoint), daemon=True))
-        servers[-1].start()
-        clients[name] = client(payload, ours.recv())
+    ours, theirs = context.Pipe()
+    address = f"ipc://{folder}/{payload}" if endpoint == "ipc://" else endpoint
+    process = context.Process(target=serve, args=(theirs, payload, address))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    return dict(zip(("p50", "p95", "p99"), (np.percentile(seconds, (50, 95, 99)) * 1e3).tolist(), strict=True))
+
+
+def measure(payload: str, requests: int, folder: str) -> dict[str, dict[str, float]]:
+    """Milliseconds of a round trip, by arm, with what it moves and what its server computes meanwhile."""
+    os.environ["BENCH_KEYS"] = tempfile.mkdtemp(dir=folder)
+    started = {name: start(name, payload, folder) for name in ARMS}
+    clients = {name: ARMS[name][1](payload, pipe.recv()) for name, (_, pipe) in started.items()}
+    obs, servers = observation(payload), {name: process for name, (process, _) in started.items()}
     seconds: dict[str, list[float]] = {name: [] for name in clients}
+    gc.freeze()
+    bursts, warm = max(1, requests // BURST), 2
     try:
-        for burst in range(-2, max(1, requests // BURST)):
+        for burst in range(-warm, bursts):
+            if burst == 0:
+                before = {name: cpu_seconds(server.pid) for name, server in servers.items()}
             for name, arm in clients.items():
                 for _ in range(BURST):
                     begin = time.perf_counter()
                     arm.round_trip(obs)
                     if burst >= 0:
                         seconds[name].append(time.perf_counter() - begin)
+        after = {name: cpu_seconds(server.pid) for name, server in servers.items()}
     finally:
         for arm in clients.values():
             arm.close()
-        for server in servers:
+        for server in servers.values():
             server.kill()
-    return seconds
+    rows = {}
+    for name, each in seconds.items():
+        used, wall = after[name] - before[name], sum(each)
+        rows[name] = percentiles(each) | {
+            "MB_per_s": megabytes(payload) * len(each) / wall,
+            "server_cpu_ms": used / len(each) * 1e3,
+        }
+    return rows
+
+
+def ask_for_a_while(pipe: Any, name: str, payload: str, address: str) -> None:
+    """One robot of a fleet."""
+    obs, arm = observation(payload), ARMS[name][1](payload, address)
+    for _ in range(BURST):
+        arm.round_trip(obs)
+    gc.freeze()
+    pipe.send("ready")
+    pipe.recv()
+    seconds, until = [], time.perf_counter() + FLEET_S
+    while (begin := time.perf_counter()) < until:
+        arm.round_trip(obs)
+        seconds.append(time.perf_counter() - begin)
+    pipe.send(seconds)
+    arm.close()
+
+
+def fleet(name: str, payload: str, robots: int, folder: str) -> dict[str, float]:
+    """Round trips of several robots at once on one server."""
+    context = mp.get_context("spawn")
+    server, pipe = start(name, payload, folder)
+    address, pipes = pipe.recv(), []
+    for _ in range(robots):
+        ours, theirs = context.Pipe()
+        context.Process(target=ask_for_a_while, args=(theirs, name, payload, address), daemon=True).start()
+        pipes.append(ours)
+    for pipe in pipes:
+        pipe.recv()
+    before = cpu_seconds(server.pid)
+    for pipe in pipes:
+        pipe.send("go")
+    seconds = [s for pipe in pipes for s in pipe.recv()]
+    used = cpu_seconds(server.pid) - before
+    server.kill()
+    rate = len(seconds) / FLEET_S
+    return percentiles(seconds) | {"MB_per_s": megabytes(payload) * rate, "server_cpu": used / FLEET_S}
 
 
 def main(requests: int) -> None:
-    checks, data = [], {}
-    for payload in PAYLOADS:
-        seconds = measure(payload, requests)
-        ms = {name: dict(zip(("p50", "p95", "p99"), (np.percentile(s, (50, 95, 99)) * 1e3).tolist(), strict=True))
-              for name, s in seconds.items()}  # fmt: skip
-        data[payload] = ms
-        for name, row in ms.items():
-            print(f"{payload}  {name:20}" + "".join(f"  {k} {v:7.3f} ms" for k, v in row.items()))
-        ours = ms["ours tcp"]["p50"]
-        checks.append(
-            Check(f"{payload}: ours over tcp / bare echo, p50", float(ours / ms["echo tcp"]["p50"]), 1.5, "<=")
-        )
-        peer = ms["websocket + msgpack"]["p50"]
-        checks.append(Check(f"{payload}: ours over tcp / websocket, p50", float(ours / peer), 0.5, "<="))
+    checks: list[Check] = []
+    data: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for payload in PAYLOADS:
+            rows = data[payload] = measure(payload, requests, folder)
+            for name, row in rows.items():
+                print(f"{payload}  {name:20}" + "".join(f"  {k} {v:8.3f}" for k, v in row.items()), flush=True)
+            p50 = {name: row["p50"] for name, row in rows.items()}
+            ours, least = p50["ours tcp"], p50["LeRobot gRPC"] / p50["websocket + msgpack"]
+            checks += [
+                Check(f"{payload}: ours over tcp / bare echo, p50", ours / p50["echo tcp"], 1.5, "<="),
+                Check(f"{payload}: ours over tcp / websocket, p50", ours / p50["websocket + msgpack"], 0.5, "<="),
+                Check(f"{payload}: LeRobot gRPC / websocket, p50", least, 1.0),
+                Check(f"{payload}: LeRobot gRPC / ours over tcp, p50", p50["LeRobot gRPC"] / ours, 1.0),
+                Check(f"{payload}: ours, with CURVE / without, p50", p50["ours tcp + CURVE"] / ours),
+                Check(f"{payload}: ours, ipc / tcp, p50", p50["ours ipc"] / ours),
+            ]
+        data["fleet"] = {}
+        for name in ("ours tcp", "echo tcp"):
+            for robots in FLEETS:
+                row = data["fleet"][f"{name}, {robots} robots"] = fleet(name, "2x224x224", robots, folder)
+                print(f"{name}, {robots} robots" + "".join(f"  {k} {v:8.3f}" for k, v in row.items()), flush=True)
     write("serving", checks, data, seeds=[0])
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1500)

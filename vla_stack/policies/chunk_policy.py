@@ -51,6 +51,7 @@ class ChunkPolicy:
         postprocessor: Its postprocessor.
         spec: What it consumes and produces.
         image_sizes: Height and width of the pictures that the policy reads, by camera, where they are not the robot's.
+        batch_sizes: Sizes of batch that the policy is given, ascending; smaller batches are filled up. Empty: any.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class ChunkPolicy:
         postprocessor: Any,
         spec: PolicySpec,
         image_sizes: dict[str, tuple[int, int]] | None = None,
+        batch_sizes: tuple[int, ...] = (),
     ) -> None:
         self.policy, self.preprocessor, self.postprocessor, self.spec = policy, preprocessor, postprocessor, spec
+        self.batch_sizes = batch_sizes
         self._sizes = {c.name: (c.height, c.width) for c in spec.robot.cameras} | (image_sizes or {})
         self._takes_noise = "noise" in inspect.signature(policy.predict_action_chunk).parameters
 
@@ -91,6 +94,10 @@ class ChunkPolicy:
         for observation in observations:
             observation.check(self.spec.robot)
         plans = list(continuations) or [None] * len(observations)
+        size = next((size for size in self.batch_sizes if size >= len(observations)), len(observations))
+        if missing := size - len(observations):
+            filled = (list(part) + [part[-1]] * missing for part in (observations, seeds, plans))
+            return self.infer(*filled).first(len(observations))
         modes = {plan.mode if plan else "" for plan in plans}
         if len(modes) > 1:  # one way of sampling at a time
             groups = [[i for i, p in enumerate(plans) if (p.mode if p else "") == mode] for mode in sorted(modes)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -13,12 +14,13 @@ from pathlib import Path
 from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import PolicySpec
 from vla_stack.serving.server import PolicyServer, ServerConfig
-from vla_stack.serving.worker import ChunkPolicy
+from vla_stack.serving.worker import BATCHES, ChunkPolicy
 
 HELP = "Serve a policy to robots over ZeroMQ."
 EXAMPLES = (
     "vla serve --policy outputs/pick",
     "vla serve --policy shipped --endpoint ipc:///tmp/vla.sock --metrics-port 9100 --threads 4",
+    "vla export --policy outputs/pick --out outputs/pick-onnx && vla serve --policy outputs/pick-onnx --backend onnx",
     "vla serve --policy outputs/pick --log serve.jsonl   # kill -HUP: go over to the run's newest checkpoint",
 )
 
@@ -39,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log", type=Path, metavar="FILE", help="append what was served to whom, one JSON object a line"
     )
+    parser.add_argument(
+        "--backend",
+        choices=("torch", "compile", "onnx"),
+        help="what computes: torch, torch compiled, or ONNX Runtime on a directory of `vla export` "
+        "(default: onnx for such a directory, else torch)",
+    )
     parser.add_argument("--device", default="cpu", help="torch device (default: %(default)s)")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="torch threads (default: all cores, %(default)s)"
@@ -50,6 +58,7 @@ def main(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="vla serve: %(message)s", stream=sys.stderr)
 
     def announce(policy: PolicySpec) -> None:
+        gc.freeze()  # what is loaded stays: collecting garbage must not search it while a robot waits
         page = f" metrics={server.metrics_url}/metrics" if server.metrics_url else ""
         print(
             f"READY {server.endpoint} robot={policy.robot.name} horizon={policy.horizon} "
@@ -59,7 +68,9 @@ def main(args: argparse.Namespace) -> int:
 
     server = PolicyServer(
         # Resolved at each loading, links included: a run's newest checkpoint, and all files of the same one.
-        lambda: load_directory(resolve_policy(args.policy).resolve(), args.device, args.threads, args.embodiment),
+        lambda: load_directory(
+            resolve_policy(args.policy).resolve(), args.device, args.threads, args.embodiment, args.backend
+        ),
         args.endpoint,
         ServerConfig(metrics_port=args.metrics_port),
         on_ready=announce,
@@ -73,12 +84,16 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_directory(path: Path, device: str, threads: int, embodiment: str | None = None) -> ChunkPolicy:
+def load_directory(
+    path: Path, device: str, threads: int, embodiment: str | None = None, backend: str | None = None
+) -> ChunkPolicy:
     """The policy in a LeRobot policy directory, with torch limited to ``threads`` threads. Imports torch."""
     import torch
 
-    from vla_stack.policies.chunk_policy import load_policy
+    from vla_stack.policies.backends import load_with
+    from vla_stack.policies.onnx_policy import MANIFEST
 
     torch.set_num_threads(threads)
     with contextlib.redirect_stdout(sys.stderr):  # LeRobot reports on stdout, where READY should be the only line
-        return load_policy(path, device, embodiment)
+        backend = backend or ("onnx" if (path / MANIFEST).is_file() else "torch")
+        return load_with(backend, path, device, embodiment, BATCHES)

@@ -1,0 +1,53 @@
+"""What computes a policy does not change what it answers."""
+
+import numpy as np
+import pytest
+import torch
+from small_vla import make_observations, make_policy, make_stats
+
+from vla_stack.errors import UserError
+from vla_stack.policies.backends import load_with
+from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.schema import Continuation
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("policy")
+    policy = make_policy(max_delay=3)
+    for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
+        part.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def compiled(directory, monkeypatch):
+    """A compiled policy; traced, not translated, which would take a minute."""
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic: compile_with(f, dynamic=dynamic, backend="eager"))
+    return load_with("compile", directory, "cpu", batch_sizes=(1, 4))
+
+
+@pytest.mark.slow
+def test_a_compiled_policy_is_given_whole_batches_and_answers_the_same(directory, compiled, monkeypatch):
+    plain, seen = load_with("torch", directory, "cpu"), []
+    predict = compiled.policy.predict_action_chunk
+    monkeypatch.setattr(
+        compiled.policy, "predict_action_chunk", lambda b, noise, **o: seen.append(len(noise)) or predict(b, noise, **o)
+    )
+    observations = make_observations(5)
+    for n in (1, 2, 4, 5):  # more than the largest goes as it is
+        wanted = plain.infer(observations[:n], range(n)).actions
+        np.testing.assert_allclose(compiled.infer(observations[:n], range(n)).actions, wanted, atol=1e-5)
+    assert seen == [1, 4, 4, 5]
+    plans = [Continuation("prefix", a[1:], 2, 2) for a in wanted[:3]]
+    got = compiled.infer(observations[:3], range(3), plans).actions
+    np.testing.assert_allclose(got, plain.infer(observations[:3], range(3), plans).actions, atol=1e-5)
+
+
+def test_a_directory_that_the_backend_does_not_take_is_named(directory, tmp_path):
+    with pytest.raises(UserError, match="holds no exported graphs.*vla export"):
+        load_with("onnx", directory, "cpu")
+    (tmp_path / "onnx.json").write_text("{}")
+    with pytest.raises(UserError, match="is an exported policy, 'compile' needs its weights"):
+        load_with("compile", tmp_path, "cpu")

@@ -1,0 +1,96 @@
+"""An exported policy against the torch one it was made of: actions, success in closed loop, latency on a CPU.
+
+    python tools/bench/onnx.py [episodes]
+
+The shipped policy on sim/pick-v0, the same seeds for both. Cosines are of normalised actions, on observations of the
+simulator.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+import sim  # noqa: F401  registers the environments
+from vla_stack.evaluation.evaluate import evaluate
+from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.onnx_export import export
+from vla_stack.policies.shipped import resolve_policy
+from vla_stack.schema import Observation
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from results import Check, write
+
+ENV, SEED, BATCHES, REPEATS, ROUNDS = "sim/pick-v0", 1000, (1, 8), 15, 4
+
+
+def observations(n: int) -> list[Observation]:
+    """Beginnings of episodes."""
+    env: Any = gym.make(ENV)
+    found = []
+    for seed in range(n):
+        obs, info = env.reset(seed=seed)
+        found.append(Observation(obs["agent_pos"], obs["pixels"], info["task"]))
+    env.close()
+    return found
+
+
+def normalised(policy: ChunkPolicy, seen: list[Observation]) -> torch.Tensor:
+    """Chunks before the postprocessor, [n, h * a], from the same noise whatever computes."""
+    manifest = policy.policy
+    noise = torch.randn(len(seen), manifest.horizon, manifest.noise_dim, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        return policy.policy.predict_action_chunk(policy.preprocess(seen), noise=noise).float().flatten(1)
+
+
+def latencies(policies: dict[str, ChunkPolicy], seen: list[Observation]) -> dict[str, float]:
+    """Median milliseconds of a batch, the policies in turns."""
+    taken: dict[str, list[float]] = {name: [] for name in policies}
+    for turn in range(ROUNDS + 1):
+        for name, policy in policies.items():
+            for _ in range(REPEATS):
+                begin = time.perf_counter()
+                policy.infer(seen, range(len(seen)))
+                if turn:  # the first one warms up
+                    taken[name].append((time.perf_counter() - begin) * 1e3)
+    return {name: float(np.median(ms)) for name, ms in taken.items()}
+
+
+def main(episodes: int) -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(resolve_policy("shipped"))
+        export(source, Path(folder) / "onnx")
+        policies = {"torch": load_policy(source), "onnx": load_policy(Path(folder) / "onnx")}
+        seen = observations(32)
+        chunks = [normalised(policy, seen) for policy in policies.values()]
+        cosine = torch.nn.functional.cosine_similarity(*chunks).min().item()
+        error = (chunks[0] - chunks[1]).abs().max().item()
+        ms = {n: latencies(policies, seen[:n]) for n in BATCHES}
+        print(f"cosine {cosine:.7f}, largest error {error:.2e}, ms {ms}", flush=True)
+        results = {name: evaluate(policy, ENV, episodes=episodes, seed=SEED) for name, policy in policies.items()}
+    success = {name: [e.success for e in result.episodes] for name, result in results.items()}
+    rate = {name: float(np.mean(each)) for name, each in success.items()}
+    checks = [
+        Check("cosine of actions, ONNX and torch, least of 32 observations", cosine, 0.999),
+        Check("largest difference of normalised actions", error, 1e-3, "<="),
+        Check(f"success of ONNX minus torch, {episodes} paired episodes", rate["onnx"] - rate["torch"], -0.01),
+        *(Check(f"latency, ONNX / torch, batch {n}, one thread", ms[n]["onnx"] / ms[n]["torch"]) for n in BATCHES),
+    ]
+    data = {
+        "success": rate,
+        "episodes_that_differ": int(np.sum(np.array(success["onnx"]) != np.array(success["torch"]))),
+        "latency_ms": {str(n): each for n, each in ms.items()},
+    }
+    write("onnx", checks, data, seeds=[SEED])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
