@@ -116,6 +116,17 @@ class Ours:
         self._client.close()
 
 
+class Sent(Ours):
+    """Over a Unix socket, but without shared memory for the pictures."""
+
+    def __init__(self, payload: str, address: str) -> None:
+        from vla_stack.serving import pixels
+
+        folder, pixels.FOLDER = pixels.FOLDER, Path("/nonexistent")
+        super().__init__(payload, address)
+        pixels.FOLDER = folder
+
+
 def encrypted(payload: str, address: str) -> Ours:
     from vla_stack.serving.keys import KeyFolder
 
@@ -128,7 +139,8 @@ ANY = "tcp://127.0.0.1:*"
 ARMS: dict[str, tuple[Callable, Callable[[str, str], Arm], str]] = {
     "echo tcp": (peers.serve_echo, peers.Echo, ANY),
     "ours tcp": (serve_ours, Ours, ANY),
-    "ours ipc": (serve_ours, Ours, "ipc://"),
+    "ours ipc": (serve_ours, Sent, "ipc://sent"),
+    "ours shared memory": (serve_ours, Ours, "ipc://shared"),
     "ours tcp + CURVE": (serve_encrypted, encrypted, ANY),
     "websocket + msgpack": (peers.serve_websocket, peers.Websocket, ""),
     "LeRobot gRPC": (peers.serve_lerobot, peers.LeRobot, ""),
@@ -143,7 +155,7 @@ def start(name: str, payload: str, folder: str) -> tuple[Any, Any]:
     serve, _, endpoint = ARMS[name]
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
-    address = f"ipc://{folder}/{payload}" if endpoint == "ipc://" else endpoint
+    address = endpoint.replace("ipc://", f"ipc://{folder}/{payload}-")
     process = context.Process(target=serve, args=(theirs, payload, address))
     process.start()
     theirs.close()
@@ -248,6 +260,7 @@ def main(requests: int) -> None:
                 Check(f"{payload}: LeRobot gRPC / ours over tcp, p50", p50["LeRobot gRPC"] / ours, 1.0),
                 Check(f"{payload}: ours, with CURVE / without, p50", p50["ours tcp + CURVE"] / ours),
                 Check(f"{payload}: ours, ipc / tcp, p50", p50["ours ipc"] / ours),
+                Check(f"{payload}: ours, shared memory / tcp, p50", p50["ours shared memory"] / ours),
             ]
         data["fleet"] = {}
         for name in ("ours tcp", "echo tcp"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
@@ -16,6 +17,7 @@ from vla_stack.errors import UserError
 from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
 from vla_stack.serving import messages, wire
 from vla_stack.serving.keys import KeyFolder
+from vla_stack.serving.pixels import PixelRing
 from vla_stack.serving.transport import CurveKeys, is_local, new_socket, readable, receive, send, zmq_address
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
@@ -90,6 +92,8 @@ class PolicyClient:
         self._pending: dict[int, int] = {}  # rid -> epoch
         self._hello_sent_ns: int | None = None  # set while a WELCOME is awaited
         self._pings: deque[ClockOffset] = deque(maxlen=64)
+        self._offered: PixelRing | None = None  # memory for pictures, until a WELCOME says whether it is used
+        self._ring: PixelRing | None = None
         self.policy: PolicySpec | None = None
         self.clock: ClockOffset | None = None
         self.last_pong_ns: int | None = None
@@ -160,7 +164,8 @@ class PolicyClient:
             self._forget_until(epoch)
         if not self.connected or epoch < self._epoch:
             return False
-        if not self._send(messages.infer(obs, self._sid, epoch, rid, origin, seed, continuation, slack_ms)):
+        pixels = self._ring.put(obs.images) if self._ring else None
+        if not self._send(messages.infer(obs, self._sid, epoch, rid, origin, seed, continuation, slack_ms, pixels)):
             return False
         self._pending[rid] = epoch
         if len(self._pending) > PENDING:
@@ -213,6 +218,7 @@ class PolicyClient:
             return
         if self._sid:
             self._send(Message(Kind.BYE, self._sid, self._epoch))
+        self._take_ring(None)
         self._socket.close(linger=100)
         self._context.term()
 
@@ -221,7 +227,18 @@ class PolicyClient:
 
     def _say_hello(self) -> None:
         self._hello_sent_ns = time.monotonic_ns()
-        self._send(messages.hello(self._robot, self._epoch, self._sid))
+        if self._offered is None and self._robot is not None and self._endpoint.startswith("ipc://"):
+            with suppress(OSError):  # without it pictures are sent
+                self._offered = PixelRing(self._robot)
+        ring = self._offered.name if self._offered else None
+        self._send(messages.hello(self._robot, self._epoch, self._sid, ring))
+
+    def _take_ring(self, used: str | None) -> None:
+        """The server has opened the memory that was offered, or has not; its name is not needed any more."""
+        self._ring = self._offered if self._offered and self._offered.name == used else None
+        if self._offered:
+            self._offered.unlink()
+        self._offered = None
 
     def _forget_until(self, epoch: int) -> None:
         self._epoch = epoch
@@ -259,6 +276,7 @@ class PolicyClient:
             return None
         difference = messages.policy_difference(policy, self.policy) if self.policy else None
         self._hello_sent_ns = None
+        self._take_ring(message.fields.get("ring"))
         self._pending.clear()
         self._pings.clear()  # another server, another clock
         if difference:

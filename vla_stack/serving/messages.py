@@ -23,6 +23,7 @@ from vla_stack.schema import (
     finite,
     image_key,
 )
+from vla_stack.serving.pixels import PixelRing
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 ROBOT = "robot"
@@ -31,9 +32,13 @@ PLAN = "plan"
 MAX_JSON_BYTES = 256 << 10
 
 
-def hello(robot: RobotSpec | None, epoch: int, previous_sid: str = "") -> Message:
-    """HELLO of a robot, or of nobody, who asks what is served; ``previous_sid`` frees the session it replaces."""
-    return Message(Kind.HELLO, previous_sid, epoch, tensors={ROBOT: _pack(robot.to_json())} if robot else {})
+def hello(robot: RobotSpec | None, epoch: int, previous_sid: str = "", ring: str | None = None) -> Message:
+    """HELLO of a robot, or of nobody, who asks what is served.
+
+    ``previous_sid`` frees the session that it replaces; ``ring`` names memory for pictures (``pixels.py``).
+    """
+    tensors = {ROBOT: _pack(robot.to_json())} if robot else {}
+    return Message(Kind.HELLO, previous_sid, epoch, fields={"ring": ring} if ring else {}, tensors=tensors)
 
 
 def read_hello(message: Message) -> RobotSpec | None:
@@ -49,9 +54,10 @@ def read_hello(message: Message) -> RobotSpec | None:
     return robot
 
 
-def welcome(policy: PolicySpec, sid: str, epoch: int) -> Message:
-    """WELCOME to a session."""
-    return Message(Kind.WELCOME, sid, epoch, tensors={POLICY: _pack(policy.to_json())})
+def welcome(policy: PolicySpec, sid: str, epoch: int, ring: str | None = None) -> Message:
+    """WELCOME to a session; ``ring`` is the memory for pictures that the server has opened."""
+    tensors = {POLICY: _pack(policy.to_json())}
+    return Message(Kind.WELCOME, sid, epoch, fields={"ring": ring} if ring else {}, tensors=tensors)
 
 
 def read_welcome(message: Message) -> PolicySpec:
@@ -76,12 +82,25 @@ def infer(
     seed: int,
     continuation: Continuation | None = None,
     slack_ms: int | None = None,
+    pixels: tuple[int, int] | None = None,
 ) -> Message:
-    """INFER: a chunk is wanted that starts at tick ``origin``, computed from ``obs`` with noise seed ``seed``."""
+    """INFER: a chunk is wanted that starts at tick ``origin``, computed from ``obs`` with noise seed ``seed``.
+
+    ``pixels``: slot and sequence of the pictures, where they lie in shared memory.
+    """
     tensors: dict[str, NDArray[Any]] = {OBS_STATE: obs.state}
-    for camera, image in obs.images.items():
-        tensors[image_key(camera)] = image
-    fields = {"k_obs": obs.step, "t_obs": obs.t_capture_ns, "origin": origin, "seed": seed, "task": obs.task}
+    fields: dict[str, Any] = {
+        "k_obs": obs.step,
+        "t_obs": obs.t_capture_ns,
+        "origin": origin,
+        "seed": seed,
+        "task": obs.task,
+    }
+    if pixels is not None:
+        fields["slot"], fields["sequence"] = pixels
+    else:
+        for camera, image in obs.images.items():
+            tensors[image_key(camera)] = image
     if slack_ms is not None:
         fields["slack_ms"] = slack_ms
     if continuation is not None:
@@ -90,8 +109,10 @@ def infer(
     return Message(Kind.INFER, sid, epoch, rid, fields, tensors)
 
 
-def read_infer(message: Message, robot: RobotSpec) -> tuple[Observation, int, int]:
+def read_infer(message: Message, robot: RobotSpec, ring: PixelRing | None = None) -> tuple[Observation, int, int]:
     """Observation, origin and seed of an INFER. Cameras that ``robot`` does not have are left out.
+
+    ``ring`` is where its pictures lie if they were not sent.
 
     Raises:
         WireError: A part is missing, or does not match ``robot``.
@@ -101,11 +122,16 @@ def read_infer(message: Message, robot: RobotSpec) -> tuple[Observation, int, in
         raise WireError(Code.BAD_SCHEMA, "seed is negative")
     if OBS_STATE not in message.tensors:
         raise WireError(Code.BAD_SCHEMA, f"'{OBS_STATE}' is missing")
-    images = {}
-    for camera in robot.cameras:
-        image = message.tensors.get(image_key(camera.name))
-        if image is not None:
-            images[camera.name] = image
+    images: dict[str, NDArray[np.uint8]] | None = {}
+    if "slot" in values:
+        images = ring.get(values["slot"], values.get("sequence", 0)) if ring is not None else None
+        if images is None:
+            raise WireError(Code.EXPIRED, "the pictures are no longer in shared memory")
+    else:
+        for camera in robot.cameras:
+            image = message.tensors.get(image_key(camera.name))
+            if image is not None:
+                images[camera.name] = image
     obs = Observation(message.tensors[OBS_STATE], images, values["task"], values["k_obs"], values["t_obs"])
     try:
         obs.check(robot)

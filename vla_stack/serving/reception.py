@@ -17,10 +17,12 @@ from typing import Protocol
 
 import zmq
 
+from vla_stack.schema import RobotSpec
 from vla_stack.serving import messages, wire
 from vla_stack.serving.admission import Admission
 from vla_stack.serving.events import EventLog
 from vla_stack.serving.metrics import Metrics
+from vla_stack.serving.pixels import PixelRing
 from vla_stack.serving.rates import RateLimit
 from vla_stack.serving.sessions import Session, Sessions
 from vla_stack.serving.transport import send
@@ -172,7 +174,11 @@ class Reception:
         self._events.write(
             "hello", session.sid, robot=robot.name, key=key, epoch=session.epoch, model=spec.model_version
         )
-        self._send(peer, wire.encode(messages.welcome(spec, session.sid, session.epoch)))
+        offered = message.fields.get("ring")
+        if session.ring is None or session.ring.name != offered:  # a repeated HELLO finds the name removed
+            session.ring = _open_ring(offered, robot)
+        ring = session.ring.name if session.ring else None
+        self._send(peer, wire.encode(messages.welcome(spec, session.sid, session.epoch, ring)))
 
     def _on_infer(self, peer: bytes, message: Message, received_ns: int) -> None:
         self._require_ready()
@@ -185,7 +191,7 @@ class Reception:
             return
         policy = session.policy
         assert policy is not None  # every session has one since its HELLO
-        observation, origin, seed = messages.read_infer(message, policy.spec.robot)
+        observation, origin, seed = messages.read_infer(message, policy.spec.robot, session.ring)
         plan = messages.read_continuation(message, policy.spec)
         if plan is not None:
             self._metrics.delay(session.sid, plan.delay)
@@ -277,3 +283,11 @@ class Reception:
         self._events.write("end", session.sid, why=why)
         if self._mailbox.drop(session.sid):
             self.unanswered -= 1
+
+
+def _open_ring(name: str | None, robot: RobotSpec) -> PixelRing | None:
+    """Shared memory that a robot offers, if it is there: a robot behind a tunnel offers that of its own computer."""
+    try:
+        return PixelRing(robot, name) if name else None
+    except OSError:
+        return None

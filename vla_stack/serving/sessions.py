@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+from vla_stack.serving.pixels import PixelRing
 from vla_stack.serving.wire import Code, WireError
 from vla_stack.serving.worker import ChunkPolicy
 
@@ -24,6 +25,7 @@ class Session:
         key: Public key of the robot, empty on a connection without keys.
         policy: What it is served until its epoch ends; None before its first WELCOME.
         asked: Newest request ids of the epoch.
+        ring: Where its pictures lie; None: they are sent.
     """
 
     sid: str
@@ -33,6 +35,7 @@ class Session:
     key: str = ""
     policy: ChunkPolicy | None = None
     asked: dict[int, None] = field(default_factory=dict)
+    ring: PixelRing | None = None
 
     def begin(self, epoch: int) -> None:
         """Ids of requests may start anew with an epoch."""

@@ -62,6 +62,9 @@ FIELDS: dict[str, type] = {
     "slack_ms": int,  # how long the robot can wait for the answer
     "delay": int,  # steps of the plan that will be over before the new chunk takes over
     "task": str,  # language instruction
+    "ring": str,  # HELLO: shared memory that is offered for pictures; WELCOME: that it is used
+    "slot": int,  # of that memory, in place of the pictures
+    "sequence": int,  # what the slot's number must be before and after it is read
     "model_version": str,
     "code": str,  # of an ERR, see Code
     "text": str,  # of an ERR, one short line
