@@ -25,7 +25,7 @@ from vla_stack.images import fit_image
 REOPEN_S = 0.5  # between attempts to open a device that is gone
 MAX_AGE_S = 0.3
 IDENTICAL_S = 1.0
-READ_TIMEOUT_S = 0.2
+READ_TIMEOUT_S = 1.0  # then it is opened again; that it is late is known long before
 REAL_CAMERAS = ("OpenCVCamera", "RealSenseCamera")  # LeRobot's, whose pictures have a sensor's noise
 Image = NDArray[np.uint8]
 

@@ -3,6 +3,11 @@
 Registers beyond the positions are read in turn, one kind a reading and only some readings, so that the bus keeps time
 for positions. What LeRobot's own drivers ignore is looked at here: a servo in overload protection switches its torque
 off and says so in its status register alone.
+
+A servo's answer does not say what was asked, and the SDK takes a late one for the answer to the next question: a status
+byte and its checksum then read as a position. So other registers are read only while answers are prompt, without
+retries, and after one that failed or was slow the line is left to fall silent; and :func:`impossible` looks at every
+reading.
 """
 
 from __future__ import annotations
@@ -21,6 +26,10 @@ from vla_stack.schema import RobotSpec
 EVERY_S = 0.1  # between two readings of extra registers
 FOLLOW_RAD, FOLLOW_S = 0.35, 1.0  # a joint this far from its goal that has not moved for this long is stuck
 STILL_RAD = 0.02
+PROMPT_S = 0.015  # an exchange that takes longer may have answers under way
+SILENCE_S = 0.02
+FARTHEST_RAD, FARTHEST_RATIO = 2 * np.pi, 2.0  # no calibrated joint reads more
+JUMP_RAD, JUMP_S = 1.0, 0.2  # no joint moves so far between two readings that are less than this apart
 LOAD_UNIT = 0.001  # Feetech: of the rated torque
 ALARMS = {
     0: "voltage",
@@ -61,7 +70,7 @@ class Health:
         if "Status" in table:
             self._checks.append(self._check_alarms)
         self._next_s, self._turn = 0.0, 0
-        self._overloads = 0
+        self._overloads = self._alarms = 0
         self._joints = np.array([d.unit == "rad" for d in spec.action])
         self._goal: NDArray[np.float32] | None = None
         self._still_at: NDArray[np.float32] = np.zeros(len(spec.action), np.float32)
@@ -75,18 +84,21 @@ class Health:
         """The robot stands still on purpose."""
         self._goal = None
 
-    def check(self, state: NDArray[np.float32]) -> None:
-        """Look at the motors after a reading [S]; raises what the bus raises."""
+    def check(self, state: NDArray[np.float32], took_s: float = 0.0) -> None:
+        """Look at the motors after a reading [S] that took ``took_s``."""
         now = time.monotonic()
         stuck = self._stuck(state[: len(self._joints)], now)
         if stuck:
             self.fault = Fault("following", stuck, stop=True)
         elif self.fault is not None and self.fault.kind == "following":
             self.fault = None
-        if self._checks and now >= self._next_s:
+        if self._checks and now >= self._next_s and took_s < PROMPT_S:
             self._next_s = now + EVERY_S
             self._turn = (self._turn + 1) % len(self._checks)
-            self._checks[self._turn]()
+            try:
+                self._checks[self._turn]()
+            except Exception:  # whether the bus is lost is for the positions to say
+                silence(self._robot)
 
     def _stuck(self, at: NDArray[np.float32], now: float) -> str:
         moved = np.abs(at - self._still_at) > STILL_RAD
@@ -121,14 +133,42 @@ class Health:
     def _check_alarms(self) -> None:
         raised = {n: [text for bit, text in ALARMS.items() if v >> bit & 1] for n, v in self._read("Status").items()}
         bad = [f"{name}: {', '.join(texts)}" for name, texts in raised.items() if texts]
-        if bad:
+        self._alarms = self._alarms + 1 if bad else 0
+        if self._alarms >= 2:
             self.fault = Fault("motor", f"alarm of {'; '.join(bad)}", stop=True)
-        elif self.fault is not None and self.fault.kind == "motor":
+        elif self.fault is not None and self.fault.kind == "motor" and not bad:
             self.fault = None
 
     def _read(self, register: str) -> dict[str, int]:
-        values: dict[str, int] = self._bus.sync_read(register, normalize=False, num_retry=2)
+        asked = time.monotonic()
+        values: dict[str, int] = self._bus.sync_read(register, normalize=False, num_retry=0)
+        if time.monotonic() - asked > PROMPT_S:
+            silence(self._robot)
         return values
+
+
+def silence(robot: Any) -> None:
+    """Let answers that are under way arrive, and forget them."""
+    port = getattr(getattr(robot, "bus", None), "port_handler", None)
+    if port is not None:
+        time.sleep(SILENCE_S)
+        port.clearPort()
+
+
+def impossible(spec: RobotSpec, state: NDArray[np.float32], before: NDArray[np.float32] | None) -> str:
+    """What about a reading [S] cannot be; empty where it may be. ``before`` is a reading of just before, if there is.
+
+    An answer to another question, or none at all, reads as a position all the same.
+    """
+    for i, dim in enumerate(spec.state[: len(spec.action)]):
+        x = float(state[i])
+        if dim.unit == "rad" and not abs(x) <= FARTHEST_RAD:
+            return f"{dim.name} reads {np.rad2deg(x):.0f} degrees"
+        if dim.unit == "ratio" and not abs(x) <= FARTHEST_RATIO:
+            return f"{dim.name} reads {x:.0%}"
+        if dim.unit == "rad" and before is not None and abs(x - float(before[i])) > JUMP_RAD:
+            return f"{dim.name} jumps by {np.rad2deg(x - float(before[i])):.0f} degrees"
+    return "" if np.isfinite(state).all() else "a reading is not a number"
 
 
 def _registers(bus: Any) -> set[str]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from robot_drivers.cameras import SOURCES, CameraStream, open_cameras
 from robot_drivers.driver import Fault
 from robot_drivers.lerobot_build import make_lerobot
-from robot_drivers.lerobot_health import Health
+from robot_drivers.lerobot_health import JUMP_S, Health, impossible, silence
 from robot_drivers.lerobot_units import calibrated_range, describe, factors
 from robot_drivers.watchdog import Watchdog
 from vla_stack.errors import UserError
@@ -149,13 +149,11 @@ class LeRobotRobot:
             return self._newest
         try:
             before = time.monotonic_ns()
-            raw = self._robot.get_observation()
-            t_ns = (before + time.monotonic_ns()) // 2
-            state = (np.array([raw[name] for name in self._names], np.float64) * self._factors).astype(np.float32)
-            if not np.isfinite(state).all():
-                raise ConnectionError("a reading is not a number")
+            raw, state = self._measure()
+            after = time.monotonic_ns()
+            t_ns = (before + after) // 2
             if self._health is not None:
-                self._health.check(state)
+                self._health.check(state, (after - before) * 1e-9)
         except Exception as e:  # serial, CAN and SDK errors have no common class
             if self._newest is None:
                 raise UserError(f"{self._robot.name} cannot be read: {_line(e)}", "check power and cables") from e
@@ -219,7 +217,7 @@ class LeRobotRobot:
         if self._lost:
             return
         try:
-            raw = self._robot.get_observation()
+            raw, _ = self._measure()
             goal = {d.name: 0.0 if d.unit.endswith("/s") else raw[d.name] for d in self.spec.action}
             self._robot.send_action(goal)
         except Exception as e:
@@ -227,6 +225,17 @@ class LeRobotRobot:
             return
         if self._health is not None:
             self._health.rest()
+
+    def _measure(self) -> tuple[Mapping[str, Any], NDArray[np.float32]]:
+        """A reading as LeRobot gives it, and its state [S]; raises ``ConnectionError`` where it cannot be one."""
+        raw = self._robot.get_observation()
+        state = (np.array([raw[name] for name in self._names], np.float64) * self._factors).astype(np.float32)
+        last = self._newest
+        recent = last is not None and time.monotonic_ns() - last.t_capture_ns < JUMP_S * 1e9
+        if why := impossible(self.spec, state, last.state if last is not None and recent else None):
+            silence(self._robot)
+            raise ConnectionError(why)
+        return raw, state
 
     def _missed(self, error: Exception) -> None:
         """Note a failed exchange; from the third in a row on, or when the port itself is gone, reconnect."""

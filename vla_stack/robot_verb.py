@@ -90,7 +90,7 @@ def _check(args: argparse.Namespace, driver: Driver) -> int:
         print(f"camera {camera.name}: {camera.width} x {camera.height}")
     print(describe_limits(spec, robot_safety(args)))
     clock, dt_ns = RealClock(), round(1e9 * spec.dt)
-    took, ages, faults = [], [], set()
+    took, ages, faults = [], [], dict[str, str]()
     t_0 = clock.now_ns()
     obs = driver.read()
     for k in range(max(1, round(args.seconds * spec.rate_hz))):
@@ -100,7 +100,7 @@ def _check(args: argparse.Namespace, driver: Driver) -> int:
         took.append((time.perf_counter() - before) * 1e3)
         ages.append((clock.now_ns() - obs.t_capture_ns) * 1e-6)
         if isinstance(driver, SelfChecking) and driver.fault:
-            faults.add(driver.fault.why)
+            faults[driver.fault.kind] = driver.fault.why
     for dim, value in zip(spec.action, obs.state, strict=False):
         mark = "" if dim.low <= value <= dim.high else "   outside its limits: move it back by hand first"
         print(f"{dim.name:<22}{value:>10.3f} {dim.unit}{mark}")
@@ -109,7 +109,7 @@ def _check(args: argparse.Namespace, driver: Driver) -> int:
         f"{len(took)} readings at {rate:.1f} Hz, {np.median(took):.1f} ms each "
         f"(99 %: {np.quantile(took, 0.99):.1f} ms), at most {max(ages):.0f} ms old"
     )
-    for why in sorted(faults):
+    for why in faults.values():
         print(f"FAULT {why}")
     if args.write:
         write_limits(args.write, spec)

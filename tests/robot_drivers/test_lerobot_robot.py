@@ -69,6 +69,14 @@ def test_a_failed_reading_is_the_last_one_with_its_age(driver):
     assert driver.read_errors == 1
 
 
+def test_a_reading_that_cannot_be_is_a_failed_one(driver):
+    first = driver.read()
+    driver._robot.at["shoulder.pos"] = -2948.0
+    assert driver.read() is first and driver.read_errors == 1
+    driver.hold()  # and nobody is sent there
+    assert driver._robot.actions == []
+
+
 def test_without_any_reading_a_failure_is_a_failure(driver):
     driver._robot.broken = True
     with pytest.raises(UserError, match="cannot be read: incorrect status packet"):
