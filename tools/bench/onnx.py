@@ -14,16 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 
-import sim  # noqa: F401  registers the environments
-from vla_stack.evaluation.evaluate import evaluate
+from vla_stack.evaluation.environments import make_env, options_for
+from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.onnx_export import export
 from vla_stack.policies.shipped import resolve_policy
-from vla_stack.schema import Observation
+from vla_stack.schema import Observation, PolicySpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, write
@@ -31,9 +30,9 @@ from results import Check, write
 ENV, SEED, BATCHES, REPEATS, ROUNDS = "sim/pick-v0", 1000, (1, 8), 15, 4
 
 
-def observations(n: int) -> list[Observation]:
+def observations(spec: PolicySpec, n: int) -> list[Observation]:
     """Beginnings of episodes."""
-    env: Any = gym.make(ENV)
+    env: Any = make_env(ENV, spec, options_for(ENV, spec, None))
     found = []
     for seed in range(n):
         obs, info = env.reset(seed=seed)
@@ -44,10 +43,10 @@ def observations(n: int) -> list[Observation]:
 
 def normalised(policy: ChunkPolicy, seen: list[Observation]) -> torch.Tensor:
     """Chunks before the postprocessor, [n, h * a], from the same noise whatever computes."""
-    manifest = policy.policy
-    noise = torch.randn(len(seen), manifest.horizon, manifest.noise_dim, generator=torch.Generator().manual_seed(0))
+    inner = policy.policy
+    noise = torch.randn(len(seen), inner.horizon, inner.noise_dim, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        return policy.policy.predict_action_chunk(policy.preprocess(seen), noise=noise).float().flatten(1)
+        return inner.predict_action_chunk(policy.preprocess(seen), noise=noise).float().flatten(1)
 
 
 def latencies(policies: dict[str, ChunkPolicy], seen: list[Observation]) -> dict[str, float]:
@@ -69,14 +68,14 @@ def main(episodes: int) -> None:
         source = Path(resolve_policy("shipped"))
         export(source, Path(folder) / "onnx")
         policies = {"torch": load_policy(source), "onnx": load_policy(Path(folder) / "onnx")}
-        seen = observations(32)
+        seen = observations(policies["torch"].spec, 32)
         chunks = [normalised(policy, seen) for policy in policies.values()]
         cosine = torch.nn.functional.cosine_similarity(*chunks).min().item()
         error = (chunks[0] - chunks[1]).abs().max().item()
         ms = {n: latencies(policies, seen[:n]) for n in BATCHES}
         print(f"cosine {cosine:.7f}, largest error {error:.2e}, ms {ms}", flush=True)
-        results = {name: evaluate(policy, ENV, episodes=episodes, seed=SEED) for name, policy in policies.items()}
-    success = {name: [e.success for e in result.episodes] for name, result in results.items()}
+        results = {name: evaluate(policy, ENV, episodes, SEED) for name, policy in policies.items()}
+    success = {name: result.outcomes for name, result in results.items()}
     rate = {name: float(np.mean(each)) for name, each in success.items()}
     checks = [
         Check("cosine of actions, ONNX and torch, least of 32 observations", cosine, 0.999),
@@ -86,7 +85,7 @@ def main(episodes: int) -> None:
     ]
     data = {
         "success": rate,
-        "episodes_that_differ": int(np.sum(np.array(success["onnx"]) != np.array(success["torch"]))),
+        "episodes_that_differ": int(np.sum(success["onnx"] != success["torch"])),
         "latency_ms": {str(n): each for n, each in ms.items()},
     }
     write("onnx", checks, data, seeds=[SEED])
