@@ -28,7 +28,7 @@ import serving_peers as peers
 from serving_peers import ACTIONS, HORIZON
 
 from results import Check, write
-from vla_stack.schema import Camera, Chunks, Dim, Observation, PolicySpec, RobotSpec
+from vla_stack.schema import ActionChunk, Camera, Chunks, Dim, Observation, PolicySpec, RobotSpec
 
 BURST, FLEET_S = 20, 4.0
 PAYLOADS = {"2x224x224": (2, 224, 224), "3x480x640": (3, 480, 640)}
@@ -76,8 +76,8 @@ class Null:
 def serve_ours(pipe: Any, payload: str, endpoint: str, keys: Any = None) -> None:
     from vla_stack.serving.server import PolicyServer, ServerConfig
 
-    # Robots of this bench ask without pause: no limit to how often.
-    config = ServerConfig(max_rate_hz=1e9)
+    # Robots of this bench ask without pause, and then wait for others without a sign of life.
+    config = ServerConfig(max_rate_hz=1e9, idle_s=1e6)
     server = PolicyServer(lambda: Null(payload), endpoint, config, on_ready=lambda _: gc.freeze(), keys=keys)
     pipe.send(server.endpoint)
     server.run()
@@ -110,7 +110,9 @@ class Ours:
             pass
         while True:
             for item in self._client.poll(1000):
-                return item.actions  # type: ignore[union-attr]
+                if not isinstance(item, ActionChunk):
+                    raise RuntimeError(item)
+                return item.actions
 
     def close(self) -> None:
         self._client.close()
