@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
+import tempfile
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -112,14 +114,21 @@ class Websocket:
 # --- LeRobot's asynchronous inference, its own code on both ends ---------------------------------------------------
 
 
+def elsewhere() -> contextlib.AbstractContextManager[None]:
+    """For imports that make a folder of logs in the working directory."""
+    return contextlib.chdir(tempfile.gettempdir())
+
+
 def serve_lerobot(pipe: Any, payload: str, endpoint: str) -> None:
     from concurrent import futures
 
     import grpc
     import torch
     from lerobot.async_inference.configs import PolicyServerConfig
-    from lerobot.async_inference.policy_server import PolicyServer
     from lerobot.transport import services_pb2_grpc
+
+    with elsewhere():
+        from lerobot.async_inference.policy_server import PolicyServer
 
     class Null(PolicyServer):
         """Everything but the policy: no conversion to tensors, no processors, no model."""
@@ -145,9 +154,11 @@ class LeRobot:
 
     def __init__(self, payload: str, address: str) -> None:
         import grpc
-        from lerobot.async_inference.robot_client import RobotClient
         from lerobot.transport import services_pb2, services_pb2_grpc
         from lerobot.transport.utils import grpc_channel_options
+
+        with elsewhere():
+            from lerobot.async_inference.robot_client import RobotClient
 
         logging.disable(logging.INFO)
         self._channel = grpc.insecure_channel(address, grpc_channel_options(initial_backoff="0.0333s"))
