@@ -81,6 +81,8 @@ def decode_all(n: int) -> dict[str, Any]:
     rng, seeds, counts = np.random.default_rng(0), valid(), Counter[str]()
     before, begun = 0, time.monotonic()
     for i in range(n):
+        if i == min(SETTLED, n // 10):
+            before = resident()
         frames = hostile(rng, seeds)
         try:
             message = wire.decode(frames)
@@ -99,8 +101,6 @@ def decode_all(n: int) -> dict[str, Any]:
                 pass
             except Exception as e:
                 counts[f"crash {type(e).__name__}"] += 1
-        if i == min(SETTLED, n // 10):
-            before = resident()
     seconds = time.monotonic() - begun
     return {"messages": n, "counts": dict(counts), "grown_mib": (resident() - before) / MIB, "seconds": seconds}
 
