@@ -96,8 +96,8 @@ class ChunkPolicy:
         plans = list(continuations) or [None] * len(observations)
         size = next((size for size in self.batch_sizes if size >= len(observations)), len(observations))
         if missing := size - len(observations):
-            filled = (list(part) + [part[-1]] * missing for part in (observations, seeds, plans))
-            return self.infer(*filled).first(len(observations))
+            filled = [*observations, *[observations[-1]] * missing], [*seeds, *[seeds[-1]] * missing]
+            return self.infer(*filled, [*plans, *[plans[-1]] * missing]).first(len(observations))
         modes = {plan.mode if plan else "" for plan in plans}
         if len(modes) > 1:  # one way of sampling at a time
             groups = [[i for i, p in enumerate(plans) if (p.mode if p else "") == mode] for mode in sorted(modes)]

@@ -18,7 +18,16 @@ from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec,
 from vla_stack.serving import messages, wire
 from vla_stack.serving.keys import KeyFolder
 from vla_stack.serving.pixels import PixelRing
-from vla_stack.serving.transport import CurveKeys, is_local, new_socket, readable, receive, send, zmq_address
+from vla_stack.serving.transport import (
+    CurveKeys,
+    is_local,
+    new_socket,
+    readable,
+    receive,
+    send,
+    wait_readable,
+    zmq_address,
+)
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 POLICY_CHANGED = "POLICY_CHANGED"
@@ -180,7 +189,7 @@ class PolicyClient:
         if self._hello_sent_ns is not None and time.monotonic_ns() - self._hello_sent_ns > HELLO_INTERVAL_NS:
             self._say_hello()
         items: list[ActionChunk | ServerError] = []
-        if not readable((self._socket,), timeout_ms):
+        if not wait_readable((self._socket,), timeout_ms):
             return items
         self._heard_ns = time.monotonic_ns()
         for _ in range(BURST):
@@ -191,7 +200,7 @@ class PolicyClient:
                 item = ServerError(e.code, f"server's message is malformed: {e.text}")
             if item is not None:
                 items.append(item)
-            if not readable((self._socket,)):
+            if not readable(self._socket):
                 break
         return items
 

@@ -122,11 +122,12 @@ def read_infer(message: Message, robot: RobotSpec, ring: PixelRing | None = None
         raise WireError(Code.BAD_SCHEMA, "seed is negative")
     if OBS_STATE not in message.tensors:
         raise WireError(Code.BAD_SCHEMA, f"'{OBS_STATE}' is missing")
-    images: dict[str, NDArray[np.uint8]] | None = {}
+    images: dict[str, NDArray[np.uint8]] = {}
     if "slot" in values:
-        images = ring.get(values["slot"], values.get("sequence", 0)) if ring is not None else None
-        if images is None:
+        found = ring.get(values["slot"], values.get("sequence", 0)) if ring is not None else None
+        if found is None:
             raise WireError(Code.EXPIRED, "the pictures are no longer in shared memory")
+        images = found
     else:
         for camera in robot.cameras:
             image = message.tensors.get(image_key(camera.name))

@@ -31,7 +31,7 @@ from vla_stack.serving.events import EventLog
 from vla_stack.serving.keys import KeyFolder
 from vla_stack.serving.metrics import Metrics, MetricsPage
 from vla_stack.serving.reception import Reception
-from vla_stack.serving.transport import is_local, new_socket, owner, readable, receive, zmq_address
+from vla_stack.serving.transport import is_local, new_socket, owner, readable, receive, wait_readable, zmq_address
 from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker, load_warm
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class PolicyServer:
 
     def _turn(self) -> None:
         """Wait for messages and answer them; the baton's holder calls this."""
-        ready = readable(self._sockets, 100)
+        ready = wait_readable(self._sockets, 100)
         if self._wake_in in ready:
             self._collect()
         if self._router in ready:
@@ -190,7 +190,7 @@ class PolicyServer:
                 peer, *parts = receive(self._router)
                 key = owner(peer) if self._admission else ""
                 self._reception.handle(peer.bytes, [part.buffer for part in parts], key)
-                if not readable((self._router,)):
+                if not readable(self._router):
                     break
         now_ns = time.monotonic_ns()
         if now_ns - self._turned_ns > HOUSEKEEPING_NS or not ready:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zmq
-from zmq.backend import Socket as RawSocket  # without the conveniences around each call, which cost as much as it
+from zmq.backend import Socket as RawSocket
 from zmq.backend import zmq_poll
 
 from vla_stack.errors import UserError
 from vla_stack.serving.wire import MAX_FRAME_BYTES, MAX_TENSORS
 
 COPY_BYTES = 256 << 10  # a smaller frame is copied faster than ZeroMQ reports back that its memory is free again
+# Without the conveniences around each call, which cost as much as the call.
+raw_send: Any = RawSocket.send
+raw_recv: Any = RawSocket.recv
 NOBLOCK, POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)  # Python's flags are slow to combine
 MORE = NOBLOCK | int(zmq.SNDMORE)
 QUEUED_MESSAGES = 8  # per peer and direction: a burst of reset, request and ping; older data is of no use to a robot
@@ -95,8 +98,8 @@ def send(socket: zmq.Socket, frames: Sequence[bytes | memoryview]) -> bool:
     for _ in range(2):
         try:
             for frame in frames[:-1]:
-                RawSocket.send(socket, frame, MORE, len(frame) < COPY_BYTES)
-            RawSocket.send(socket, frames[-1], NOBLOCK, len(frames[-1]) < COPY_BYTES)
+                raw_send(socket, frame, MORE, len(frame) < COPY_BYTES)
+            raw_send(socket, frames[-1], NOBLOCK, len(frames[-1]) < COPY_BYTES)
             return True
         except zmq.Again:
             # ZeroMQ takes note of what the other side has read at most once a millisecond while one only sends, so a
@@ -105,7 +108,12 @@ def send(socket: zmq.Socket, frames: Sequence[bytes | memoryview]) -> bool:
     return False
 
 
-def readable(sockets: Sequence[zmq.Socket], timeout_ms: int = 0) -> list[zmq.Socket]:
+def readable(socket: zmq.Socket) -> bool:
+    """Whether a message waits; cheaper than to catch what :func:`receive` raises where none does."""
+    return bool(zmq_poll([(socket, POLLIN)], 0))
+
+
+def wait_readable(sockets: Sequence[zmq.Socket], timeout_ms: int) -> list[zmq.Socket]:
     """The sockets at which a message waits, after at most ``timeout_ms``."""
     return [socket for socket, _ in zmq_poll([(socket, POLLIN) for socket in sockets], timeout_ms)]
 
@@ -119,10 +127,10 @@ def receive(socket: zmq.Socket) -> list[zmq.Frame]:
     Raises:
         zmq.Again: There is none.
     """
-    frame = RawSocket.recv(socket, NOBLOCK, False)
+    frame = raw_recv(socket, NOBLOCK, False)
     frames = [frame]
     while frame.more:
-        frame = RawSocket.recv(socket, 0, False)
+        frame = raw_recv(socket, 0, False)
         if len(frames) < MAX_TENSORS + 3:
             frames.append(frame)
     return frames

@@ -1,6 +1,6 @@
 """An exported policy against the torch one it was made of: actions, success in closed loop, latency on a CPU.
 
-    python tools/bench/onnx.py [episodes]
+    python tools/bench/onnx_backend.py [episodes]
 
 The shipped policy on sim/pick-v0, the same seeds for both. Cosines are of normalised actions, on observations of the
 simulator.
