@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from serving_fakes import ROBOT, WAIT_S, TickPolicy, barrier, codes, collect, observation
+from serving_fakes import ROBOT, WAIT_S, GatedPolicy, TickPolicy, barrier, codes, collect, observation
 
 from vla_stack.schema import Chunks
 from vla_stack.serving import messages, pixels, wire
@@ -30,31 +30,37 @@ def test_what_is_put_is_got_until_it_is_overwritten(rings):
     server = PixelRing(ROBOT, robot.name)
     robot.unlink()
     assert list(rings.iterdir()) == []
-    first, notes = observation(7), []
-    for step in range(SLOTS):
-        notes.append(robot.put(observation(7 + step).images))
+    notes = [robot.put(observation(7 + step).images) for step in range(SLOTS)]
     got = server.get(*notes[0])
-    for camera, image in first.images.items():
+    for camera, image in observation(7).images.items():
         np.testing.assert_array_equal(got[camera], image)
+        assert not got[camera].flags.writeable
+    assert server.holds(*notes[0])
     robot.put(observation(99).images)  # around: into the first slot
-    assert server.get(*notes[0]) is None
+    assert server.get(*notes[0]) is None and not server.holds(*notes[0])
     assert int(server.get(*notes[1])["front"][0, 0, 0]) == 8
-    assert int(got["front"][0, 0, 0]) == 7  # a copy
 
 
-def test_a_slot_that_changes_while_it_is_read_is_not_believed(rings):
+def test_a_slot_is_invalid_while_it_is_written(rings, monkeypatch):
     robot = PixelRing(ROBOT)
     server = PixelRing(ROBOT, robot.name)
-    note = robot.put(observation(1).images)
+    note, copy, seen = robot.put(observation(1).images), np.copyto, []
+    monkeypatch.setattr(np, "copyto", lambda *a: seen.append(server.get(0, note[1] + 2 * SLOTS)) or copy(*a))
+    for _ in range(SLOTS):
+        last = robot.put(observation(2).images)
+    assert last == (0, note[1] + 2 * SLOTS) and server.holds(*last)
+    assert seen == [None] * (SLOTS * len(ROBOT.cameras))
 
-    class Overtaken(dict):
-        def items(self):
-            for _ in range(SLOTS):
-                robot.put(observation(2).images)
-            return super().items()
 
-    server._rows[note[0]] = Overtaken(server._rows[note[0]])
-    assert server.get(*note) is None
+def test_a_chunk_of_pictures_that_were_overwritten_meanwhile_is_not_sent(serve, connect, tmp_path):
+    policy = GatedPolicy()
+    client = connect(serve(policy, f"ipc://{tmp_path}/sock").endpoint)
+    client.request(observation(1), 0, 0, 0, 0)
+    assert policy.entered.acquire(timeout=WAIT_S)
+    for _ in range(SLOTS):
+        client._ring.put(observation(2).images)
+    policy.gate.release()
+    assert codes(collect(client, 1)) == [("EXPIRED", 0)]
 
 
 @pytest.mark.parametrize("slot,sequence", [(-1, 2), (SLOTS, 2), (1, 0), (1, 2), (0, 1), (0, 4), (2**62, 2)])

@@ -30,6 +30,7 @@ ROBOT = "robot"
 POLICY = "policy"
 PLAN = "plan"
 MAX_JSON_BYTES = 256 << 10
+OVERWRITTEN = "the pictures are no longer in shared memory"
 
 
 def hello(robot: RobotSpec | None, epoch: int, previous_sid: str = "", ring: str | None = None) -> Message:
@@ -126,7 +127,7 @@ def read_infer(message: Message, robot: RobotSpec, ring: PixelRing | None = None
     if "slot" in values:
         found = ring.get(values["slot"], values.get("sequence", 0)) if ring is not None else None
         if found is None:
-            raise WireError(Code.EXPIRED, "the pictures are no longer in shared memory")
+            raise WireError(Code.EXPIRED, OVERWRITTEN)
         images = found
     else:
         for camera in robot.cameras:

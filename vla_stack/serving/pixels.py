@@ -82,14 +82,18 @@ class PixelRing:
         return slot, self._sequence
 
     def get(self, slot: int, sequence: int) -> dict[str, NDArray[np.uint8]] | None:
-        """Server: a copy of the pictures, or None where the slot holds others by now or never held these."""
-        if not 0 <= slot < SLOTS or sequence < 2 or sequence % 2 or self._holds(slot) != sequence:
-            return None
-        images = {camera: array.copy() for camera, array in self._rows[slot].items()}
-        return images if self._holds(slot) == sequence else None
+        """Server: the pictures, or None where the slot never held these or holds others by now.
 
-    def _holds(self, slot: int) -> int:
-        return int(struct.unpack_from("<q", self._memory, slot * self._size)[0])
+        They are where the robot wrote them: ask :meth:`holds` again when everything has been read.
+        """
+        return dict(self._rows[slot]) if self.holds(slot, sequence) else None
+
+    def holds(self, slot: int, sequence: int) -> bool:
+        """Server: whether a slot holds these pictures, complete."""
+        if not 0 <= slot < SLOTS or sequence < 2 or sequence % 2:
+            return False
+        found: int = struct.unpack_from("<q", self._memory, slot * self._size)[0]
+        return found == sequence
 
     def unlink(self) -> None:
         """Robot: remove the name; who has opened the memory keeps it."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import zmq
@@ -191,7 +192,8 @@ class Reception:
             return
         policy = session.policy
         assert policy is not None  # every session has one since its HELLO
-        observation, origin, seed = messages.read_infer(message, policy.spec.robot, session.ring)
+        ring, slot = session.ring, message.fields.get("slot")
+        observation, origin, seed = messages.read_infer(message, policy.spec.robot, ring)
         plan = messages.read_continuation(message, policy.spec)
         if plan is not None:
             self._metrics.delay(session.sid, plan.delay)
@@ -209,6 +211,9 @@ class Reception:
             queued_ns,
             deadline_ns=received_ns + max(0, message.fields.get("slack_ms", SLACK_MS)) * 1_000_000,
             policy=policy,
+            pixels_hold=partial(ring.holds, slot, message.fields.get("sequence", 0))
+            if ring and slot is not None
+            else None,
         )
         self.unanswered += 1
         superseded = self._mailbox.put(job)

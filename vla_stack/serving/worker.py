@@ -58,6 +58,7 @@ class Job(NamedTuple):
     queued_ns: int
     deadline_ns: int
     policy: ChunkPolicy
+    pixels_hold: Callable[[], bool] | None = None  # where pictures lie in the robot's memory: they are still the same
 
 
 class Result(NamedTuple):
@@ -229,6 +230,9 @@ def _answer(jobs: list[Job]) -> list[Result]:
         return [*results, Result(jobs[0], failed, start)]
     done = time.monotonic_ns()
     for i, job in enumerate(jobs):
+        if job.pixels_hold and not job.pixels_hold():
+            results.append(Result(job, WireError(Code.EXPIRED, messages.OVERWRITTEN), start))
+            continue
         frames = wire.encode(messages.chunk(_chunk(job, *chunks.row(i), policy.spec), job.observation.t_capture_ns))
         results.append(Result(job, frames, start, done, time.monotonic_ns()))
     return results
