@@ -38,7 +38,7 @@ class Settings:
     best: int = 6
     execute: int = 5
     width: int = 128
-    steps: int = 700
+    steps: int = 500
     batch: int = 64
     num_envs: int = 28
     images: bool = False
