@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,6 @@ from robot_drivers import make_driver
 from robot_drivers.so101_emulator import Emulator
 from vla_stack.data import EpisodeRecorder, open_dataset
 from vla_stack.data.integrity import check
-from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.frames import Frame
 from vla_stack.runtime.node import RobotNode
 from vla_stack.schema import Chunks, PolicySpec, RobotSpec
@@ -79,45 +79,51 @@ class Swing:
         return Chunks(actions)
 
 
-def run(row: Row) -> dict[str, Any]:
-    """Do it; what was seen."""
-    states: list[tuple[int, str, str]] = []
-    with tempfile.TemporaryDirectory() as folder, Emulator(Path(folder) / "arm", seed=1) as arm:
-        fields = {**arm.device(), "cameras": arm.cameras, "rate_hz": RATE_HZ, "task": "swing"}
+class Rig:
+    """An emulated arm and a node that drives it; shared by all rows, so each row begins where the one before recovered."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self.arm = stack.enter_context(Emulator(folder / "arm", seed=1))
+        fields = {**self.arm.device(), "cameras": self.arm.cameras, "rate_hz": RATE_HZ, "task": "swing"}
         maker = partial(make_driver, "lerobot", robot_type="so101_follower", **fields)
-        spec = describe(maker)
-        server = PolicyServer(lambda: Swing(spec), "tcp://127.0.0.1:*")
+        self._spec = describe(maker)
+        server = PolicyServer(lambda: Swing(self._spec), "tcp://127.0.0.1:*")
         thread = threading.Thread(target=server.run)
         thread.start()
-        try:
-            with RobotNode(server.endpoint, maker, ExecutorConfig(), rearm=lambda: True,
-                           on_state=lambda *state: states.append(state)) as node:  # fmt: skip
-                frames: list[Frame] = []
-                harm = threading.Thread(target=do_harm, args=(arm, row))
-                harm.start()
-                ticks = round((BEFORE_S + row.seconds + AFTER_S) * RATE_HZ)
-                episode = node.run_episode(0, ticks, on_frame=frames.append)
-                harm.join()
-        finally:
-            server.stop()
-            thread.join()
-        recorded, problems = save(Path(folder) / "data", spec, frames)
-    rids = episode.rids[-LAST_TICKS:]
-    began = round(BEFORE_S * RATE_HZ) - 1
-    during = [(k, s, why) for k, s, why in states if k >= began]
-    after_fault = {s for _, s, _ in during} & {"hold", "stop"}
-    return {
-        "name": row.name,
-        "reaction": "stop" if "stop" in after_fault else "hold" if after_fault else "run",
-        "reaction_ticks": next((k - began for k, s, _ in during if s != "run"), None),
-        "messages": sorted({why for _, s, why in during if s in after_fault and why}),
-        "moves_again": bool((rids >= 0).mean() > 0.5),
-        "frames": len(frames),
-        "recorded": recorded,
-        "problems": problems,
-        "states": states,
-        "ticks": episode.summary["ticks"],
-    }
+        stack.callback(thread.join)
+        stack.callback(server.stop)
+        self._states: list[tuple[int, str, str]] = []
+        self._node = stack.enter_context(
+            RobotNode(server.endpoint, maker, rearm=lambda: True, on_state=lambda *state: self._states.append(state))
+        )
+
+    def run(self, row: Row) -> dict[str, Any]:
+        """Do it; what was seen."""
+        self._states.clear()
+        self.arm.reset(0)
+        frames: list[Frame] = []
+        harm = threading.Thread(target=do_harm, args=(self.arm, row))
+        harm.start()
+        ticks = round((BEFORE_S + row.seconds + AFTER_S) * RATE_HZ)
+        episode = self._node.run_episode(0, ticks, on_frame=frames.append)
+        harm.join()
+        recorded, problems = save(self._folder / row.fault / str(row.value), self._spec, frames)
+        began = round(BEFORE_S * RATE_HZ) - 1
+        during = [state for state in self._states if state[0] >= began]
+        after_fault = {s for _, s, _ in during} & {"hold", "stop"}
+        return {
+            "name": row.name,
+            "reaction": "stop" if "stop" in after_fault else "hold" if after_fault else "run",
+            "reaction_ticks": next((k - began for k, s, _ in during if s != "run"), None),
+            "messages": sorted({why for _, s, why in during if s in after_fault and why}),
+            "moves_again": bool((episode.rids[-LAST_TICKS:] >= 0).mean() > 0.5),
+            "frames": len(frames),
+            "recorded": recorded,
+            "problems": problems,
+            "states": list(self._states),
+            "ticks": episode.summary["ticks"],
+        }
 
 
 def do_harm(arm: Emulator, row: Row) -> None:
@@ -162,17 +168,16 @@ def verdict(row: Row, seen: dict[str, Any]) -> str:
 
 def main() -> int:
     checks, data = [], []
-    for row in ROWS:
-        if len(sys.argv) > 1 and row.name not in sys.argv[1:]:
-            continue
-        try:
-            seen = run(row)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        rig = Rig(Path(folder), stack)
+        for row in ROWS:
+            if len(sys.argv) > 1 and row.name not in sys.argv[1:]:
+                continue
+            seen = rig.run(row)
             wrong = verdict(row, seen)
-        except Exception as e:  # a row that cannot be run is a row that fails
-            seen, wrong = {"name": row.name}, f"{type(e).__name__}: {e}"
-        print(row.name, "|", seen.get("reaction"), "|", *seen.get("messages", []), "|", wrong or "holds", flush=True)
-        checks.append(Check(row.name, float(not wrong), 1.0, why=wrong))
-        data.append(seen)
+            print(row.name, "|", seen["reaction"], "|", *seen["messages"], "|", wrong or "holds", flush=True)
+            checks.append(Check(row.name, float(not wrong), 1.0, why=wrong))
+            data.append(seen)
     if len(sys.argv) == 1:
         write("bus_faults", checks, data, seeds=[1])
     return 0
