@@ -80,7 +80,7 @@ class Swing:
 
 
 class Rig:
-    """An emulated arm and a node that drives it; shared by all rows, so each row begins where the one before recovered."""
+    """An emulated arm and a node that drives it, for all rows: each begins where the one before has recovered."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
