@@ -29,6 +29,7 @@ LATCH = 0.6  # of a step; the rest is for computing it
 WATCHDOG_STEPS = 3
 START_TIMEOUT_S = 60.0
 RESET_TIMEOUT_S = 30.0
+FIRST_READING_S = 10.0
 
 
 class SimulatedRobot:
@@ -96,13 +97,15 @@ class SimulatedRobot:
         return str(self._wait("started", RESET_TIMEOUT_S)["task"])
 
     def read(self) -> Observation:
-        """The newest reading; waits up to half a step for one that has not been read yet.
+        """The newest reading; waits up to half a step for one that has not been read yet, longer for the first.
 
         Raises:
             UserError: The simulator's process is gone, or there was no :meth:`reset` yet.
         """
         assert self._slots is not None
-        wait_until = time.monotonic() + 0.5 * self.spec.dt
+        # The first reading of an episode is on its way, and later than that on a busy computer.
+        first = self._note is None and self._episode > 0
+        wait_until = time.monotonic() + (FIRST_READING_S if first else 0.5 * self.spec.dt)
         self._take(0.0)
         while (self._note is None or self._note["step"] <= self._step_read) and time.monotonic() < wait_until:
             self._take(wait_until - time.monotonic())

@@ -68,7 +68,8 @@ def main(args: argparse.Namespace) -> int:
     if (mode == "teleop") != (args.server is None):
         what = f"mode {mode} supervises a policy" if args.server is None else "mode teleop has no policy"
         raise UserError(what, "give --server and --mode rac or hg_dagger, or neither")
-    root = args.root or Path("datasets") / f"console-{args.task or args.robot}-{mode}".replace(" ", "-")
+    name = args.task or ("pick" if args.robot == "sim" else args.robot)
+    root = args.root or Path("datasets") / f"console-{name}-{mode}".replace(" ", "-")
     tls: ssl.SSLContext | None = None
     if args.host not in LOOPBACK or args.cert:
         tls, fingerprint = tls_context(args.host, args.cert, args.key)
