@@ -48,7 +48,7 @@ class Parser:
     def feed(self, data: bytes) -> list[Packet]:
         """Add bytes as they came; returns the packets that they complete."""
         self._buffer += data
-        packets = []
+        packets: list[Packet] = []
         while (start := self._buffer.find(HEADER)) >= 0:
             del self._buffer[:start]
             while self._buffer[2:3] == b"\xff":  # one FF more: the header is the last two

@@ -23,7 +23,7 @@ from vla_stack.console.robot import RobotConfig, robot_process
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.layout import INFO, read_info
 from vla_stack.errors import UserError
-from vla_stack.intervention import MODES
+from vla_stack.intervention import MODES, Mode
 from vla_stack.runtime.link import Link, ignored_interrupts
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.runtime.robot_arguments import add_robot_arguments, driver_maker, robot_safety
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    mode = args.mode or "teleop"
+    mode: Mode = args.mode or "teleop"
     if (mode == "teleop") != (args.server is None):
         what = f"mode {mode} supervises a policy" if args.server is None else "mode teleop has no policy"
         raise UserError(what, "give --server and --mode rac or hg_dagger, or neither")
