@@ -31,6 +31,7 @@ from vla_stack.schema import Camera, Observation, RobotSpec
 CONNECT_ATTEMPTS = 5
 MISSES = 3  # readings in a row that fail before the bus counts as lost
 RECONNECT_S = 0.5  # between attempts
+DRAIN_S = 0.005  # for statuses of a failed exchange to arrive: two attempts' on a bus of six motors
 BLIND_S = 1.0  # a camera that is away for longer stops the robot: the scene may have changed
 
 
@@ -242,6 +243,7 @@ class LeRobotRobot:
         self.read_errors += 1
         self._misses += 1
         self._miss = _line(error)
+        _drain(self._robot)
         gone = not isinstance(error, ConnectionError) and not isinstance(error, RuntimeError)
         if (gone or self._misses >= MISSES) and not self._lost and not self._ended.is_set():
             self._lost = True
@@ -326,6 +328,19 @@ def _let_go(robot: Any) -> None:
         else:
             port.closePort()
             port.is_using = False
+
+
+def _drain(robot: Any) -> None:
+    """Drop what is still to come of a failed exchange.
+
+    The SDK drops nothing: statuses of the attempts that it gave up would be taken for answers to the next request, and
+    every later reading would be one request old.
+    """
+    port = getattr(getattr(robot, "bus", None), "port_handler", None)
+    with contextlib.suppress(Exception):
+        if port is not None and port.is_open:
+            time.sleep(DRAIN_S)
+            port.ser.reset_input_buffer()
 
 
 def _line(error: Exception) -> str:

@@ -230,10 +230,13 @@ class _Running:
             now = time.monotonic_ns()
             for plant in self._plants.values():
                 plant.advance(now)
-            self._judge(now)
             for bus in self._buses.values():
                 bus.receive()
-                bus.send()
+            while any(bus.due_ns is not None for bus in self._buses.values()):  # a millisecond or two
+                self._sleep()
+                for bus in self._buses.values():
+                    bus.send()
+            self._judge(now)
             self._show(now)
             for message in self._link.receive():
                 self._obey(message)
@@ -247,11 +250,13 @@ class _Running:
             self._camera_process.join(5.0)
 
     def _sleep(self) -> None:
+        """Until the next answer is due; where none is, until something comes, but not for long."""
         due = [bus.due_ns for bus in self._buses.values() if bus.due_ns is not None]
-        left = min([WAKE_S, *((t - time.monotonic_ns()) * 1e-9 for t in due)])
+        if due:
+            time.sleep(max(0, min(due) - time.monotonic_ns()) * 1e-9)
+            return
         ends: list[int] = [end for bus in self._buses.values() if (end := bus.fileno()) is not None]
-        if left > 0:
-            select.select([*ends, self._link.fileno()], [], [], left)
+        select.select([*ends, self._link.fileno()], [], [], WAKE_S)
 
     def _judge(self, now: int) -> None:
         if now - self._judged_ns < WAKE_S * 1e9:

@@ -32,8 +32,10 @@ class Watchdog:
     def feed(self) -> None:
         """The caller lives: a command was sent now."""
         with self._change:
-            self._fed, self._watching = time.monotonic(), True
-            self._change.notify()
+            self._fed = time.monotonic()
+            if not self._watching:  # else the watching thread finds it when it wakes: no need to do that at every step
+                self._watching = True
+                self._change.notify()
 
     def rest(self) -> None:
         """The robot holds on purpose: silence is fine until the next :meth:`feed`."""

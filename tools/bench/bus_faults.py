@@ -34,7 +34,7 @@ from vla_stack.schema import Chunks, PolicySpec, RobotSpec
 from vla_stack.serving.server import PolicyServer
 
 RATE_HZ, HORIZON = 10.0, 10
-BEFORE_S, FAULT_S, AFTER_S = 2.0, 3.0, 4.0
+BEFORE_S, FAULT_S, AFTER_S = 2.0, 3.0, 6.0
 LAST_TICKS = 10  # the robot must move in the last second again
 
 
