@@ -105,14 +105,17 @@ class Ours:
         self._client.hello(robot(payload))
 
     def round_trip(self, obs: Observation) -> np.ndarray:
-        self._rid += 1
-        while not self._client.request(obs, self._rid, 0, 0, 0):
-            pass
+        asked = False
         while True:
-            for item in self._client.poll(1000):
-                if not isinstance(item, ActionChunk):
+            if not asked:
+                self._rid += 1
+                asked = self._client.request(obs, self._rid, 0, 0, 0)
+            for item in self._client.poll(1000 if asked else 1):
+                if isinstance(item, ActionChunk):
+                    return item.actions
+                if item.code != "NO_SESSION":  # the connection was lost while others started: the client says HELLO
                     raise RuntimeError(item)
-                return item.actions
+                asked = False
 
     def close(self) -> None:
         self._client.close()
