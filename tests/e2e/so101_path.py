@@ -1,4 +1,4 @@
-"""Run by itself, on an otherwise idle machine (`pytest tests/e2e/so101_path.py`): the emulated bus answers in real time.
+"""Run by itself on an idle machine (`pytest tests/e2e/so101_path.py`): the emulated bus answers in real time.
 
 The whole path of a real SO-101 on an emulated one, LeRobot's drivers unmodified: calibrate, teleoperate, record,
 train, serve, deploy asynchronously."""
