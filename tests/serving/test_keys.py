@@ -159,6 +159,12 @@ def test_the_verb(tmp_path, capsys):
     assert KeyFolder(tmp_path).server_key("tcp://gpu.lab:5555") == public
 
 
+def test_no_public_key_reads_as_an_option(tmp_path, monkeypatch):
+    pairs = iter([(b"-" + b"a" * 39, b"s" * 40), (b"b" * 40, b"s" * 40)])
+    monkeypatch.setattr("vla_stack.serving.keys.zmq.curve_keypair", lambda: next(pairs))
+    assert KeyFolder(tmp_path).create("gpu").public == "b" * 40
+
+
 @pytest.mark.parametrize(
     "args,text",
     [

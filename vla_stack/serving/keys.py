@@ -74,6 +74,8 @@ class KeyFolder:
             UserError: There are keys already.
         """
         public, secret = zmq.curve_keypair()
+        while not public[:1].isalnum():  # "-..." reads as an option where somebody types it after `vla keys allow`
+            public, secret = zmq.curve_keypair()
         identity = Identity(name, public.decode(), secret.decode())
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = self.path / "identity.json"
