@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of the runs (outputs/reproduce/rac)")
     parser.add_argument("--name", help="stem of the result files")
     args = parser.parse_args(argv)
-    overrides = ["rounds=3", "episodes=60", *args.overrides]
+    overrides = ["rounds=5", "episodes=100", *args.overrides]
     if args.smoke:
         overrides += ["rounds=1", "demos=3", "human_frames=20", "episodes=3", "num_envs=3", "train.steps=2"]
     if args.images:
