@@ -1,0 +1,66 @@
+"""An ensemble is its members; subsets and Polyak averages are exact."""
+
+import torch
+from torch import nn
+
+from vla_stack.policies.critics import Ensemble, draw_members, polyak
+
+
+def one_by_one(ensemble: Ensemble, member: int) -> nn.Sequential:
+    """The member as ordinary layers."""
+    layers: list[nn.Module] = []
+    for i, (w, b) in enumerate(zip(ensemble.weights, ensemble.biases, strict=True)):
+        linear = nn.Linear(w.shape[1], w.shape[2]).double()
+        linear.weight.data, linear.bias.data = w[member].T.clone(), b[member, 0].clone()
+        layers.append(linear)
+        if i < len(ensemble.weights) - 1:
+            if ensemble.scales:
+                norm = nn.LayerNorm(w.shape[2]).double()
+                norm.weight.data = ensemble.scales[i][member, 0].clone()
+                norm.bias.data = ensemble.shifts[i][member, 0].clone()
+                layers.append(norm)
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+def test_ensemble_equals_the_loop_over_its_members():
+    g = torch.Generator().manual_seed(0)
+    for layer_norm in (True, False):
+        ensemble = Ensemble(3, 5, (8, 6), layer_norm=layer_norm, generator=g).double()
+        for p in (*ensemble.scales, *ensemble.shifts):
+            p.data += 0.3 * torch.randn(p.shape, generator=g, dtype=torch.float64)
+        x = torch.randn(7, 5, generator=g, dtype=torch.float64, requires_grad=True)
+        together = ensemble(x)
+        apart = torch.stack([one_by_one(ensemble, i)(x)[:, 0] for i in range(3)])
+        torch.testing.assert_close(together, apart, rtol=0, atol=1e-12)
+        ours, theirs = (torch.autograd.grad(q.sum(), x)[0] for q in (together, apart))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_members_evaluate_alone_and_do_not_share_gradients():
+    ensemble = Ensemble(4, 3, (8,), generator=torch.Generator().manual_seed(0))
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+    chosen = torch.tensor([2, 0])
+    torch.testing.assert_close(ensemble(x, chosen), ensemble(x)[chosen])
+    ensemble(x, chosen).sum().backward()
+    assert all((p.grad[[1, 3]] == 0).all() for p in ensemble.parameters())
+    assert all((p.grad[chosen] != 0).any() for p in ensemble.weights)
+
+
+def test_members_are_drawn_without_replacement():
+    g = torch.Generator().manual_seed(0)
+    pairs = {tuple(sorted(draw_members(3, 2, g).tolist())) for _ in range(100)}
+    assert pairs == {(0, 1), (0, 2), (1, 2)}
+    assert draw_members(2, 2, g) is None
+
+
+def test_target_is_the_geometric_mixture_after_n_steps():
+    g = torch.Generator().manual_seed(0)
+    target, source = (Ensemble(2, 3, (4,), generator=g).double() for _ in range(2))
+    first = [p.clone() for p in target.parameters()]
+    tau, n = 0.005, 50
+    for _ in range(n):
+        polyak(target, source, tau)
+    kept = (1 - tau) ** n
+    for p, p0, s in zip(target.parameters(), first, source.parameters(), strict=True):
+        torch.testing.assert_close(p, kept * p0 + (1 - kept) * s, rtol=0, atol=1e-12)

@@ -1,0 +1,80 @@
+"""Ensembles of state-action values whose members are computed together: one batched product a layer, not a loop.
+
+An ensemble of E networks [Linear -> LayerNorm -> ReLU]* -> Linear is one stack of weights ``[E, in, out]``. Ensembles
+of ten with random subsets for the target are what lets a critic take many steps for each step of the environment
+(Chen et al., "Randomized Ensembled Double Q-Learning", 2021; layer norm: Ball et al., RLPD, arXiv:2302.02948).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Ensemble(nn.Module):
+    """E independent networks of one shape, evaluated in one call.
+
+    Args:
+        members: E.
+        inputs: Width of the input.
+        hidden: Widths of the hidden layers.
+        outputs: Width of the output.
+        layer_norm: Layer norm before each ReLU.
+        generator: Source of the initial weights, uniform in +-1/sqrt(in) as those of ``nn.Linear``.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        inputs: int,
+        hidden: Sequence[int],
+        outputs: int = 1,
+        layer_norm: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        widths = (inputs, *hidden, outputs)
+        self.members, self.outputs = members, outputs
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
+            bound = 1.0 / math.sqrt(fan_in)
+            for into, rows in ((self.weights, fan_in), (self.biases, 1)):
+                drawn = torch.rand(members, rows, fan_out, generator=generator)
+                into.append(nn.Parameter((2.0 * drawn - 1.0) * bound))
+        scales = [nn.Parameter(torch.ones(members, 1, w)) for w in hidden] if layer_norm else []
+        shifts = [nn.Parameter(torch.zeros(members, 1, w)) for w in hidden] if layer_norm else []
+        self.scales, self.shifts = nn.ParameterList(scales), nn.ParameterList(shifts)
+
+    def forward(self, x: Float[Tensor, "b d"], members: Tensor | None = None) -> Float[Tensor, "e b"]:
+        """Outputs ``[E, b]``, or ``[E, b, outputs]`` where there are several; ``members`` evaluates those alone."""
+
+        def of(parameter: Tensor) -> Tensor:
+            return parameter if members is None else parameter[members]
+
+        count = self.members if members is None else len(members)
+        h = x.expand(count, *x.shape)
+        last = len(self.weights) - 1
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            h = torch.baddbmm(of(bias), h, of(weight))
+            if i < last:
+                if self.scales:
+                    normalised = F.layer_norm(h, h.shape[-1:])
+                    h = torch.addcmul(of(self.shifts[i]), normalised, of(self.scales[i]))
+                h = F.relu(h)
+        return h[..., 0] if self.outputs == 1 else h
+
+
+def draw_members(members: int, count: int, generator: torch.Generator) -> Tensor | None:
+    """``count`` distinct members, int64 [count]; None where that is all of them."""
+    return None if count >= members else torch.randperm(members, generator=generator)[:count]
+
+
+@torch.no_grad()
+def polyak(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """target <- (1 - tau) target + tau source, in place."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)

@@ -1,0 +1,255 @@
+"""What an actor hands to a learner: transitions at control steps, kept by episode, read as chunks.
+
+Nothing about chunks is stored: a *chunk view* of length h that starts at any step is computed when a batch is drawn,
+
+    R = sum_{i<k} gamma^i r_{t+i},   y = R + gamma^k * (0 if terminated else V(o_{t+k})),
+
+where k is h, or less where the episode ends inside. A time limit is not an end of the task: the view then bootstraps
+from the final observation, with gamma^k (Pardo et al., "Time Limits in Reinforcement Learning", arXiv:1712.00378).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[np.generic]
+
+
+class Source(IntEnum):
+    """Who acted."""
+
+    OFFLINE = 0
+    WARMUP = 1
+    ONLINE = 2
+    HUMAN = 3
+
+
+class Transition(NamedTuple):
+    """One control step of n environments side by side.
+
+    Attributes:
+        obs: float32 [n, o].
+        action: float32 [n, a], executed, in [-1, 1].
+        reward: float32 [n].
+        terminated: bool [n]; the task ended. A time limit alone is not it.
+        truncated: bool [n]; the episode was cut off.
+        next_obs: float32 [n, o]; at an episode's end its final observation, not the next episode's first.
+        chunk_index: int32 [n]; position of the action in the chunk that it was planned in.
+        version: int64 [n]; which published policy planned it.
+        source: int8 [n]; a :class:`Source`.
+        extras: What else a method stores a step, [n, ...] each: e.g. log-probabilities or a denoising chain.
+    """
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: Array
+    chunk_index: Array
+    version: Array
+    source: Array
+    extras: Mapping[str, Array] = {}
+
+
+class Batch(NamedTuple):
+    """Chunk views.
+
+    Attributes:
+        obs: float32 [b, o] at the chunk's start.
+        actions: float32 [b, h * a]; past an episode's end the last action is repeated.
+        reward: float32 [b], discounted over the k executed steps.
+        next_obs: float32 [b, o] after them.
+        discount: float32 [b]: gamma^k, or 0 where the task ended.
+        returns: float32 [b], Monte-Carlo return from the start on; NaN in episodes that have not ended.
+        index: int64 [b], rows of the store.
+    """
+
+    obs: Tensor
+    actions: Tensor
+    reward: Tensor
+    next_obs: Tensor
+    discount: Tensor
+    returns: Tensor
+    index: Tensor
+
+
+class Store:
+    """A ring of transitions for each environment, so that episodes lie in order of time.
+
+    Args:
+        capacity: Control steps of each environment that are kept.
+        obs: Width of an observation.
+        action: Width of an action.
+        slots: Environments that are added side by side.
+        gamma: Discount a control step.
+        tail: Return after a truncation, for Monte-Carlo returns: r / (1 - gamma) where a failure would go on earning
+            r for ever (Cal-QL's convention for sparse rewards).
+        extras: Name -> shape of what else is stored a step, float32.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        obs: int,
+        action: int,
+        slots: int = 1,
+        gamma: float = 0.99,
+        tail: float = 0.0,
+        extras: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.capacity, self.slots, self.gamma, self.tail = capacity, slots, gamma, tail
+        n = capacity * slots
+        shapes: dict[str, tuple[tuple[int, ...], type]] = {
+            "obs": ((obs,), np.float32),
+            "action": ((action,), np.float32),
+            "reward": ((), np.float32),
+            "terminated": ((), np.bool_),
+            "truncated": ((), np.bool_),
+            "next_obs": ((obs,), np.float32),
+            "chunk_index": ((), np.int32),
+            "version": ((), np.int64),
+            "source": ((), np.int8),
+            "returns": ((), np.float32),
+        } | {name: (shape, np.float32) for name, shape in (extras or {}).items()}
+        self.columns: dict[str, NDArray] = {name: np.zeros((n, *s), t) for name, (s, t) in shapes.items()}
+        self._extras = tuple(extras or ())
+        self._tensors = {name: torch.from_numpy(self.columns[name]) for name in ("obs", "action", "next_obs")}
+        self._base = np.arange(slots) * capacity
+        self.steps = 0  # control steps of each environment, ever added
+        self._since = np.zeros(slots, np.int64)  # step at which each environment's open episode began
+
+    def __len__(self) -> int:
+        return min(self.steps, self.capacity) * self.slots
+
+    def add(self, t: Transition) -> None:
+        """Append one control step of every environment; closes the episodes that ended in it."""
+        at = self._base + self.steps % self.capacity
+        for name in Transition._fields[:-1]:
+            self.columns[name][at] = getattr(t, name)
+        for name in self._extras:
+            self.columns[name][at] = t.extras[name]
+        self.columns["returns"][at] = np.nan
+        self.steps += 1
+        for slot in np.flatnonzero(t.terminated | t.truncated):
+            self._close(int(slot))
+
+    def clear(self) -> None:
+        """Forget everything, as an on-policy method does after each iteration; episodes that are open go on."""
+        self.steps = 0
+        self._since[:] = 0
+
+    def rows(self, slot: int = 0) -> NDArray[np.int64]:
+        """Rows of an environment in order of time, oldest first."""
+        first = max(0, self.steps - self.capacity)
+        return self._base[slot] + np.arange(first, self.steps) % self.capacity
+
+    def sample(self, n: int, horizon: int, rng: np.random.Generator, closed: bool = False) -> Batch:
+        """Draw chunk views uniformly from all steps at which one begins.
+
+        Args:
+            n: Number of views.
+            horizon: h.
+            rng: Source of the draw.
+            closed: From finished episodes alone, whose Monte-Carlo returns are known.
+
+        Raises:
+            ValueError: There is nothing to draw.
+        """
+        if not len(self):
+            raise ValueError("the store is empty")
+        filled = min(self.steps, self.capacity)
+        index = self._draw(n, filled, rng)
+        if horizon > 1 or closed:
+            for _ in range(1000):
+                bad = ~self._whole(index, horizon)
+                if closed:
+                    bad |= np.isnan(self.columns["returns"][index])
+                if not (count := int(bad.sum())):
+                    break
+                index[bad] = self._draw(count, filled, rng)
+            else:
+                raise ValueError(f"no chunk of {horizon} steps" + " in a finished episode" * closed)
+        return self.view(index, horizon)
+
+    def view(self, index: NDArray[np.int64], horizon: int) -> Batch:
+        """Chunk views that begin at given rows."""
+        columns, rows = self.columns, torch.from_numpy(index)
+        returns = torch.from_numpy(columns["returns"][index])
+        obs = self._tensors["obs"].index_select(0, rows)
+        if horizon == 1:
+            reward = torch.from_numpy(columns["reward"][index])
+            discount = torch.from_numpy(np.float32(self.gamma) * ~columns["terminated"][index])
+            action = self._tensors["action"].index_select(0, rows)
+            return Batch(obs, action, reward, self._tensors["next_obs"].index_select(0, rows), discount, returns, rows)
+        window, k = self._window(index, horizon)
+        offset = np.minimum(np.arange(horizon), k[:, None] - 1)
+        window = np.take_along_axis(window, offset, 1)  # past the end: the last step again
+        last = window[:, -1]
+        powers = self.gamma ** np.arange(horizon + 1)
+        executed = np.arange(horizon) < k[:, None]
+        reward = (columns["reward"][window] * powers[:horizon] * executed).sum(1)
+        discount = powers[k] * ~columns["terminated"][last]
+        return Batch(
+            obs,
+            self._tensors["action"].index_select(0, torch.from_numpy(window.reshape(-1))).view(len(index), -1),
+            torch.from_numpy(reward.astype(np.float32)),
+            self._tensors["next_obs"].index_select(0, torch.from_numpy(last)),
+            torch.from_numpy(discount.astype(np.float32)),
+            returns,
+            rows,
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything, as tensors; arrays are not copied."""
+        columns = {f"column.{name}": torch.from_numpy(c) for name, c in self.columns.items()}
+        return columns | {"steps": torch.tensor([self.steps]), "since": torch.from_numpy(self._since)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Inverse of :meth:`state_dict`, for a store of the same arguments."""
+        for name, column in self.columns.items():
+            column[:] = state[f"column.{name}"].numpy()
+        self.steps = int(state["steps"])
+        self._since[:] = state["since"].numpy()
+
+    # Internals ------------------------------------------------------------------------------------------------------
+
+    def _draw(self, n: int, filled: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        if self.slots == 1:
+            return rng.integers(filled, size=n)
+        flat = rng.integers(filled * self.slots, size=n)
+        return self._base[flat // filled] + flat % filled
+
+    def _window(self, index: NDArray[np.int64], horizon: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows [b, h] of the h steps from each row on, and how many of them, k [b], belong to its episode."""
+        slot, at = np.divmod(index, self.capacity)
+        window = slot[:, None] * self.capacity + (at[:, None] + np.arange(horizon)) % self.capacity
+        over = self.columns["terminated"][window] | self.columns["truncated"][window]
+        return window, np.where(over.any(1), over.argmax(1) + 1, horizon)
+
+    def _whole(self, index: NDArray[np.int64], horizon: int) -> NDArray[np.bool_]:
+        """Whether the store holds all k steps of a view: chunks that are still being executed are not drawn."""
+        available = (self.steps - 1 - index % self.capacity) % self.capacity + 1  # steps from the row to the newest
+        return self._window(index, horizon)[1] <= available
+
+    def _close(self, slot: int) -> None:
+        """Fill in the Monte-Carlo returns of the episode that the newest step ended."""
+        start, end = max(int(self._since[slot]), self.steps - self.capacity), self.steps
+        rows = self._base[slot] + np.arange(start, end) % self.capacity
+        value = 0.0 if self.columns["terminated"][rows[-1]] else self.tail
+        for row in rows[::-1]:
+            value = float(self.columns["reward"][row]) + self.gamma * value
+            self.columns["returns"][row] = value
+        self._since[slot] = end
+
+
+def mix(own: Batch, other: Batch) -> Batch:
+    """Rows of two batches one after the other, as of online and offline data; ``index`` is of no use afterwards."""
+    return Batch(*(torch.cat(pair) for pair in zip(own, other, strict=True)))
