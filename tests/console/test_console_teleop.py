@@ -242,7 +242,7 @@ def test_one_drives_and_others_watch_and_may_stop(console):
 
 
 def test_what_was_recorded_opens_and_is_what_was_done(console):
-    """Last: ends the console."""
+    """Ends the console: the tests above drive it, those below look at what it left."""
     console.page.close()
     assert "1 episodes" in console.close() and not console.errors
     dataset = open_dataset(console.root)
@@ -256,3 +256,20 @@ def test_what_was_recorded_opens_and_is_what_was_done(console):
     assert theirs.num_episodes == 1 and theirs.num_frames == dataset.num_frames
     np.testing.assert_array_equal(theirs[0][ACTION].numpy(), sent[0])
     assert theirs[0]["observation.images.front"].shape == (3, 32, 32)
+
+
+@pytest.mark.timeout(900)  # a command starts in ten seconds on an idle machine, in minutes on a crowded one
+def test_what_was_recorded_trains_with_the_stock_command(console, tmp_path):
+    command = [
+        os.path.join(os.path.dirname(sys.executable), "lerobot-train"),
+        *("--dataset.repo_id=console/test", f"--dataset.root={console.root}"),
+        *("--policy.type=act", "--policy.pretrained_backbone_weights=null", "--policy.chunk_size=8"),
+        *("--policy.n_action_steps=8", "--policy.dim_model=32", "--policy.n_heads=2", "--policy.dim_feedforward=32"),
+        *("--policy.push_to_hub=false", "--policy.device=cpu", "--num_workers=0", "--env_eval_freq=0"),
+        *("--steps=2", "--batch_size=2", "--log_freq=1", "--save_freq=2", f"--output_dir={tmp_path / 'run'}"),
+    ]
+    done = subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(loss) for loss in re.findall(r"step:\d+ .*?loss:(\S+)", done.stdout + done.stderr)]
+    assert len(losses) == 2 and np.isfinite(losses).all()
+    assert (tmp_path / "run/checkpoints/000002/pretrained_model/model.safetensors").is_file()
