@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 NOISY_OFFSET = 10
@@ -31,6 +31,13 @@ def same_block(blocks: tuple[int, ...], device: torch.device) -> Bool[Tensor, "n
     with torch.inference_mode(False):  # what is kept must serve training too
         index = torch.repeat_interleave(torch.tensor(blocks)).to(device)
         return index[:, None] == index[None, :]
+
+
+@functools.lru_cache(maxsize=16)
+def block_steps(blocks: tuple[int, ...], device: torch.device) -> Int[Tensor, " n"]:
+    """Steps of the tokens of several chunks laid end to end; kept like :func:`same_block`."""
+    with torch.inference_mode(False):
+        return torch.cat([torch.arange(h) for h in blocks]).to(device)
 
 
 def sink_and_window(horizon: int, window: int) -> Bool[Tensor, "n n"]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vla_stack.policies.action_attention import NOISY_OFFSET, same_block, sink_and_window
+from vla_stack.policies.action_attention import NOISY_OFFSET, block_steps, same_block, sink_and_window
 from vla_stack.policies.contract import Time
 from vla_stack.policies.flow import per_token
 from vla_stack.policies.transformer import Attention, PrefixContext, Rotary, mlp, rotate
@@ -140,9 +140,9 @@ class ActionExpert(nn.Module):
         """Final states of the action tokens, which :attr:`head` maps on; see ``FlowPolicy.action_states``."""
         lengths = (x.shape[1],) if blocks is None else tuple(blocks)
         y, t, own = self.embed(x), per_token(t), None
-        steps = torch.cat([torch.arange(h, device=x.device) for h in lengths])[None]  # [1, n], or [b, n] with a sink
+        steps = torch.arange(x.shape[1], device=x.device)[None]  # [1, n], or [b, n] with a sink
         if len(lengths) > 1:
-            own = same_block(lengths, x.device)
+            own, steps = same_block(lengths, x.device), block_steps(lengths, x.device)[None]
         if self.sink is not None:
             if own is not None or valid is not None:
                 raise ValueError("with prefix_attention=lambda the tokens are one whole chunk")

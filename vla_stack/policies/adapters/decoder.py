@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vla_stack.policies.action_attention import same_block
+from vla_stack.policies.action_attention import block_steps, same_block
 from vla_stack.policies.transformer import KeyValue, attention
 
 MAX_WAVELENGTH = 10_000.0
@@ -165,7 +165,9 @@ def action_mask(
 
 def action_positions(prefix: Bool[Tensor, "b m"], lengths: Sequence[int]) -> Int[Tensor, "b n"]:
     """Positions of action tokens: each chunk counts on from the prefix's real tokens."""
-    steps = torch.cat([torch.arange(h, device=prefix.device) for h in lengths])
+    steps = torch.arange(lengths[0], device=prefix.device)
+    if len(lengths) > 1:
+        steps = block_steps(tuple(lengths), prefix.device)
     return prefix.sum(1, keepdim=True) + steps
 
 
