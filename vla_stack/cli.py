@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("vla_stack.training.train", "train a policy from a recipe"),
     "policy": ("vla_stack.policies.tools", "look into a policy: parameters, normalisation, latency, memory"),
     "eval": ("vla_stack.evaluation.evaluate", "roll a policy out in simulation and report success"),
+    "constraints": ("vla_stack.evaluation.constraints.verb", "check, propose and explain the constraints of a task"),
     "export": ("vla_stack.policies.export_verb", "write a policy as ONNX graphs"),
     "serve": ("vla_stack.serving.serve", "serve a policy over ZeroMQ"),
     "keys": ("vla_stack.serving.keys_verb", "keys for policy servers and robots on different machines"),
@@ -42,7 +43,7 @@ ROBOT_VERBS = ("run", "robot", "teleop", "console")  # take LeRobot's --robot.* 
 
 
 def _usage() -> str:
-    rows = "\n".join(f"  {verb:<9}{text}" for verb, (_, text) in VERBS.items())
+    rows = "\n".join(f"  {verb:<12}{text}" for verb, (_, text) in VERBS.items())
     return f"usage: vla <verb> [options]\n\n{rows}\n\n`vla <verb> --help` shows the options and examples of a verb."
 
 

@@ -37,6 +37,7 @@ class Obstacle(Pick):
 
     name = "obstacle"
     config = default_config()
+    obstacles = ("wall",)  # keypoints of what must not be touched
 
     @property
     def subjects(self) -> tuple[str, str]:

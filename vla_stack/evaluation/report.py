@@ -33,7 +33,7 @@ TIMING = {
     "stops": "episodes with a stop",
     "real_time_factor_min": "real-time factor, lowest",
 }
-_PAGE = Path(__file__).with_name("report.html")
+PAGE = Path(__file__).with_name("report.html")
 
 
 def write_report(
@@ -68,7 +68,7 @@ def write_report(
             _footer(results, origin, about or {}),
         ]
     )
-    page = Template(_PAGE.read_text(encoding="utf-8")).substitute(title=escape(title), body=body)
+    page = Template(PAGE.read_text(encoding="utf-8")).substitute(title=escape(title), body=body)
     partial = path.with_suffix(".html.tmp")
     partial.write_text(page, encoding="utf-8")
     os.replace(partial, path)
@@ -148,7 +148,7 @@ def _table(results: Sequence[EvalResult]) -> str:
                 percent(r.idle_fraction),
             ]
         )
-    return "<h2>Success</h2>" + _rows(head, rows)
+    return "<h2>Success</h2>" + html_table(head, rows)
 
 
 def _plots(results: Sequence[EvalResult]) -> str:
@@ -176,7 +176,7 @@ def _comparisons(results: Sequence[EvalResult]) -> str:
         return ""
     head = [("environment", ""), ("setting", ""), ("against", ""), ("difference", "n"), ("95 % interval", "n")]
     note = '<p class="dim">Same seeds on both sides, so scenes and luck cancel; paired bootstrap.</p>'
-    return "<h2>Differences</h2>" + note + _rows([*head, ("pairs", "n")], rows)
+    return "<h2>Differences</h2>" + note + html_table([*head, ("pairs", "n")], rows)
 
 
 def _section(result: EvalResult) -> str:
@@ -205,7 +205,7 @@ def _instructions(result: EvalResult) -> str:
             row.append(f"{sum(judged)} / {len(judged)}" if judged else "–")
         rows.append(row)
     head = [("instruction", ""), ("original target reached" if told else "success", "n"), ("95 %", "n")]
-    return _rows(head + ([("instructed target", "n")] if told else []), rows, wrap=True)
+    return html_table(head + ([("instructed target", "n")] if told else []), rows, wrap=True)
 
 
 def _films(result: EvalResult) -> str:
@@ -236,7 +236,7 @@ def _episodes(result: EvalResult) -> str:
         ("steps", "n"),
         ("idle ticks", "n"),
     ]
-    return f"<details><summary>All {len(rows)} episodes</summary>{_rows(head, rows)}</details>"
+    return f"<details><summary>All {len(rows)} episodes</summary>{html_table(head, rows)}</details>"
 
 
 def _footer(results: Sequence[EvalResult], origin: dict[str, Any], about: dict[str, Any]) -> str:
@@ -254,7 +254,7 @@ def _footer(results: Sequence[EvalResult], origin: dict[str, Any], about: dict[s
     return f"<h2>How this was made</h2><pre>{escape(origin['command'])}</pre><dl>{items}</dl>"
 
 
-def _rows(head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], wrap: bool = False) -> str:
+def html_table(head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], wrap: bool = False) -> str:
     """An HTML table; cells are HTML already, the second item of a heading is the class of its column."""
     top = "".join(f'<th class="{c}">{escape(h)}</th>' for h, c in head)
     first = " wrap" if wrap else ""

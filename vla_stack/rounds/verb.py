@@ -13,7 +13,7 @@ import yaml
 from vla_stack.errors import UserError
 from vla_stack.training.recipe import build, plain, read_tree
 
-LOOPS = ("rac",)  # modules of this room with RECIPE, a dataclass, and run(recipe, run_dir)
+LOOPS = ("rac", "grape")  # modules of this room with RECIPE, a dataclass, and run(recipe, run_dir)
 
 
 def run(loop: str, source: Path, overrides: Sequence[str], resume: Path | None) -> int:
