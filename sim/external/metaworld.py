@@ -1,7 +1,8 @@
 """MetaWorld's 50 tasks (Yu et al. 2019, arXiv:1910.10897; package ``metaworld`` 3) with its scripted policies.
 
 Goals and objects are drawn anew from the task's own space at every reset, by the reset's seed. The package's state
-vector holds the poses of all objects and of the goal: it is for the expert, the observation shows the hand alone.
+vector holds the poses of all objects and of the goal: it is for the expert. The observation shows the hand alone,
+unless ``privileged`` appends where object and goal are, for experiments on algorithms (as ``sim.privileged`` does).
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ ROLLED = ("corner", "corner2", "corner3")  # cameras that stand on their heads
 REACH = ((-0.525, 0.525), (0.348, 1.025), (-0.0525, 0.7))  # m, x, y, z; the package's space of hand positions
 CORNER2 = (0.75, 0.075, 0.7)  # m; LeRobot moves this camera closer before it records
 
+TOLD = (  # what `privileged` appends: position relative to the hand of the first object, its orientation; of the goal
+    *(Dim(f"object_{entry}", "m") for entry in ("dx", "dy", "dz")),
+    *(Dim(f"object_q{axis}", "1") for axis in "xyzw"),
+    *(Dim(f"goal_{entry}", "m") for entry in ("dx", "dy", "dz")),
+)
+
 ControlMode = Literal["ee_delta", "ee_abs"]
 
 
@@ -58,6 +65,7 @@ class MetaworldEnv(BenchmarkEnv):
         visuals: ``fast`` or ``official``.
         render_mode: See :class:`BenchmarkEnv`.
         render_size: Height and width of what :meth:`render` returns.
+        privileged: Append :data:`TOLD` to the state.
 
     Raises:
         UserError: There is no such task or camera, or an argument is not one of the above.
@@ -73,13 +81,15 @@ class MetaworldEnv(BenchmarkEnv):
         visuals: Visuals = "fast",
         render_mode: str | None = None,
         render_size: tuple[int, int] = (480, 480),
+        privileged: bool = False,
     ) -> None:
         if control_mode not in ("ee_delta", "ee_abs"):
             raise UserError(f"control_mode='{control_mode}' does not exist", "use ee_delta or ee_abs")
         self.name, self.control_mode = task, control_mode
         self._repeat = repeats(NATIVE_HZ, control_hz, "MetaWorld")
         self._env = _native(task)
-        spec = robot_spec(control_mode, tuple(cameras), image_size, control_hz)
+        self._told = privileged
+        spec = robot_spec(control_mode, tuple(cameras), image_size, control_hz, privileged)
         super().__init__(spec, instructions()[task], STEPS // self._repeat, render_mode)
         model = self._env.model
         model.cam_pos[model.camera("corner2").id] = CORNER2
@@ -101,7 +111,8 @@ class MetaworldEnv(BenchmarkEnv):
         return reward, success
 
     def measure(self) -> NDArray[np.float64]:
-        return self.privileged[:4]
+        s = self.privileged
+        return np.concatenate((s[:4], s[4:7] - s[:3], s[7:11], s[36:39] - s[:3])) if self._told else s[:4]
 
     def look(self, camera: str) -> NDArray[np.uint8]:
         return _upright(self._pictures.of(self._env.data, camera), camera)
@@ -150,7 +161,9 @@ def make(task: str, **options: Any) -> MetaworldEnv:
     return MetaworldEnv(task, **options)
 
 
-def robot_spec(mode: ControlMode, cameras: tuple[str, ...], image_size: ImageSize, rate_hz: float) -> RobotSpec:
+def robot_spec(
+    mode: ControlMode, cameras: tuple[str, ...], image_size: ImageSize, rate_hz: float, privileged: bool = False
+) -> RobotSpec:
     """What the Sawyer arm measures and accepts in a control mode."""
     hand = tuple(Dim(f"hand_{axis}.pos", "m", *REACH[i]) for i, axis in enumerate("xyz"))
     state = (*hand, Dim("gripper.pos", "ratio", 0.0, 1.0, kind="gripper"))
@@ -158,6 +171,7 @@ def robot_spec(mode: ControlMode, cameras: tuple[str, ...], image_size: ImageSiz
     if mode == "ee_delta":
         action = tuple(Dim(d.name, "1", -1.0, 1.0, kind=d.kind) for d in state)
     kind: Literal["delta", "absolute"] = "delta" if mode == "ee_delta" else "absolute"
+    state += TOLD if privileged else ()
     return RobotSpec("metaworld/sawyer", state, action, cameras_of(cameras, image_size), rate_hz, kind)
 
 

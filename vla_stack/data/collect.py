@@ -61,7 +61,8 @@ class CollectConfig:
         image_size: Height and width of the pictures, pixels.
         randomisation: Level of domain randomisation.
         keep_failures: Record unsuccessful episodes too.
-        privileged: No cameras, but the poses of what the instruction is about in the state: see ``sim.privileged``.
+        privileged: No cameras, but the poses of what the instruction is about in the state: see ``sim.privileged``;
+            of the benchmarks, MetaWorld alone has them.
         options: Further keyword arguments of the environment, e.g. ``{"cameras": ("top",)}``.
     """
 
@@ -87,12 +88,12 @@ class CollectConfig:
         from sim import external
 
         options = {"image_size": self.image_size, **self.options}
+        told = {"cameras": (), "privileged": True} if self.privileged else {}
         if external.is_external(self.task):
-            return external.make(self.task, **options)
+            return external.make(self.task, **options, **told)
         if self.task not in sim.TASKS:
             raise UserError(f"there is no task '{self.task}'", f"the tasks are {', '.join(sim.TASKS)}")
-        options |= {"cameras": (), "privileged": True} if self.privileged else {}
-        return gym.make(sim.TASKS[self.task].id, randomisation=self.randomisation, **options)
+        return gym.make(sim.TASKS[self.task].id, randomisation=self.randomisation, **options, **told)
 
 
 @dataclass(frozen=True)

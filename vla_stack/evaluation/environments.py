@@ -169,6 +169,7 @@ def _benchmark_options(env_id: str, robot: RobotSpec) -> dict[str, Any]:
         options["control_hz"] = robot.rate_hz
         if env_id.startswith("metaworld/"):
             options["control_mode"] = "ee_delta" if robot.action_kind == "delta" else "ee_abs"
+            options["privileged"] = "object_dx" in {d.name for d in robot.state}
     return options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,27 @@ class PrefixContext:
             self.mask.repeat_interleave(n, 0),
             self.summary.repeat_interleave(n, 0),
             None if self.has_dim is None else self.has_dim.repeat_interleave(n, 0),
+        )
+
+    def rows(self, index: Tensor) -> PrefixContext:
+        """Some of the observations."""
+        return PrefixContext(
+            tuple((k[index], v[index]) for k, v in self.keys_values),
+            self.mask[index],
+            self.summary[index],
+            None if self.has_dim is None else self.has_dim[index],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[PrefixContext]) -> PrefixContext:
+        """The observations of several contexts of one policy, one after another."""
+        layers = zip(*(p.keys_values for p in parts), strict=True)
+        lacking = [p.has_dim for p in parts if p.has_dim is not None]
+        return cls(
+            tuple((torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer])) for layer in layers),
+            torch.cat([p.mask for p in parts]),
+            torch.cat([p.summary for p in parts]),
+            torch.cat(lacking) if lacking else None,
         )
 
 

@@ -13,7 +13,7 @@ import yaml
 from vla_stack.errors import UserError
 from vla_stack.training.recipe import build, plain, read_tree
 
-LOOPS = ("rac", "grape")  # modules of this room with RECIPE, a dataclass, and run(recipe, run_dir)
+LOOPS = ("rac", "grape", "reinflow")  # modules of this room with RECIPE, a dataclass, and run(recipe, run_dir)
 
 
 def run(loop: str, source: Path, overrides: Sequence[str], resume: Path | None) -> int:
@@ -42,5 +42,5 @@ def run(loop: str, source: Path, overrides: Sequence[str], resume: Path | None) 
     except KeyboardInterrupt:
         print(f"stopped; continue with: vla train --resume {run_dir}")
         return 130
-    print(f"done: {run_dir}, the rounds' records are round-*/record.json")
+    print(f"done: {run_dir}; its records: round-*/record.json, or metrics.jsonl")
     return 0

@@ -71,7 +71,7 @@ class Log:
         from torch.utils.tensorboard import SummaryWriter
 
         path = run_dir / "metrics.jsonl"
-        _truncate(path, start)
+        truncate(path, start)
         self._file = self._exit.enter_context(path.open("a"))
         self._tb = self._exit.enter_context(SummaryWriter(str(run_dir / "tb"), purge_step=start + 1, flush_secs=10))
         bar = tqdm(total=recipe.steps, initial=start, unit="step", disable=None, dynamic_ncols=True)
@@ -111,7 +111,7 @@ class Log:
             self._bar.set_postfix(shown)
 
 
-def _truncate(path: Path, step: int) -> None:
+def truncate(path: Path, step: int) -> None:
     """Keep the whole records up to ``step``; a killed run may have left later ones and a torn line."""
     if not path.exists():
         return

@@ -1,0 +1,101 @@
+"""The ReinFlow loop at toy size: its files, that a stopped run gives the same curve, and what is deployed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from lerobot.configs import FeatureType, PolicyFeature
+from safetensors.torch import load_file
+
+import sim
+from vla_stack import cli
+from vla_stack.evaluation.rollouts import evaluate
+from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.modeling_vla import VlaPolicy
+from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import ACTION, OBS_STATE
+
+CONFIG = Path(__file__).parents[2] / "configs" / "rl_reinflow.yaml"
+SMALL = {"chunk_size": 3, "n_action_steps": 3, "depth": 2, "width": 8, "expert_width": 8, "heads": 2, "head_dim": 4}
+LIMIT = "env_options={max_episode_steps: 5}"
+TOY = ["iterations=2", "episodes=3", "num_envs=2", "eval_every=1", "eval_episodes=3", "save_every=1", LIMIT]
+TOY += ["method.epochs=1", "method.minibatch=4", "method.critic_warmup=1", "method.denoising_steps=2"]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Path:
+    """An untrained policy on the states of `place`."""
+    path = tmp_path_factory.mktemp("start")
+    env = sim.TASKS["place"].arm
+    robot = env.spec("ee_abs", (), 64, 10.0, True)
+    names = [d.name for d in robot.action]
+    config = VlaConfig(
+        device="cpu",
+        push_to_hub=False,
+        input_features={OBS_STATE: PolicyFeature(FeatureType.STATE, (len(robot.state),))},
+        output_features={ACTION: PolicyFeature(FeatureType.ACTION, (len(names),))},
+        action_feature_names=names,
+        robot=robot.to_json(),
+        **SMALL,
+    )
+    torch.manual_seed(0)
+    stats = {
+        key: {"mean": torch.zeros(n).numpy(), "std": torch.full((n,), s).numpy()}
+        for key, n, s in ((OBS_STATE, len(robot.state), 1.0), (ACTION, len(names), 0.05))
+    }
+    for part in (VlaPolicy(config), *make_vla_pre_post_processors(config, stats)):
+        part.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(start, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("rounds") / "run"
+    assert cli.main(["train", str(CONFIG), *TOY, f"policy={start}", f"output_dir={out}"]) == 0
+    return out
+
+
+def records(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.endswith("_s")} for row in rows]
+
+
+def test_a_run_leaves_curve_checkpoint_and_records(run: Path, start: Path) -> None:
+    rows = records(run)
+    assert [r["step"] for r in rows] == [0, 1, 2] and rows[0]["env_steps"] == 0 < rows[1]["env_steps"]
+    assert all(len(r["eval_success"]) == 3 for r in rows) and "kl" not in rows[1] and "kl" in rows[2]
+    assert (run / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    before, after = (load_file(d / "model.safetensors") for d in (start, run / "checkpoints/last/pretrained_model"))
+    moved = {k.split(".")[0] for k in before if not torch.equal(before[k], after[k])}
+    assert moved == {"expert"} and not any("noise" in k or "value" in k for k in after)
+
+
+def test_a_stopped_run_gives_the_same_curve(run: Path, start: Path, tmp_path: Path, capsys) -> None:
+    other = tmp_path / "run"
+    assert cli.main(["train", str(CONFIG), *TOY, "keep=2", f"policy={start}", f"output_dir={other}"]) == 0
+    shutil.rmtree(other / "checkpoints" / "000002")  # as if it had died before the second was written
+    assert cli.main(["train", "--resume", str(other)]) == 0
+    assert records(other) == records(run)
+    a, b = (load_file(d / "checkpoints/last/pretrained_model/model.safetensors") for d in (run, other))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert "vla eval --policy" in capsys.readouterr().out
+
+
+def test_the_checkpoint_is_served_with_as_many_steps_as_it_was_trained_with(run: Path) -> None:
+    policy = load_policy(run / "checkpoints/last/pretrained_model")
+    assert policy.policy.inference_steps == 2
+    result = evaluate(
+        policy, "sim/place-v0", 2, executor=ExecutorConfig(mode="sync"), env_options={"max_episode_steps": 5}
+    )
+    assert len(result.episodes) == 2
+
+
+def test_without_a_policy_it_says_what_to_give(tmp_path: Path, capsys) -> None:
+    assert cli.main(["train", str(CONFIG), "policy=", f"output_dir={tmp_path}/x"]) == 1
+    assert "'policy' is missing" in capsys.readouterr().err
