@@ -1,0 +1,119 @@
+"""Our soft actor-critic against stable-baselines3's on a gymnasium MuJoCo task: equal steps, final return and speed.
+
+    python tools/bench/sac.py [seeds]
+
+Same networks, rates, batch and schedule (stable-baselines3's defaults), one thread each, in turns in one process. Speed
+counts environment and update steps together, after the first random ones. The final return is the mean of 20 episodes
+of the mode, on the same starts; the interval is that of a paired bootstrap over seeds and episodes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import gymnasium as gym
+import numpy as np
+import torch
+from stable_baselines3 import SAC
+
+from results import Check, write
+from vla_stack.methods.sac import Sac, SacRecipe
+from vla_stack.training.actor import Actor, Plan
+from vla_stack.training.environments import EnvRecipe, StateEnv
+from vla_stack.training.rollouts import Store
+
+ENV, STEPS, START, EPISODES, EVAL_SEED = "InvertedPendulum-v5", 3000, 100, 20, 50_000
+
+
+def ours(seed: int) -> tuple[float, list[float]]:
+    env = StateEnv(EnvRecipe(ENV, reward="own"))
+    agent = Sac(SacRecipe(), env.obs_dim, env.action_dim, seed)
+    store = Store(STEPS, env.obs_dim, env.action_dim)
+    rng, seeds = np.random.default_rng(seed), iter(range(10_000 * seed, 10_000 * (seed + 1)))
+    actor = Actor([env], lambda: next(seeds))
+
+    def random(obs: np.ndarray) -> Plan:
+        return Plan(rng.uniform(-1.0, 1.0, (len(obs), 1, env.action_dim)).astype(np.float32))
+
+    def policy(obs: np.ndarray) -> Plan:
+        return Plan(agent.act(torch.from_numpy(obs))[:, None].numpy())
+
+    began = 0.0
+    for t in range(STEPS):
+        store.add(actor.step(random if t < START else policy))
+        if t == START:
+            began = time.perf_counter()
+        if t >= START:
+            agent.update(store.sample(agent.recipe.batch, 1, rng))
+    speed = (STEPS - START) / (time.perf_counter() - began)
+    return speed, returns(lambda o: agent.act(torch.from_numpy(o[None]), explore=False)[0].numpy())
+
+
+def peer(seed: int) -> tuple[float, list[float]]:
+    model = SAC("MlpPolicy", gym.make(ENV), learning_starts=START, seed=seed, device="cpu", buffer_size=STEPS)
+    model.learn(START)
+    began = time.perf_counter()
+    model.learn(STEPS - START, reset_num_timesteps=False)
+    speed = (STEPS - START) / (time.perf_counter() - began)
+    scale = float(gym.make(ENV).action_space.high[0])
+    return speed, returns(lambda o: model.predict(o, deterministic=True)[0] / scale)
+
+
+def returns(act: Any) -> list[float]:
+    """Return of each evaluation episode under actions in [-1, 1]."""
+    env, out = StateEnv(EnvRecipe(ENV, reward="own")), []
+    for i in range(EPISODES):
+        obs, total, over = env.reset(EVAL_SEED + i), 0.0, False
+        while not over:
+            obs, reward, terminated, truncated = env.step(act(obs))
+            total, over = total + reward, terminated or truncated
+        out.append(total)
+    return out
+
+
+def main(seeds: int) -> int:
+    torch.set_num_threads(1)
+    runs: dict[str, list[tuple[float, list[float]]]] = {"ours": [], "stable-baselines3": []}
+    for seed in range(seeds):
+        for name, run in (("ours", ours), ("stable-baselines3", peer)):
+            runs[name].append(run(seed))
+            speed, earned = runs[name][-1]
+            print(f"seed {seed} {name:<18} {speed:7.1f} steps/s  return {np.mean(earned):.1f}", flush=True)
+    speeds = {name: np.array([r[0] for r in rows]) for name, rows in runs.items()}
+    final = {name: np.array([r[1] for r in rows]) for name, rows in runs.items()}
+    ratio = float(np.median(speeds["ours"] / speeds["stable-baselines3"]))
+    low, high = bootstrap(final["ours"] - final["stable-baselines3"])
+    mean = float(final["ours"].mean() - final["stable-baselines3"].mean())
+    why = "the interval of the difference in final return lies below 0"
+    checks = [
+        Check("steps/s of ours over stable-baselines3, median of seeds", ratio, 1.0),
+        Check("final return, ours minus stable-baselines3, upper end", high, 0.0, why=why),
+        Check("final return, ours minus stable-baselines3", mean, interval=(low, high)),
+        *(Check(f"{name}: final return", float(r.mean())) for name, r in final.items()),
+        *(Check(f"{name}: steps/s", float(np.median(s))) for name, s in speeds.items()),
+    ]
+    data = {"env": ENV, "steps": STEPS, "episodes": EPISODES, "torch_threads": 1}
+    runs_data = {name: [{"steps_per_s": s, "returns": r} for s, r in rows] for name, rows in runs.items()}
+    write("sac", checks, data | {"runs": runs_data}, seeds=range(seeds))
+    return 0
+
+
+def bootstrap(difference: np.ndarray, draws: int = 4000) -> tuple[float, float]:
+    """95 % interval of the mean of [seeds, episodes], resampling seeds and then episodes."""
+    rng = np.random.default_rng(0)
+    n, m = difference.shape
+    rows = difference[rng.integers(n, size=(draws, n))]
+    picked = np.take_along_axis(rows, rng.integers(m, size=(draws, n, m)), 2)
+    low, high = np.percentile(picked.mean((1, 2)), [2.5, 97.5])
+    return float(low), float(high)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 5))

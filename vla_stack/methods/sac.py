@@ -1,0 +1,169 @@
+"""Soft actor-critic with an ensemble of critics: the core of every off-policy method here.
+
+Haarnoja et al., "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905), on chunk views: an action is a chunk
+of h steps, the discount gamma^k. With ten critics, a random pair in the target, layer norm and many critic steps a
+control step it is the online half of WSRL (arXiv:2412.07762), and with half of each batch from stored data RLPD
+(arXiv:2302.02948).
+
+Where the reference code of WSRL gives networks that are not updated a zero gradient, so that Adam's momentum goes on
+moving them, here a network that is not updated stands still. The temperature is exp of its parameter, there softplus.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vla_stack.policies.critics import Ensemble, draw_members, polyak
+from vla_stack.policies.gaussian import GaussianActor
+from vla_stack.training.rollouts import Batch
+
+
+@dataclass(frozen=True)
+class SacRecipe:
+    """Sizes and rates; the defaults are those of arXiv:1812.05905, as stable-baselines3 has them.
+
+    Attributes:
+        actor: Hidden widths of the actor.
+        critic: Hidden widths of each critic.
+        members: Critics, E.
+        subset: Critics drawn for a target.
+        layer_norm: Layer norm in actor and critics.
+        tau: Step of the target's Polyak average.
+        lr_actor: Learning rate of the actor.
+        lr_critic: Learning rate of the critics.
+        lr_temperature: Learning rate of the temperature.
+        temperature: Temperature at the start.
+        target_entropy: Of the policy, for each dimension of a chunk.
+        entropy_backup: Whether a target counts the entropy.
+        actor_q: What the actor maximises of its critics: their minimum, or their mean.
+        batch: Rows of a critic step.
+        utd: Critic steps for each step of the actor.
+        actor_rows: Whether the actor's step sees ``all`` rows of its critic steps, or the ``last`` ones.
+    """
+
+    actor: tuple[int, ...] = (256, 256)
+    critic: tuple[int, ...] = (256, 256)
+    members: int = 2
+    subset: int = 2
+    layer_norm: bool = False
+    tau: float = 0.005
+    lr_actor: float = 3e-4
+    lr_critic: float = 3e-4
+    lr_temperature: float = 3e-4
+    temperature: float = 1.0
+    target_entropy: float = -1.0
+    entropy_backup: bool = True
+    actor_q: Literal["min", "mean"] = "min"
+    batch: int = 256
+    utd: int = 1
+    actor_rows: Literal["all", "last"] = "all"
+
+
+CriticTerm = Callable[["Sac", Batch, Tensor, Tensor | None], Tensor]
+
+
+class Sac(nn.Module):
+    """Networks, optimisers and their one update.
+
+    Args:
+        recipe: Sizes and rates.
+        obs: Width of an observation, o.
+        actions: Width of a chunk, h * a.
+        seed: Of weights and noise.
+    """
+
+    def __init__(self, recipe: SacRecipe, obs: int, actions: int, seed: int = 0) -> None:
+        super().__init__()
+        self.recipe, self.width = recipe, actions
+        self.generator = torch.Generator().manual_seed(seed)
+        ln = recipe.layer_norm
+        self.actor = GaussianActor(obs, actions, recipe.actor, ln, self.generator)
+        shape = (recipe.members, obs + actions, recipe.critic)
+        self.critic = Ensemble(*shape, layer_norm=ln, generator=self.generator)
+        self.target = Ensemble(*shape, layer_norm=ln, generator=self.generator).requires_grad_(False)
+        self.target.load_state_dict(self.critic.state_dict())
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(recipe.temperature)))
+        self.target_entropy = recipe.target_entropy * actions
+        groups = [
+            {"params": [*self.actor.parameters()], "lr": recipe.lr_actor},
+            {"params": [self.log_temperature], "lr": recipe.lr_temperature},
+        ]
+        # One fused call a network: at these sizes a loop over tensors costs as much as the arithmetic.
+        self.actor_optimizer = torch.optim.Adam(groups, fused=True)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=recipe.lr_critic, fused=True)
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.log_temperature.exp()
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, explore: bool = True) -> Tensor:
+        """Chunks ``[b, h * a]``: drawn, or the mode."""
+        return self.actor.sample(obs, self.generator)[0] if explore else self.actor.mode(obs)
+
+    def update(self, batch: Batch, term: CriticTerm | None = None) -> dict[str, Tensor]:
+        """``utd`` critic steps on slices of a batch of ``utd * recipe.batch`` rows, then one step of the actor.
+
+        Args:
+            batch: Chunk views.
+            term: Added to the critics' loss, of (agent, slice, its values [E, b], drawn members).
+        """
+        rows = len(batch.obs) // self.recipe.utd
+        for i in range(self.recipe.utd):
+            part = Batch(*(x[i * rows : (i + 1) * rows] for x in batch))
+            metrics = self.critic_step(part, self.sac_target(part), term)
+        return metrics | self.actor_step(batch.obs if self.recipe.actor_rows == "all" else part.obs)
+
+    @torch.no_grad()
+    def sac_target(self, batch: Batch) -> Tensor:
+        """y = R + gamma^k (min over a drawn subset of Q'(o', a') [- alpha log pi(a'|o')]), [b]."""
+        actions, log_p = self.actor.sample(batch.next_obs, self.generator)
+        value = self.target_value(batch.next_obs, actions)
+        if self.recipe.entropy_backup:
+            value = value - self.temperature * log_p
+        return batch.reward + batch.discount * value
+
+    def target_value(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Minimum of a drawn subset of the target critics, [b]."""
+        return self.target(torch.cat([obs, actions], -1), self.draw()).amin(0)
+
+    def draw(self) -> Tensor | None:
+        """The critics of a target; None for all of them."""
+        return draw_members(self.recipe.members, self.recipe.subset, self.generator)
+
+    def critic_step(self, batch: Batch, target: Tensor, term: CriticTerm | None = None) -> dict[str, Tensor]:
+        """One step of the critics towards ``target`` [b], and of their Polyak average."""
+        q = self.critic(torch.cat([batch.obs, batch.actions], -1))
+        loss = (q - target).square().mean()
+        metrics = {"td": loss.detach(), "q": q.detach().mean()}
+        if term is not None:
+            extra = term(self, batch, q, self.draw())
+            metrics["term"] = extra.detach()
+            loss = loss + extra
+        step(self.critic_optimizer, loss, [*self.critic.parameters()])
+        polyak(self.target, self.critic, self.recipe.tau)
+        return metrics
+
+    def actor_step(self, obs: Tensor) -> dict[str, Tensor]:
+        """One step of the actor on E[alpha log pi - Q], and of the temperature."""
+        actions, log_p = self.actor.sample(obs, self.generator)
+        q = self.critic(torch.cat([obs, actions], -1))
+        value = q.amin(0) if self.recipe.actor_q == "min" else q.mean(0)
+        loss = (self.temperature.detach() * log_p - value).mean()
+        gap = log_p.detach().mean() + self.target_entropy
+        self.log_temperature.grad = -gap  # of -log alpha (log pi + target), by log alpha
+        step(self.actor_optimizer, loss, [*self.actor.parameters()])
+        return {"entropy": -log_p.detach().mean(), "temperature": self.temperature.detach()}
+
+
+def step(optimizer: torch.optim.Optimizer, loss: Tensor, parameters: list[nn.Parameter]) -> None:
+    """One step on the gradient of ``loss`` by ``parameters`` alone; what lies behind them is not differentiated."""
+    for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.grad = g
+    optimizer.step()

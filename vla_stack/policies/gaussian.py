@@ -1,0 +1,68 @@
+"""A squashed Gaussian over actions or chunks: a = tanh(u), u ~ N(mu(s), sigma(s)), with its exact density."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vla_stack.policies.critics import Ensemble
+
+LOG_STD = (-20.0, 2.0)
+
+
+class GaussianActor(nn.Module):
+    """mu and log sigma from one network (Haarnoja et al., "Soft Actor-Critic Algorithms", arXiv:1812.05905).
+
+    Args:
+        inputs: Width of the observation.
+        actions: Width of the action.
+        hidden: Widths of the hidden layers.
+        layer_norm: Layer norm before each ReLU.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        actions: int,
+        hidden: Sequence[int] = (256, 256),
+        layer_norm: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = Ensemble(1, inputs, hidden, 2 * actions, layer_norm, generator)
+
+    def forward(self, obs: Float[Tensor, "b o"]) -> tuple[Float[Tensor, "b a"], Float[Tensor, "b a"]]:
+        """mu and log sigma, before squashing."""
+        mean, log_std = self.net(obs)[0].chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD)
+
+    def mode(self, obs: Float[Tensor, "b o"]) -> Float[Tensor, "b a"]:
+        """tanh(mu)."""
+        return torch.tanh(self(obs)[0])
+
+    def sample(self, obs: Float[Tensor, "b o"], generator: torch.Generator, draws: int = 1) -> tuple[Tensor, Tensor]:
+        """Reparameterised actions and their log-densities.
+
+        Returns:
+            ``[b, a]`` and ``[b]``; with several draws ``[draws, b, a]`` and ``[draws, b]``.
+        """
+        mean, log_std = self(obs)
+        shape = mean.shape if draws == 1 else (draws, *mean.shape)
+        noise = torch.randn(shape, generator=generator, dtype=mean.dtype)
+        before = mean + log_std.exp() * noise
+        return torch.tanh(before), log_density(before, noise, log_std)
+
+
+def log_density(before: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:
+    """log p of tanh(before), with before = mu + sigma * noise, summed over the last dimension.
+
+    log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not underflow.
+    """
+    squash = 2.0 * (math.log(2.0) - before - F.softplus(-2.0 * before))
+    return (-0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi) - squash).sum(-1)

@@ -1,0 +1,157 @@
+"""Environments as reinforcement learning sees them: a vector in, an action in [-1, 1] out, one reward, success ends it.
+
+Our tasks and the benchmarks' are observed by their state (no cameras); any other gymnasium environment with boxes is
+taken as it is. Observations from a frozen policy's features, and rewards from a classifier or a judge, are given as
+functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.errors import UserError
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class EnvRecipe:
+    """Which environment, and what it pays.
+
+    Attributes:
+        id: ``sim/<task>-v0``, ``metaworld/<task>``, or a gymnasium id.
+        limit: Control steps of an episode; 0 takes the environment's own.
+        control_hz: Control steps a second of a task of ours or of a benchmark; 0 takes its own.
+        reward: ``step`` pays -1 a step until success, ``success`` 1 at success, ``own`` the environment's reward.
+        options: Further keyword arguments of the environment.
+    """
+
+    id: str = "sim/pick-v0"
+    limit: int = 0
+    control_hz: float = 0.0
+    reward: Literal["step", "success", "own"] = "step"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tail(self) -> Literal[0, -1]:
+        """What an endless failure goes on earning a step."""
+        return -1 if self.reward == "step" else 0
+
+
+class StateEnv:
+    """One environment.
+
+    Args:
+        recipe: Which.
+        judge: Success of a raw observation, in place of the environment's own: a classifier's or a world model's.
+        observe: Raw observation -> float32 [o], in place of the state: e.g. features of a frozen policy. The
+            environment then has the cameras of ``recipe.options``.
+
+    Raises:
+        UserError: There is no such environment, or it has no boxes.
+    """
+
+    def __init__(
+        self,
+        recipe: EnvRecipe,
+        judge: Callable[[Any], bool] | None = None,
+        observe: Callable[[Any], Vector] | None = None,
+    ) -> None:
+        self.recipe, self._judge, self._features = recipe, judge, observe
+        self.native, self.benchmark = recipe.id.startswith("sim/"), False
+        self.env = self._make()
+        space = self.env.action_space
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            raise UserError(f"{recipe.id} has actions of type {type(space).__name__}, not a vector of numbers")
+        self._middle, self._half = (space.high + space.low) / 2, (space.high - space.low) / 2
+        self.limit = recipe.limit or self._own_limit()
+        self.steps = 0
+        self.action_dim = int(space.shape[0])
+        self.obs_dim = len(self.reset(0))
+
+    def reset(self, seed: int) -> Vector:
+        """First observation of the episode that ``seed`` stands for."""
+        raw, _ = self.env.reset(seed=seed)
+        self.steps, self.success = 0, False
+        return self._observe(raw)
+
+    def step(self, action: Vector) -> tuple[Vector, float, bool, bool]:
+        """Observation, reward, terminated, truncated; never both of the latter."""
+        command = (self._middle + self._half * np.clip(action, -1.0, 1.0)).astype(np.float32)
+        raw, reward, terminated, truncated, info = self.env.step(command)
+        self.steps += 1
+        if self.recipe.reward != "own":
+            self.success = self._judge(raw) if self._judge else bool(info.get("is_success"))
+            reward = float(self.success) - (self.recipe.reward == "step")
+            # What ended otherwise has failed for good: that is cut off, so that a failure never looks like relief.
+            truncated, terminated = truncated or (terminated and not self.success), self.success
+        truncated = (truncated or self.steps >= self.limit) and not terminated
+        return self._observe(raw), float(reward), bool(terminated), bool(truncated)
+
+    def expert(self, noise: float, seed: int) -> Callable[[], Vector]:
+        """A scripted expert for the episode that has just begun: executed actions in [-1, 1], noise included."""
+        if self.native:
+            import sim
+
+            script: Any = sim.make_expert(self.env, noise, seed)
+        elif self.benchmark:
+            from sim import external
+
+            script = external.make_expert(self.env, noise, seed)
+        else:
+            raise UserError(f"there is no scripted expert for {self.recipe.id}", "use a task of sim or metaworld")
+
+        def act() -> Vector:
+            command = script.perturb(script.act())
+            return np.clip((command - self._middle) / self._half, -1.0, 1.0).astype(np.float32)
+
+        return act
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _make(self) -> gym.Env:
+        r = self.recipe
+        options: dict[str, Any] = {"control_mode": "ee_delta"} | ({"control_hz": r.control_hz} if r.control_hz else {})
+        if self._features is None:
+            options["cameras"] = ()
+        try:
+            if self.native:
+                import sim  # noqa: F401  registers the tasks
+
+                options["privileged"] = True
+                return gym.make(r.id, disable_env_checker=True, **options | r.options).unwrapped
+            if "/" in r.id:
+                from sim import external
+
+                if external.is_external(r.id):
+                    self.benchmark = True
+                    return external.make(r.id, **options | r.options)
+            return gym.make(r.id, disable_env_checker=True, **r.options)
+        except gym.error.Error as e:
+            raise UserError(f"env.id '{r.id}': {e}", "for example sim/pick-v0 or metaworld/peg-insert-side-v3") from e
+
+    def _own_limit(self) -> int:
+        if self.native:
+            import sim
+
+            return next(t.max_episode_steps for t in sim.TASKS.values() if t.id == self.recipe.id)
+        if self.benchmark:
+            return self.env.unwrapped.default_steps  # type: ignore[attr-defined]
+        return self.env.spec.max_episode_steps or 1000 if self.env.spec else 1000
+
+    def _observe(self, raw: Any) -> Vector:
+        if self._features is not None:
+            return self._features(raw)
+        task: Any = self.env.unwrapped
+        if self.native:  # a delta moves the commanded target, which the measured state does not tell
+            return np.concatenate([raw["agent_pos"], task.tool_command - task.tool]).astype(np.float32)
+        if self.benchmark:
+            return np.asarray(getattr(task, "privileged", raw["agent_pos"]), np.float32)
+        return np.asarray(raw, np.float32).reshape(-1)
