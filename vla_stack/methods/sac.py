@@ -1,8 +1,8 @@
 """Soft actor-critic with an ensemble of critics: the core of every off-policy method here.
 
-Haarnoja et al., "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905), on chunk views: an action is a chunk
-of h steps, the discount gamma^k. With ten critics, a random pair in the target, layer norm and many critic steps a
-control step it is the online half of WSRL (arXiv:2412.07762), and with half of each batch from stored data RLPD
+Haarnoja et al., "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905), on chunk views: an action is a
+chunk of h steps, the discount gamma^k. With ten critics, a random pair in the target, layer norm and many critic steps
+a control step it is the online half of WSRL (arXiv:2412.07762), and with half of each batch from stored data RLPD
 (arXiv:2302.02948).
 
 Where the reference code of WSRL gives networks that are not updated a zero gradient, so that Adam's momentum goes on
