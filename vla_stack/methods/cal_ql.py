@@ -36,11 +36,10 @@ class CalQlRecipe:
     max_backup: bool = True
 
 
-def update(agent: Sac, batch: Batch, recipe: CalQlRecipe) -> dict[str, Tensor]:
-    """One step of critics and actor on a batch whose Monte-Carlo returns are known."""
-    target = max_backup(agent, batch, recipe.draws) if recipe.max_backup else agent.sac_target(batch)
-    metrics = agent.critic_step(batch, target, partial(term, recipe=recipe))
-    return metrics | agent.actor_step(batch.obs)
+def update(agent: Sac, batch: Batch, recipe: CalQlRecipe, steps: int = 1) -> dict[str, Tensor]:
+    """Critic steps on slices of a batch whose Monte-Carlo returns are known, then one step of the actor."""
+    target = partial(max_backup, draws=recipe.draws) if recipe.max_backup else None
+    return agent.update(batch, steps, partial(term, recipe=recipe), target)
 
 
 @torch.no_grad()

@@ -66,6 +66,7 @@ class SacRecipe:
 
 
 CriticTerm = Callable[["Sac", Batch, Tensor, Tensor | None], Tensor]
+Target = Callable[["Sac", Batch], Tensor]
 
 
 class Sac(nn.Module):
@@ -76,14 +77,18 @@ class Sac(nn.Module):
         obs: Width of an observation, o.
         actions: Width of a chunk, h * a.
         seed: Of weights and noise.
+        actor_inputs: Width of what the actor sees where that is more than the observation.
     """
 
-    def __init__(self, recipe: SacRecipe, obs: int, actions: int, seed: int = 0) -> None:
+    def __init__(
+        self, recipe: SacRecipe, obs: int, actions: int, seed: int = 0, actor_inputs: int | None = None
+    ) -> None:
         super().__init__()
         self.recipe, self.width = recipe, actions
         self.generator = torch.Generator().manual_seed(seed)
+        self.explorer = torch.Generator().manual_seed(seed + 1)  # of acting, wherever the actor runs
         ln = recipe.layer_norm
-        self.actor = GaussianActor(obs, actions, recipe.actor, ln, self.generator)
+        self.actor = GaussianActor(actor_inputs or obs, actions, recipe.actor, ln, self.generator)
         shape = (recipe.members, obs + actions, recipe.critic)
         self.critic = Ensemble(*shape, layer_norm=ln, generator=self.generator)
         self.target = Ensemble(*shape, layer_norm=ln, generator=self.generator).requires_grad_(False)
@@ -105,19 +110,24 @@ class Sac(nn.Module):
     @torch.no_grad()
     def act(self, obs: Tensor, explore: bool = True) -> Tensor:
         """Chunks ``[b, h * a]``: drawn, or the mode."""
-        return self.actor.sample(obs, self.generator)[0] if explore else self.actor.mode(obs)
+        return self.actor.sample(obs, self.explorer)[0] if explore else self.actor.mode(obs)
 
-    def update(self, batch: Batch, term: CriticTerm | None = None) -> dict[str, Tensor]:
-        """``utd`` critic steps on slices of a batch of ``utd * recipe.batch`` rows, then one step of the actor.
+    def update(
+        self, batch: Batch, steps: int = 1, term: CriticTerm | None = None, target: Target | None = None
+    ) -> dict[str, Tensor]:
+        """Critic steps on equal slices of a batch, then one step of the actor.
 
         Args:
-            batch: Chunk views.
+            batch: Chunk views, ``steps`` times a critic step's rows.
+            steps: Critic steps.
             term: Added to the critics' loss, of (agent, slice, its values [E, b], drawn members).
+            target: What the critics' values go towards, of (agent, slice); by default :meth:`sac_target`.
         """
-        rows = len(batch.obs) // self.recipe.utd
-        for i in range(self.recipe.utd):
+        rows = len(batch.obs) // steps
+        for i in range(steps):
             part = Batch(*(x[i * rows : (i + 1) * rows] for x in batch))
-            metrics = self.critic_step(part, self.sac_target(part), term)
+            y = self.sac_target(part) if target is None else target(self, part)
+            metrics = self.critic_step(part, y, term)
         return metrics | self.actor_step(batch.obs if self.recipe.actor_rows == "all" else part.obs)
 
     @torch.no_grad()
@@ -129,13 +139,13 @@ class Sac(nn.Module):
             value = value - self.temperature * log_p
         return batch.reward + batch.discount * value
 
-    def target_value(self, obs: Tensor, actions: Tensor) -> Tensor:
+    def target_value(self, obs: Tensor, actions: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Minimum of a drawn subset of the target critics, [b]."""
-        return self.target(torch.cat([obs, actions], -1), self.draw()).amin(0)
+        return self.target(torch.cat([obs, actions], -1), self.draw(generator)).amin(0)
 
-    def draw(self) -> Tensor | None:
+    def draw(self, generator: torch.Generator | None = None) -> Tensor | None:
         """The critics of a target; None for all of them."""
-        return draw_members(self.recipe.members, self.recipe.subset, self.generator)
+        return draw_members(self.recipe.members, self.recipe.subset, generator or self.generator)
 
     def critic_step(self, batch: Batch, target: Tensor, term: CriticTerm | None = None) -> dict[str, Tensor]:
         """One step of the critics towards ``target`` [b], and of their Polyak average."""

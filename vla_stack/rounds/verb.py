@@ -13,7 +13,12 @@ import yaml
 from vla_stack.errors import UserError
 from vla_stack.training.recipe import build, plain, read_tree
 
-LOOPS = ("rac", "grape", "reinflow")  # modules of this room with RECIPE, a dataclass, and run(recipe, run_dir)
+LOOPS = (
+    "rac",
+    "grape",
+    "reinflow",
+    "off_policy",
+)  # modules of this room with RECIPE, a dataclass, and run(recipe, run_dir)
 
 
 def run(loop: str, source: Path, overrides: Sequence[str], resume: Path | None) -> int:

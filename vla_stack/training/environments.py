@@ -70,6 +70,7 @@ class StateEnv:
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             raise UserError(f"{recipe.id} has actions of type {type(space).__name__}, not a vector of numbers")
         self._middle, self._half = (space.high + space.low) / 2, (space.high - space.low) / 2
+        self.scale: tuple[Vector, Vector] | None = None  # mean and standard deviation that observations are shown in
         self.limit = recipe.limit or self._own_limit()
         self.steps = 0
         self.action_dim = int(space.shape[0])
@@ -147,6 +148,10 @@ class StateEnv:
         return self.env.spec.max_episode_steps or 1000 if self.env.spec else 1000
 
     def _observe(self, raw: Any) -> Vector:
+        seen = self._measure(raw)
+        return seen if self.scale is None else normalised(seen, *self.scale)
+
+    def _measure(self, raw: Any) -> Vector:
         if self._features is not None:
             return self._features(raw)
         task: Any = self.env.unwrapped
@@ -155,3 +160,8 @@ class StateEnv:
         if self.benchmark:
             return np.asarray(getattr(task, "privileged", raw["agent_pos"]), np.float32)
         return np.asarray(raw, np.float32).reshape(-1)
+
+
+def normalised(obs: Vector, mean: Vector, std: Vector) -> Vector:
+    """Observations [..., o] in standard deviations, at most 5 of them."""
+    return np.clip((obs - mean) / std, -5.0, 5.0).astype(np.float32)

@@ -10,7 +10,7 @@ from the final observation, with gamma^k (Pardo et al., "Time Limits in Reinforc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -123,33 +123,47 @@ class Store:
         self._extras = tuple(extras or ())
         self._tensors = {name: torch.from_numpy(self.columns[name]) for name in ("obs", "action", "next_obs")}
         self._base = np.arange(slots) * capacity
-        self.steps = 0  # control steps of each environment, ever added
+        self.steps = np.zeros(slots, np.int64)  # of each environment, ever added
         self._since = np.zeros(slots, np.int64)  # step at which each environment's open episode began
 
     def __len__(self) -> int:
-        return min(self.steps, self.capacity) * self.slots
+        return int(np.minimum(self.steps, self.capacity).sum())
 
-    def add(self, t: Transition) -> None:
-        """Append one control step of every environment; closes the episodes that ended in it."""
-        at = self._base + self.steps % self.capacity
+    @property
+    def total(self) -> int:
+        """Control steps ever added, of all environments."""
+        return int(self.steps.sum())
+
+    def add(self, t: Transition, slots: Sequence[int] | slice = slice(None)) -> None:
+        """Append one control step of every environment, or of those in ``slots``; closes episodes that ended in it."""
+        at = self._base[slots] + self.steps[slots] % self.capacity
         for name in Transition._fields[:-1]:
             self.columns[name][at] = getattr(t, name)
         for name in self._extras:
             self.columns[name][at] = t.extras[name]
         self.columns["returns"][at] = np.nan
-        self.steps += 1
-        for slot in np.flatnonzero(t.terminated | t.truncated):
+        self.steps[slots] += 1
+        for slot in np.arange(self.slots)[slots][t.terminated | t.truncated]:
             self._close(int(slot))
 
     def clear(self) -> None:
         """Forget everything, as an on-policy method does after each iteration; episodes that are open go on."""
-        self.steps = 0
+        self.steps[:] = 0
         self._since[:] = 0
+
+    def cut(self, slots: Sequence[int] | slice = slice(None)) -> None:
+        """Close episodes that are open, as if a time limit had ended them: a stopped actor cannot go on with them."""
+        for slot in np.arange(self.slots)[slots]:
+            if self._since[slot] == self.steps[slot]:
+                continue
+            newest = self._base[slot] + (self.steps[slot] - 1) % self.capacity
+            self.columns["truncated"][newest] = True
+            self._close(int(slot))
 
     def rows(self, slot: int = 0) -> NDArray[np.int64]:
         """Rows of an environment in order of time, oldest first."""
-        first = max(0, self.steps - self.capacity)
-        return self._base[slot] + np.arange(first, self.steps) % self.capacity
+        first = max(0, self.steps[slot] - self.capacity)
+        return self._base[slot] + np.arange(first, self.steps[slot]) % self.capacity
 
     def sample(self, n: int, horizon: int, rng: np.random.Generator, closed: bool = False) -> Batch:
         """Draw chunk views uniformly from all steps at which one begins.
@@ -165,8 +179,7 @@ class Store:
         """
         if not len(self):
             raise ValueError("the store is empty")
-        filled = min(self.steps, self.capacity)
-        index = self._draw(n, filled, rng)
+        index = self._draw(n, rng)
         if horizon > 1 or closed:
             for _ in range(1000):
                 bad = ~self._whole(index, horizon)
@@ -174,7 +187,7 @@ class Store:
                     bad |= np.isnan(self.columns["returns"][index])
                 if not (count := int(bad.sum())):
                     break
-                index[bad] = self._draw(count, filled, rng)
+                index[bad] = self._draw(count, rng)
             else:
                 raise ValueError(f"no chunk of {horizon} steps" + " in a finished episode" * closed)
         return self.view(index, horizon)
@@ -210,22 +223,25 @@ class Store:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as tensors; arrays are not copied."""
         columns = {f"column.{name}": torch.from_numpy(c) for name, c in self.columns.items()}
-        return columns | {"steps": torch.tensor([self.steps]), "since": torch.from_numpy(self._since)}
+        return columns | {"steps": torch.from_numpy(self.steps), "since": torch.from_numpy(self._since)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Inverse of :meth:`state_dict`, for a store of the same arguments."""
         for name, column in self.columns.items():
             column[:] = state[f"column.{name}"].numpy()
-        self.steps = int(state["steps"])
+        self.steps[:] = state["steps"].numpy()
         self._since[:] = state["since"].numpy()
 
     # Internals ------------------------------------------------------------------------------------------------------
 
-    def _draw(self, n: int, filled: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        filled = np.minimum(self.steps, self.capacity)
         if self.slots == 1:
-            return rng.integers(filled, size=n)
-        flat = rng.integers(filled * self.slots, size=n)
-        return self._base[flat // filled] + flat % filled
+            return rng.integers(filled[0], size=n)
+        ends = filled.cumsum()
+        flat = rng.integers(ends[-1], size=n)
+        slot = np.searchsorted(ends, flat, side="right")
+        return self._base[slot] + flat - (ends - filled)[slot]
 
     def _window(self, index: NDArray[np.int64], horizon: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows [b, h] of the h steps from each row on, and how many of them, k [b], belong to its episode."""
@@ -236,12 +252,14 @@ class Store:
 
     def _whole(self, index: NDArray[np.int64], horizon: int) -> NDArray[np.bool_]:
         """Whether the store holds all k steps of a view: chunks that are still being executed are not drawn."""
-        available = (self.steps - 1 - index % self.capacity) % self.capacity + 1  # steps from the row to the newest
+        slot, at = np.divmod(index, self.capacity)
+        available = (self.steps[slot] - 1 - at) % self.capacity + 1  # steps from the row to the newest
         return self._window(index, horizon)[1] <= available
 
     def _close(self, slot: int) -> None:
         """Fill in the Monte-Carlo returns of the episode that the newest step ended."""
-        start, end = max(int(self._since[slot]), self.steps - self.capacity), self.steps
+        end = int(self.steps[slot])
+        start = max(int(self._since[slot]), end - self.capacity)
         rows = self._base[slot] + np.arange(start, end) % self.capacity
         value = 0.0 if self.columns["terminated"][rows[-1]] else self.tail
         for row in rows[::-1]:
@@ -251,5 +269,5 @@ class Store:
 
 
 def mix(own: Batch, other: Batch) -> Batch:
-    """Rows of two batches one after the other, as of online and offline data; ``index`` is of no use afterwards."""
-    return Batch(*(torch.cat(pair) for pair in zip(own, other, strict=True)))
+    """Rows of two batches of equal size in turn, so that every slice of even length is half of each."""
+    return Batch(*(torch.stack(pair, 1).flatten(0, 1) for pair in zip(own, other, strict=True)))

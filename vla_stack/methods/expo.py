@@ -1,0 +1,224 @@
+"""EXPO: an expressive policy that imitates, a small one that edits, and the better of what they offer.
+
+Dong et al., "EXPO: Stable Reinforcement Learning with Expressive Policies" (arXiv:2507.07986). No value gradient
+reaches the expressive *base*. A Gaussian *edit* policy moves a base action by at most beta in each dimension, and the
+*on-the-fly* policy is the best by the critics of N base samples and the edits of some of them, both where it acts and
+in the target
+
+    y = R + gamma^k Q'(o', OTF(o')).
+
+The base is a flow here, the paper's a denoising diffusion. Edited actions are clipped to [-1, 1] wherever they are
+made. The entropy target counts the edit's own [-1, 1] range, which is the reference code's with its correction by log
+beta.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vla_stack.methods.sac import Sac, SacRecipe, step
+from vla_stack.policies.critics import polyak
+from vla_stack.policies.state_flow import StateFlow
+from vla_stack.training.actor import Plan
+from vla_stack.training.rollouts import Batch, Source, Store, mix
+
+
+@dataclass(frozen=True)
+class ExpoRecipe:
+    """A run of EXPO; the baselines are settings of it.
+
+    Attributes:
+        sac: Networks and rates of critics and edit policy.
+        base: Hidden widths of the base.
+        euler_steps: Steps of a base sample.
+        lr_base: Learning rate of the base, cosine in the imitation, constant online.
+        base_ema: Step of the base's average, which acts; targets use the base itself.
+        base_steps: Imitation steps before the critics' first.
+        samples: N, base samples that are chosen from.
+        edits: How many of them are edited as well; 0 is best-of-N.
+        beta: Largest edit, in normalised action units.
+        unedited: Whether base samples themselves may be chosen; without them, and with N = 1, only edits act.
+        learn: Whether anything is learnt online; without, the base acts as it is.
+        warmup: Control steps before the first update.
+    """
+
+    sac: SacRecipe = field(
+        default_factory=lambda: SacRecipe(
+            actor=(256, 256, 256), critic=(256, 256, 256), members=10, layer_norm=True, target_entropy=-0.5,
+            entropy_backup=False, actor_q="mean", utd=20, actor_rows="last",
+        )
+    )  # fmt: skip
+    base: tuple[int, ...] = (256, 256, 256)
+    euler_steps: int = 4
+    lr_base: float = 3e-4
+    base_ema: float = 0.001
+    base_steps: int = 2000
+    samples: int = 8
+    edits: int = 8
+    beta: float = 0.1
+    unedited: bool = True
+    learn: bool = True
+    warmup: int = 0
+
+
+class Expo:
+    """The learner.
+
+    Args:
+        recipe: The run.
+        offline: Demonstrations.
+        store: The online buffer, empty.
+        horizon: Steps of a chunk, h.
+        seed: Of weights, noise and batches.
+    """
+
+    def __init__(self, recipe: ExpoRecipe, offline: Store, store: Store, horizon: int, seed: int) -> None:
+        self.recipe, self.horizon, self.offline, self.store = recipe, horizon, offline, store
+        obs, self.action_dim = (offline.columns[name].shape[1] for name in ("obs", "action"))
+        self.width = horizon * self.action_dim
+        self.agent = Sac(recipe.sac, obs, self.width, seed, actor_inputs=obs + self.width)
+        g = self.agent.generator
+        shape = (obs, horizon, self.action_dim, recipe.base, recipe.euler_steps)
+        self.base, self.average = (StateFlow(*shape, generator=g) for _ in range(2))
+        self.average.load_state_dict(self.base.state_dict())
+        self.base_optimizer = torch.optim.AdamW(self.base.parameters(), lr=recipe.lr_base, fused=True)
+        self.rng = np.random.default_rng(seed)
+        self._examiner = torch.Generator().manual_seed(seed + 2)
+        self.pretrained = 0  # imitation steps done
+        self.modules: dict[str, nn.Module] = {"agent": self.agent, "base": self.base, "average": self.average}
+        self.acting: dict[str, nn.Module] = {
+            "edit": self.agent.actor, "target": self.agent.target, "average": self.average
+        }  # fmt: skip
+        self.optimizers: dict[str, torch.optim.Optimizer] = {
+            "edit": self.agent.actor_optimizer, "critic": self.agent.critic_optimizer, "base": self.base_optimizer
+        }  # fmt: skip
+
+    # Actions --------------------------------------------------------------------------------------------------------
+
+    def edit(self, obs: Tensor, actions: Tensor, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Edited chunks clip(a + beta y) and the log-density of beta y, for chunks ``[b, h * a]``."""
+        y, log_y = self.agent.actor.sample(torch.cat([obs, actions], -1), g)
+        beta = self.recipe.beta
+        edited = (actions + beta * y).clamp(-1.0, 1.0)
+        return edited, log_y - self.width * float(np.log(beta)) if beta else log_y
+
+    def candidates(self, obs: Tensor, base: StateFlow, g: torch.Generator) -> Tensor:
+        """What may be chosen for each observation, ``[b, n, h * a]``."""
+        r, b = self.recipe, len(obs)
+        drawn = base.sample(obs.repeat_interleave(r.samples, 0), g).view(b, r.samples, self.width)
+        groups = [drawn] if r.unedited else []
+        if r.edits:
+            first = drawn[:, : r.edits].reshape(-1, self.width)
+            groups.append(self.edit(obs.repeat_interleave(r.edits, 0), first, g)[0].view(b, r.edits, self.width))
+        return torch.cat(groups, 1)
+
+    @torch.no_grad()
+    def on_the_fly(self, obs: Tensor, base: StateFlow, g: torch.Generator) -> Tensor:
+        """The candidate of the largest target value, by a drawn subset of the critics, ``[b, h * a]``."""
+        offered = self.candidates(obs, base, g)
+        return best(offered, self.values(obs, offered, g))
+
+    def values(self, obs: Tensor, offered: Tensor, g: torch.Generator) -> Tensor:
+        """Target values of candidates ``[b, n, h * a]``: ``[b, n]``."""
+        b, n, d = offered.shape
+        flat = self.agent.target_value(obs.repeat_interleave(n, 0), offered.reshape(b * n, d), g)
+        return flat.view(b, n)
+
+    # The learner ----------------------------------------------------------------------------------------------------
+
+    @property
+    def pretrain_steps(self) -> int:
+        return self.recipe.base_steps
+
+    @property
+    def source(self) -> Source:
+        return Source.WARMUP if self._waiting else Source.ONLINE
+
+    def pretrain(self) -> dict[str, Tensor]:
+        """One imitation step of the base on demonstrations."""
+        rate = 0.5 * (1.0 + np.cos(np.pi * self.pretrained / max(1, self.pretrain_steps)))
+        self.base_optimizer.param_groups[0]["lr"] = self.recipe.lr_base * max(0.02, float(rate))
+        self.pretrained += 1
+        metrics = self.imitate(self.offline.sample(self.recipe.sac.batch, self.horizon, self.rng))
+        if self.pretrained == self.pretrain_steps:
+            self.average.load_state_dict(self.base.state_dict())
+        return metrics
+
+    def policy(self, obs: NDArray, source: Source) -> Plan:
+        """Chunks to execute for float32 [n, o] observations; in the warm-up the base's."""
+        return self._plan(obs, self.agent.explorer, source is not Source.WARMUP)
+
+    def greedy(self, obs: NDArray) -> Plan:
+        """Chunks for evaluation. The on-the-fly policy has no mode: they are drawn, from a generator of their own."""
+        return self._plan(obs, self._examiner, not self._waiting)
+
+    def update(self) -> dict[str, Tensor]:
+        """The updates of one executed chunk: ``utd`` critic steps, then one each of base, edit and temperature."""
+        sac = self.recipe.sac
+        rows = sac.batch * sac.utd // 2
+        if not self.recipe.learn or self._waiting:
+            return {}
+        try:
+            own = self.store.sample(rows, self.horizon, self.rng)
+        except ValueError:  # no chunk has been executed yet
+            return {}
+        batch = mix(own, self.offline.sample(rows, self.horizon, self.rng))
+        for i in range(sac.utd):
+            part = Batch(*(x[i * sac.batch : (i + 1) * sac.batch] for x in batch))
+            metrics = self.agent.critic_step(part, self.target(part))
+        self.base_optimizer.param_groups[0]["lr"] = self.recipe.lr_base
+        metrics |= self.imitate(part)
+        return metrics | self.edit_step(part) if self.recipe.edits else metrics
+
+    @torch.no_grad()
+    def target(self, batch: Batch) -> Tensor:
+        """y [b]; the subset that evaluates is drawn anew after the one that chose. No entropy."""
+        actions = self.on_the_fly(batch.next_obs, self.base, self.agent.generator)
+        return batch.reward + batch.discount * self.agent.target_value(batch.next_obs, actions)
+
+    def imitate(self, batch: Batch) -> dict[str, Tensor]:
+        """One flow-matching step of the base, and of its average."""
+        actions = batch.actions.view(-1, self.horizon, self.action_dim)
+        loss = self.base.imitation_loss(batch.obs, actions, self.agent.generator)
+        step(self.base_optimizer, loss, [*self.base.parameters()])
+        polyak(self.average, self.base, self.recipe.base_ema)
+        return {"base": loss.detach()}
+
+    def edit_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """E[alpha log p - Q(o, clip(a + beta y))] of edits of the batch's own actions, and log p of y, [b]."""
+        edited, log_p = self.edit(batch.obs, batch.actions, self.agent.generator)
+        q = self.agent.critic(torch.cat([batch.obs, edited], -1))
+        value = q.mean(0) if self.recipe.sac.actor_q == "mean" else q.amin(0)
+        loss = (self.agent.temperature.detach() * log_p - value).mean()
+        own = log_p + self.width * float(np.log(self.recipe.beta)) if self.recipe.beta else log_p
+        return loss, own.detach()
+
+    def edit_step(self, batch: Batch) -> dict[str, Tensor]:
+        """One step of the edit policy and of the temperature."""
+        loss, log_y = self.edit_loss(batch)
+        self.agent.log_temperature.grad = -(log_y.mean() + self.agent.target_entropy)
+        step(self.agent.actor_optimizer, loss, [*self.agent.actor.parameters()])
+        return {"entropy": -log_y.mean(), "temperature": self.agent.temperature.detach()}
+
+    @torch.no_grad()
+    def _plan(self, obs: NDArray, g: torch.Generator, choose: bool) -> Plan:
+        seen = torch.from_numpy(obs)
+        if self.recipe.learn and choose:
+            chunks = self.on_the_fly(seen, self.average, g)
+        else:
+            chunks = self.average.sample(seen, g).flatten(1)
+        return Plan(chunks.view(len(obs), self.horizon, self.action_dim).numpy())
+
+    @property
+    def _waiting(self) -> bool:
+        return self.store.total < self.recipe.warmup
+
+
+def best(offered: Tensor, values: Tensor) -> Tensor:
+    """The candidate of each row's largest value: of [b, n, d] by [b, n], [b, d]."""
+    return offered[torch.arange(len(offered)), values.argmax(1)]

@@ -1,0 +1,166 @@
+"""WSRL: offline reinforcement learning, a warm-up with the frozen policy, and then online learning without old data.
+
+Zhou et al., "Efficient Online Reinforcement Learning Fine-Tuning Need Not Retain Offline Data" (arXiv:2412.07762):
+
+1. offline: Cal-QL on stored episodes, with the ensemble that goes online later;
+2. warm-up: K control steps of the pre-trained, *stochastic* policy fill an empty buffer; nothing is updated;
+3. online: high update-to-data soft actor-critic on that buffer alone. Optimisers and targets go on as they were.
+
+The baselines differ in switches alone (``ARMS``), so that all of them share networks, rates and budgets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vla_stack.methods import cal_ql
+from vla_stack.methods.cal_ql import CalQlRecipe
+from vla_stack.methods.sac import Sac, SacRecipe
+from vla_stack.training.actor import Plan
+from vla_stack.training.rollouts import Source, Store, mix
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What a method of this family does.
+
+    Attributes:
+        pretrain: Cal-QL on the stored episodes first.
+        warmup: Who acts in the first K steps, in which nothing is updated; ``none`` updates from the start.
+        retain: Half of each online batch is of the stored episodes.
+        conservative: Cal-QL's loss online as well.
+    """
+
+    pretrain: bool = True
+    warmup: Literal["policy", "random", "none"] = "policy"
+    retain: bool = False
+    conservative: bool = False
+
+
+ARMS = {
+    "wsrl": Arm(),
+    "no_warmup": Arm(warmup="none"),
+    "random_warmup": Arm(warmup="random"),
+    "cal_ql": Arm(warmup="none", retain=True, conservative=True),
+    "rlpd": Arm(pretrain=False, warmup="random", retain=True),
+    "sac": Arm(pretrain=False, warmup="random"),
+}
+ArmName = Literal["wsrl", "no_warmup", "random_warmup", "cal_ql", "rlpd", "sac"]
+
+
+@dataclass(frozen=True)
+class WsrlRecipe:
+    """A run of WSRL or of one of its baselines.
+
+    Attributes:
+        arm: One of ``ARMS``.
+        sac: Networks and rates, the same offline and online.
+        cal_ql: The conservative loss.
+        offline_steps: Steps of offline training.
+        warmup: K, control steps.
+    """
+
+    arm: ArmName = "wsrl"
+    sac: SacRecipe = field(
+        default_factory=lambda: SacRecipe(
+            members=10, layer_norm=True, lr_actor=1e-4, lr_temperature=1e-4, entropy_backup=False, utd=4
+        )
+    )
+    cal_ql: CalQlRecipe = field(default_factory=CalQlRecipe)
+    offline_steps: int = 20_000
+    warmup: int = 5000
+
+
+class Phase(StrEnum):
+    OFFLINE = "offline"
+    WARMUP = "warmup"
+    ONLINE = "online"
+
+
+class Wsrl:
+    """The learner.
+
+    Args:
+        recipe: The run.
+        offline: Stored episodes.
+        store: The online buffer, empty.
+        horizon: Steps of a chunk, h.
+        seed: Of weights, noise and batches.
+    """
+
+    def __init__(self, recipe: WsrlRecipe, offline: Store, store: Store, horizon: int, seed: int) -> None:
+        self.recipe, self.arm, self.horizon = recipe, ARMS[recipe.arm], horizon
+        self.offline, self.store = offline, store
+        self.obs_dim, self.action_dim = (offline.columns[name].shape[1] for name in ("obs", "action"))
+        self.agent = Sac(recipe.sac, self.obs_dim, horizon * self.action_dim, seed)
+        self.rng = np.random.default_rng(seed)
+        self.pretrained = 0  # offline steps done
+
+        self.modules: dict[str, nn.Module] = {"agent": self.agent}
+        self.acting: dict[str, nn.Module] = {"actor": self.agent.actor}
+        self.optimizers = {"actor": self.agent.actor_optimizer, "critic": self.agent.critic_optimizer}
+
+    @property
+    def pretrain_steps(self) -> int:
+        """Offline steps that this arm takes."""
+        return self.recipe.offline_steps if self.arm.pretrain else 0
+
+    @property
+    def phase(self) -> Phase:
+        if self.pretrained < self.pretrain_steps:
+            return Phase.OFFLINE
+        if self.arm.warmup != "none" and self.store.total < self.recipe.warmup:
+            return Phase.WARMUP
+        return Phase.ONLINE
+
+    def pretrain(self) -> dict[str, Tensor]:
+        """One offline step."""
+        batch = self.offline.sample(self.recipe.sac.batch, self.horizon, self.rng, closed=True)
+        self.pretrained += 1
+        return cal_ql.update(self.agent, batch, self.recipe.cal_ql)
+
+    @property
+    def source(self) -> Source:
+        """What the transitions of now are."""
+        return Source.WARMUP if self.phase is Phase.WARMUP else Source.ONLINE
+
+    def policy(self, obs: NDArray, source: Source) -> Plan:
+        """Chunks to execute for float32 [n, o] observations: stochastic; random in a random warm-up.
+
+        ``source`` says what the transitions are: the warm-up ends by the learner's count, wherever the actors are.
+        """
+        if source is Source.WARMUP and self.arm.warmup == "random":
+            drawn = 2.0 * torch.rand(len(obs), self.agent.width, generator=self.agent.explorer) - 1.0
+        else:
+            drawn = self.agent.act(torch.from_numpy(obs))
+        return self._plan(drawn)
+
+    def greedy(self, obs: NDArray) -> Plan:
+        """Chunks of the mode, for evaluation."""
+        return self._plan(self.agent.act(torch.from_numpy(obs), explore=False))
+
+    def update(self) -> dict[str, Tensor]:
+        """The updates of one executed chunk: none in the warm-up, then ``utd`` critic steps and one of the actor."""
+        if self.phase is not Phase.ONLINE:
+            return {}
+        sac, conservative = self.recipe.sac, self.arm.conservative
+        rows = sac.batch * sac.utd // (2 if self.arm.retain else 1)
+        try:  # a chunk, or for Cal-QL an episode, has to end before there is anything to learn from
+            batch = self.store.sample(rows, self.horizon, self.rng, closed=conservative)
+        except ValueError:
+            return {}
+        if self.arm.retain:
+            batch = mix(batch, self.offline.sample(rows, self.horizon, self.rng, closed=conservative))
+        if conservative:
+            return cal_ql.update(self.agent, batch, self.recipe.cal_ql, sac.utd)
+        return self.agent.update(batch, sac.utd)
+
+    def _plan(self, chunks: Tensor) -> Plan:
+        return Plan(chunks.view(len(chunks), self.horizon, self.action_dim).numpy())

@@ -1,0 +1,321 @@
+"""Loop ``off_policy``: stored episodes, offline training, then one actor-learner loop, for WSRL, EXPO, baselines.
+
+A run directory holds ``offline.safetensors`` (the stored episodes), ``metrics.jsonl``, ``learning_curve.png`` and
+``checkpoints/``. A checkpoint begins new episodes, so that a run which is stopped and resumed computes what one that is
+not stopped computes, bit for bit on a CPU (with rollouts in this process).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from vla_stack.errors import UserError
+from vla_stack.methods.expo import Expo, ExpoRecipe
+from vla_stack.methods.wsrl import Wsrl, WsrlRecipe
+from vla_stack.rounds.learning_curve import draw_curve
+from vla_stack.training import checkpoint as ckpt
+from vla_stack.training import learner as learners
+from vla_stack.training.actor import Outcome, evaluate
+from vla_stack.training.environments import EnvRecipe, StateEnv, Vector
+from vla_stack.training.learner import Learner
+from vla_stack.training.log import Log, Window
+from vla_stack.training.recipe import plain
+from vla_stack.training.rollout_workers import SEEDS, LocalRollouts, RayRollouts, Rollouts
+from vla_stack.training.rollouts import Store
+from vla_stack.training.scripted import OfflineRecipe, stored, success_rate
+from vla_stack.training.stop import Stop
+from vla_stack.training.task_sampling import SceneSampler
+
+RECENT = 20  # episodes that the logged training success is of
+
+
+@dataclass(frozen=True)
+class RayRecipe:
+    """Rollout actors on Ray.
+
+    Attributes:
+        workers: Actors, of ``num_envs`` environments each.
+        fragment: Control steps a request.
+        max_lag: Published versions that a fragment may be behind.
+    """
+
+    workers: int = 2
+    fragment: int = 20
+    max_lag: int = 2
+
+
+@dataclass(frozen=True)
+class OffPolicyRecipe:
+    """A run.
+
+    Attributes:
+        loop: ``off_policy``.
+        name: Of the run.
+        method: ``wsrl`` or ``expo``, with its baselines.
+        env: Environment and reward.
+        offline: Stored episodes.
+        wsrl: Settings of that method.
+        expo: Settings of that method.
+        horizon: Steps of a chunk, which is one action to the critics, h.
+        gamma: Discount of a control step.
+        steps: Control steps online, of all environments together.
+        num_envs: Environments side by side.
+        scenes: Training scenes that are drawn by the variance of their success; 0 meets a new scene each episode.
+        rollouts: ``local``: environments in this process; ``ray``: in actors.
+        ray: Its settings.
+        eval_every: Control steps between evaluations; each also saves a checkpoint.
+        eval_episodes: Episodes of an evaluation.
+        eval_seed: Seed of the first of them, the same at every evaluation.
+        eval_envs: Environments of an evaluation side by side.
+        log_every: Updates between log records of losses.
+        seed: Of networks, noise, batches and training scenes.
+        threads: CPU threads.
+        wandb: Weights & Biases project; empty does not log there.
+        output_dir: Run directory; empty makes ``outputs/rounds/<name>-<time>``.
+    """
+
+    loop: Literal["off_policy"] = "off_policy"
+    name: str = "off_policy"
+    method: Literal["wsrl", "expo"] = "wsrl"
+    env: EnvRecipe = field(default_factory=EnvRecipe)
+    offline: OfflineRecipe = field(default_factory=OfflineRecipe)
+    wsrl: WsrlRecipe = field(default_factory=WsrlRecipe)
+    expo: ExpoRecipe = field(default_factory=ExpoRecipe)
+    horizon: int = 4
+    gamma: float = 0.99
+    steps: int = 20_000
+    num_envs: int = 1
+    scenes: int = 0
+    rollouts: Literal["local", "ray"] = "local"
+    ray: RayRecipe = field(default_factory=RayRecipe)
+    eval_every: int = 2000
+    eval_episodes: int = 50
+    eval_seed: int = 900_000_000
+    eval_envs: int = 10
+    log_every: int = 200
+    seed: int = 0
+    threads: int = 1
+    wandb: str = ""
+    output_dir: str = ""
+
+    @property
+    def slots(self) -> int:
+        """Environments that the learner hears of."""
+        return self.num_envs * (self.ray.workers if self.rollouts == "ray" else 1)
+
+
+def make_learner(recipe: OffPolicyRecipe, offline: Store, capacity: int) -> Learner:
+    """The learner of a recipe, with an empty buffer of ``capacity`` control steps an environment."""
+    sizes = (offline.columns[name].shape[1] for name in ("obs", "action"))
+    store = Store(capacity, *sizes, recipe.slots, recipe.gamma, offline.tail)
+    if recipe.method == "wsrl":
+        return Wsrl(recipe.wsrl, offline, store, recipe.horizon, recipe.seed)
+    return Expo(recipe.expo, offline, store, recipe.horizon, recipe.seed)
+
+
+def make_actor(recipe: OffPolicyRecipe, scale: tuple[Vector, Vector]) -> tuple[list[StateEnv], Learner]:
+    """What an actor elsewhere needs: environments, and a learner that only acts."""
+    envs = make_envs(recipe, recipe.num_envs, scale)
+    nothing = Store(1, envs[0].obs_dim, envs[0].action_dim, 1, recipe.gamma)
+    return envs, make_learner(recipe, nothing, 1)
+
+
+def make_envs(recipe: OffPolicyRecipe, count: int, scale: tuple[Vector, Vector] | None) -> list[StateEnv]:
+    envs = [StateEnv(recipe.env) for _ in range(count)]
+    for env in envs:
+        env.scale = scale
+    return envs
+
+
+class OffPolicyLoop:
+    """One run; continues what an earlier, stopped run has left in its directory.
+
+    Args:
+        recipe: The run.
+        run_dir: Where it lies.
+    """
+
+    def __init__(self, recipe: OffPolicyRecipe, run_dir: Path) -> None:
+        torch.set_num_threads(recipe.threads)
+        self.recipe, self.run_dir = recipe, run_dir
+        if recipe.num_envs < 1 or recipe.horizon < 1 or recipe.eval_every < 1:
+            raise UserError("'num_envs', 'horizon' and 'eval_every' have to be at least 1")
+        env = StateEnv(recipe.env)
+        offline, self.scale = stored(run_dir / "offline.safetensors", env, recipe.offline, recipe.gamma)
+        env.close()
+        self.offline_success = success_rate(offline)
+        self.learner = make_learner(recipe, offline, max(1, -(-recipe.steps // recipe.slots)) + env.limit)
+        self.evaluation: list[StateEnv] = []
+        self.scenes = SceneSampler(recipe.scenes, recipe.seed) if recipe.scenes else None
+        self.episodes = self.version = 0
+        self.recent: list[bool] = []
+        self.checkpoint = ckpt.latest(run_dir / "checkpoints")
+        if self.checkpoint is not None:
+            learners.load(self.learner, self.checkpoint / ckpt.STATE)
+            facts = json.loads((self.checkpoint / ckpt.STATE / "state.json").read_text())
+            self.episodes, self.version = facts["episodes"], facts["version"]
+            if self.scenes is not None:
+                self.scenes.counts[:] = facts["scenes"]
+
+    @property
+    def step(self) -> int:
+        """Control steps online so far."""
+        return self.learner.store.total
+
+    def run(self) -> None:
+        """Offline training, then online, until the recipe's steps are done or a signal asks to stop."""
+        r = self.recipe
+        shown: Any = r  # of a recipe the log reads `steps` and `wandb`
+        if self.checkpoint is None:
+            self._pretrain()
+        with Log(self.run_dir, shown, self.step) as log, Stop() as stop:
+            if self.checkpoint is None:
+                self._report(log, {})
+                self._save()
+            rollouts = self._rollouts()
+            try:
+                while self.step < r.steps:
+                    self._until(min(r.steps, (self.step // r.eval_every + 1) * r.eval_every), rollouts, log, stop)
+                    self._save()
+                    if stop.asked:
+                        raise KeyboardInterrupt
+                    rollouts.restart(self.episodes)
+            finally:
+                rollouts.close()
+                for env in self.evaluation:
+                    env.close()
+
+    def evaluate(self) -> list[Outcome]:
+        """Outcomes of the fixed evaluation episodes."""
+        r = self.recipe
+        if not self.evaluation:
+            self.evaluation = make_envs(r, min(r.eval_envs, r.eval_episodes), self.scale)
+        return evaluate(self.evaluation, self.learner.greedy, range(r.eval_seed, r.eval_seed + r.eval_episodes))
+
+    # Parts ----------------------------------------------------------------------------------------------------------
+
+    def _pretrain(self) -> None:
+        learner, window = self.learner, Window()
+        path = self.run_dir / "pretraining.jsonl"
+        with path.open("w") as file:
+            while learner.pretrained < learner.pretrain_steps:
+                window.add(learner.pretrained, learner.pretrain())
+                if learner.pretrained % self.recipe.log_every == 0:
+                    record = {"step": learner.pretrained, **window.means()}
+                    file.write(json.dumps(record) + "\n")
+                    told = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k != "step")
+                    print(f"offline {learner.pretrained}/{learner.pretrain_steps}  {told}", flush=True)
+
+    def _until(self, end: int, rollouts: Rollouts, log: Log, stop: Stop) -> None:
+        """Act and learn until a number of control steps; then evaluate."""
+        learner, window, credit = self.learner, Window(), 0.0
+        while self.step < end and not stop.asked:
+            for fragment in rollouts.collect(learner, self.version):
+                for transition in fragment.steps:
+                    learner.store.add(transition, fragment.slots)
+                    credit += len(fragment.slots) / self.recipe.horizon
+                    while credit >= 1.0:  # one update for each executed chunk
+                        credit -= 1.0
+                        window.add(self.step, learner.update())
+                    for _ in fragment.slots:
+                        log.advance()
+                self._note(fragment.finished)
+            self.version += 1
+        learner.store.cut()
+        self._report(log, window.means() | {"lag": float(rollouts.lag), "lost_actors": float(rollouts.lost)})
+
+    def _note(self, finished: list[Outcome]) -> None:
+        self.episodes += len(finished)
+        self.recent = [*self.recent, *(o.success for o in finished)][-RECENT:]
+        if self.scenes is not None:
+            for outcome in finished:
+                self.scenes.record(outcome.seed - self._first_seed, outcome.success)
+
+    def _report(self, log: Log, means: dict[str, float]) -> None:
+        """Evaluate, log, and draw the curve."""
+        outcomes = self.evaluate()
+        recent = {"train/success": float(np.mean(self.recent))} if self.recent else {}
+        returns = float(np.mean([o.reward for o in outcomes]))
+        success = float(np.mean([o.success for o in outcomes]))
+        log.record(self.step, means | recent | {"eval/success": success, "eval/return": returns})
+        draw_curve(self.run_dir, self.recipe.env.reward != "own", self.recipe.eval_episodes)
+
+    def _save(self) -> None:
+        counts = self.scenes.counts.tolist() if self.scenes is not None else []
+        state = {"episodes": self.episodes, "version": self.version, "scenes": counts}
+
+        def fill(directory: Path) -> None:
+            learners.save(self.learner, directory / ckpt.STATE)
+            pretrained = directory / ckpt.PRETRAINED
+            pretrained.mkdir()
+            save_file({k: t.contiguous() for k, t in learners.weights(self.learner.modules).items()},
+                      pretrained / learners.WEIGHTS)  # fmt: skip
+            sizes = {"mean": self.scale[0].tolist(), "std": self.scale[1].tolist()}
+            config = {"type": self.recipe.method, "recipe": plain(dataclasses.asdict(self.recipe)), **sizes}
+            (pretrained / "config.json").write_text(json.dumps(config, indent=1))
+
+        self.checkpoint = ckpt.commit(self.run_dir / "checkpoints", self.step, fill, state, 1)
+
+    @property
+    def _first_seed(self) -> int:
+        return SEEDS * (self.recipe.seed + 1)
+
+    def _episode_seed(self, number: int) -> int:
+        return self._first_seed + (self.scenes.draw() if self.scenes is not None else number)
+
+    def _rollouts(self) -> Rollouts:
+        r = self.recipe
+        if r.rollouts == "local":
+            local = LocalRollouts(make_envs(r, r.num_envs, self.scale), self._episode_seed)
+            local.restart(self.episodes)
+            return local
+        if r.scenes:
+            raise UserError("'scenes' needs rollouts=local", "set scenes=0")
+        from functools import partial
+
+        first = self._first_seed + self.episodes
+        alone = self.learner.agent.explorer.get_state().numpy() if r.ray.workers == 1 else None
+        how = (r.ray.workers, r.num_envs, first, r.ray.fragment, r.ray.max_lag, alone)
+        return RayRollouts(partial(make_actor, r, self.scale), *how)
+
+
+def run(recipe: OffPolicyRecipe, run_dir: Path) -> None:
+    """``vla train`` of a recipe with ``loop: off_policy``."""
+    OffPolicyLoop(recipe, run_dir).run()
+
+
+def load(directory: Path) -> tuple[Learner, EnvRecipe, tuple[NDArray, NDArray]]:
+    """A trained policy: ``pretrained_model`` -> the learner (``greedy`` acts), its environment, its normalisation.
+
+    Raises:
+        UserError: The directory holds no policy of this loop.
+    """
+    from vla_stack.training.recipe import build
+
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        recipe = build(OffPolicyRecipe, config["recipe"], str(path))
+        scale = np.array(config["mean"], np.float32), np.array(config["std"], np.float32)
+    except (OSError, KeyError, ValueError) as e:
+        raise UserError(
+            f"{directory} holds no policy of this loop: {e}", "give checkpoints/last/pretrained_model"
+        ) from e
+    envs, learner = make_actor(dataclasses.replace(recipe, num_envs=1), scale)
+    from safetensors.torch import load_file
+
+    learners.load_weights(learner.modules, load_file(directory / learners.WEIGHTS))
+    envs[0].close()
+    return learner, recipe.env, scale
+
+
+RECIPE = OffPolicyRecipe

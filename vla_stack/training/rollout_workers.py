@@ -1,0 +1,208 @@
+"""Where rollouts come from: this process, or actors on Ray.
+
+Both give fragments of transitions to the one learner, which updates in proportion to what it got and publishes its
+weights as a version. An actor on Ray holds a copy of the acting networks; weights go to it through the object store,
+one reference a version. How many versions behind a fragment may be is bounded: the learner waits for an actor that is
+further behind. With no lag allowed and one actor the learner sees exactly what it would see of this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from vla_stack.errors import UserError
+from vla_stack.training.actor import Actor, Hand, Outcome
+from vla_stack.training.environments import StateEnv
+from vla_stack.training.learner import Learner, load_weights, weights
+from vla_stack.training.rollouts import Source, Transition
+
+SEEDS = 1_000_000  # episode seeds of a run; of each worker a share
+
+
+class Fragment(NamedTuple):
+    """Consecutive control steps of some of the store's slots."""
+
+    slots: Sequence[int]
+    steps: list[Transition]
+    finished: list[Outcome]
+
+
+class Rollouts(Protocol):
+    """A source of fragments.
+
+    Attributes:
+        lost: Actors that died and were replaced.
+        lag: Versions that the last fragment was behind.
+    """
+
+    lost: int
+    lag: int
+
+    def collect(self, learner: Learner, version: int) -> list[Fragment]: ...
+    def restart(self, first_episode: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class LocalRollouts:
+    """Environments in this process.
+
+    Args:
+        envs: The environments; one slot of the store each.
+        next_seed: Seed of the episode of a number.
+        fragment: Control steps a call.
+        hand: A person's actions, see :class:`Actor`.
+    """
+
+    def __init__(
+        self, envs: Sequence[StateEnv], next_seed: Callable[[int], int], fragment: int = 1, hand: Hand | None = None
+    ) -> None:
+        self._envs, self._seed_of, self._fragment, self._hand = envs, next_seed, fragment, hand
+        self.lost = self.lag = 0
+        self.restart(0)
+
+    def restart(self, first_episode: int) -> None:
+        """Begin new episodes everywhere, counted from ``first_episode``: what was open is left."""
+        self.episodes = first_episode
+
+        def next_seed() -> int:
+            self.episodes += 1
+            return self._seed_of(self.episodes - 1)
+
+        self._actor = Actor(self._envs, next_seed, self._hand)
+
+    def collect(self, learner: Learner, version: int) -> list[Fragment]:
+        """One fragment, by the learner's policy as it is."""
+        source = learner.source
+        act = partial(learner.policy, source=source)
+        steps = [self._actor.step(act, source, version) for _ in range(self._fragment)]
+        finished, self._actor.finished = self._actor.finished, []
+        return [Fragment(range(len(self._envs)), steps, finished)]
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+
+class Worker:
+    """An actor on Ray: environments, and a copy of what acts.
+
+    Args:
+        make: The environments, and a learner whose buffer is not used.
+        first_seed: Seed of its first episode; the next ones count on.
+        explorer: State of the generator that acting draws from; None draws by ``first_seed``.
+    """
+
+    def __init__(self, make: Callable[[], tuple[list[StateEnv], Learner]], first_seed: int, explorer: Any) -> None:
+        torch.set_num_threads(1)
+        envs, self.learner = make()
+        self.learner.agent.explorer.manual_seed(first_seed)
+        if explorer is not None:
+            self.learner.agent.explorer.set_state(torch.from_numpy(explorer.copy()))
+        self._next = first_seed
+        self._actor = Actor(envs, self._seed)
+        self._version = -1
+
+    def run(self, published: dict[str, np.ndarray], version: int, source: int, steps: int) -> Any:
+        """A fragment's steps and outcomes, planned with the published weights."""
+        if version != self._version:
+            load_weights(self.learner.acting, {k: torch.from_numpy(v.copy()) for k, v in published.items()})
+            self._version = version
+        act = partial(self.learner.policy, source=Source(source))
+        out = [self._actor.step(act, Source(source), version) for _ in range(steps)]
+        finished, self._actor.finished = self._actor.finished, []
+        return [tuple(t) for t in out], [tuple(o) for o in finished]
+
+    def _seed(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+
+class RayRollouts:
+    """Actors on Ray, which is started here where it does not run.
+
+    Args:
+        make: See :class:`Worker`; has to be importable where the actors are.
+        workers: Actors.
+        envs: Environments of each.
+        seed: Seed of the first episode.
+        fragment: Control steps a request.
+        max_lag: Versions that a fragment may be behind.
+        explorer: State of the acting generator of the only actor, where there is one; see :class:`Worker`.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], tuple[list[StateEnv], Learner]],
+        workers: int,
+        envs: int,
+        seed: int,
+        fragment: int,
+        max_lag: int,
+        explorer: np.ndarray | None = None,
+    ) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise UserError("Ray is not installed", "pip install 'vla-stack[scale]', or rollouts=local") from None
+        self._ray, self._make, self._envs, self._seed = ray, make, envs, seed
+        self._fragment, self._max_lag, self._explorer = fragment, max_lag, explorer
+        self._own = not ray.is_initialized()
+        if self._own:
+            ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        self._generation = [0] * workers
+        self.actors = [self._start(w) for w in range(workers)]
+        self._flying: dict[Any, tuple[int, int]] = {}  # request -> actor, version
+        self._version, self._published = -1, None
+        self.lost = self.lag = 0
+
+    def _start(self, w: int) -> Any:
+        share = SEEDS // len(self._generation)
+        first = self._seed + w * share + self._generation[w] * (share // 100)  # a successor repeats no episode
+        explorer = self._explorer if self._generation[w] == 0 else None
+        return self._ray.remote(num_cpus=1)(Worker).remote(self._make, first, explorer)
+
+    def restart(self, first_episode: int) -> None:
+        """Actors go on: nothing of them is saved."""
+
+    def collect(self, learner: Learner, version: int) -> list[Fragment]:
+        """At least one fragment; actors that died are replaced, and what they had under way is left."""
+        ray = self._ray
+        if version != self._version:
+            arrays = {name: p.numpy().copy() for name, p in weights(learner.acting).items()}
+            self._version, self._published = version, ray.put(arrays)
+        busy = {w for w, _ in self._flying.values()}
+        for w, actor in enumerate(self.actors):
+            if w not in busy:
+                ref = actor.run.remote(self._published, version, int(learner.source), self._fragment)
+                self._flying[ref] = (w, version)
+        due = [ref for ref, (_, v) in self._flying.items() if v + self._max_lag <= version]
+        ready, _ = ray.wait([*self._flying], num_returns=1)
+        fragments = []
+        for ref in dict.fromkeys([*due, *ready]):
+            w, planned = self._flying.pop(ref)
+            slots = range(w * self._envs, (w + 1) * self._envs)
+            try:
+                steps, finished = ray.get(ref)
+            except ray.exceptions.RayActorError:
+                self.lost += 1
+                self._generation[w] += 1
+                self.actors[w] = self._start(w)
+                learner.store.cut(slots)
+                continue
+            self.lag = version - planned
+            fragments.append(Fragment(slots, [Transition(*t) for t in steps], [Outcome(*o) for o in finished]))
+        return fragments
+
+    def close(self) -> None:
+        for actor in self.actors:
+            self._ray.kill(actor)
+        if self._own:
+            self._ray.shutdown()
