@@ -142,6 +142,7 @@ def test_baselines_are_settings():
 
 def test_imitation_moves_the_base_towards_the_demonstrations():
     made = learner(base_steps=60, lr_base=3e-2)
+    made.offline.columns["action"][:] = 0.5
     losses = [made.pretrain()["base"].item() for _ in range(60)]
-    assert sum(losses[-10:]) < sum(losses[:10])
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
     assert all(torch.equal(a, b) for a, b in zip(made.base.parameters(), made.average.parameters(), strict=True))

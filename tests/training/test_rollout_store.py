@@ -106,3 +106,14 @@ def test_a_store_continues_from_its_state():
     left, right = (s.sample(50, 3, np.random.default_rng(3)) for s in (a, b))
     for x, y in zip(left, right, strict=True):
         torch.testing.assert_close(x, y, equal_nan=True)
+
+
+def test_a_store_grows_while_it_has_not_gone_round():
+    small = filled([4, 3], ["terminated", "truncated"], 2, 9)
+    large = Store(20, 3, 1, 2, GAMMA)
+    large.load_state_dict(small.state_dict())
+    for slot in range(2):
+        for name in ("obs", "reward", "returns"):
+            np.testing.assert_array_equal(large.columns[name][large.rows(slot)], small.columns[name][small.rows(slot)])
+    with pytest.raises(ValueError, match="do not fit"):
+        large.load_state_dict(filled([7, 5], ["terminated", "truncated"], 2, 9).state_dict())

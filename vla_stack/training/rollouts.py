@@ -226,10 +226,20 @@ class Store:
         return columns | {"steps": torch.from_numpy(self.steps), "since": torch.from_numpy(self._since)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Inverse of :meth:`state_dict`, for a store of the same arguments."""
+        """Inverse of :meth:`state_dict`, for a store of the same arguments or of a larger capacity.
+
+        Raises:
+            ValueError: A ring has gone round, or holds more than this store: its order of time would be lost.
+        """
+        steps = state["steps"].numpy()
+        saved = len(state["column.reward"]) // self.slots
+        if saved != self.capacity and steps.max() > min(saved, self.capacity):
+            raise ValueError(f"{steps.max()} steps in rings of {saved} do not fit into rings of {self.capacity}")
+        kept = min(saved, self.capacity)
         for name, column in self.columns.items():
-            column[:] = state[f"column.{name}"].numpy()
-        self.steps[:] = state["steps"].numpy()
+            rows = state[f"column.{name}"].numpy().reshape(self.slots, saved, *column.shape[1:])
+            column.reshape(self.slots, self.capacity, *column.shape[1:])[:, :kept] = rows[:, :kept]
+        self.steps[:] = steps
         self._since[:] = state["since"].numpy()
 
     # Internals ------------------------------------------------------------------------------------------------------

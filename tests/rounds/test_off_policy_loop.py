@@ -1,0 +1,107 @@
+"""The off-policy loop: bit-exact when stopped and resumed, the same on one Ray actor, alive when one is killed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from vla_stack.errors import UserError
+from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe, load
+from vla_stack.training import learner as learners
+from vla_stack.training.recipe import build
+
+TINY = {
+    "env": {"id": "sim/pick-v0", "limit": 8},
+    "offline": {"episodes": 3, "noise": [0.3]},
+    "horizon": 2,
+    "eval_episodes": 2,
+    "eval_envs": 2,
+    "eval_every": 12,
+    "steps": 24,
+}
+SAC = {"actor": [8], "critic": [8], "members": 2, "batch": 8, "utd": 2, "layer_norm": True}
+WSRL = {"method": "wsrl", "wsrl": {"sac": SAC, "offline_steps": 2, "warmup": 6, "cal_ql": {"draws": 2}}}
+EXPO = {"method": "expo", "expo": {"sac": SAC, "base": [8], "base_steps": 2, "samples": 2, "edits": 1}}
+
+
+def recipe(**changes) -> OffPolicyRecipe:
+    return build(OffPolicyRecipe, TINY | changes, "test")
+
+
+def final(loop: OffPolicyLoop) -> torch.Tensor:
+    return torch.cat([p.flatten() for p in learners.weights(loop.learner.modules).values()])
+
+
+def finished(run_dir: Path, **changes) -> OffPolicyLoop:
+    loop = OffPolicyLoop(recipe(**changes), run_dir)
+    loop.run()
+    return loop
+
+
+@pytest.mark.parametrize("method", [WSRL, EXPO], ids=["wsrl", "expo"])
+def test_a_stopped_run_continues_bit_for_bit(tmp_path, method):
+    whole = finished(tmp_path / "whole", **method)
+    finished(tmp_path / "halves", **method | {"steps": 12})
+    halves = OffPolicyLoop(recipe(**method), tmp_path / "halves")
+    assert halves.step == 12
+    halves.run()
+    assert torch.equal(final(whole), final(halves))
+    for name, column in whole.learner.store.columns.items():
+        np.testing.assert_array_equal(column[:24], halves.learner.store.columns[name][:24])
+    records = [json.loads(line) for line in (tmp_path / "halves" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [0, 12, 24] and all("eval/success" in r for r in records)
+    assert (tmp_path / "halves" / "learning_curve.png").stat().st_size > 1000
+
+
+def test_a_checkpoint_acts_as_the_learner_did(tmp_path):
+    loop = finished(tmp_path, **WSRL)
+    learner, env, scale = load(tmp_path / "checkpoints" / "last" / "pretrained_model")
+    obs = np.random.default_rng(0).normal(size=(4, len(scale[0]))).astype(np.float32)
+    np.testing.assert_array_equal(learner.greedy(obs).actions, loop.learner.greedy(obs).actions)
+    assert env.id == "sim/pick-v0"
+    with pytest.raises(UserError, match="holds no policy"):
+        load(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+def test_one_ray_actor_without_lag_is_the_local_run_and_a_killed_one_is_replaced(tmp_path, cluster):
+    """One cluster for both, as starting it is what takes time."""
+    local = finished(tmp_path / "local", **WSRL | {"steps": 12})
+    remote = finished(
+        tmp_path / "ray", **WSRL | {"steps": 12, "rollouts": "ray", "ray": {"workers": 1, "fragment": 1, "max_lag": 0}}
+    )
+    for name in ("obs", "action", "source"):
+        np.testing.assert_array_equal(local.learner.store.columns[name][:12], remote.learner.store.columns[name][:12])
+    assert torch.equal(final(local), final(remote))
+
+    two = recipe(**WSRL | {"steps": 80, "rollouts": "ray", "ray": {"workers": 2, "fragment": 4, "max_lag": 2}})
+    loop = OffPolicyLoop(two, tmp_path / "two")
+    loop._pretrain()
+    rollouts = loop._rollouts()
+    store, version, lags = loop.learner.store, 0, []
+    while store.total < 48:
+        if store.total >= 16 and not rollouts.lost and version and not lags.count(-1):
+            ray.kill(rollouts.actors[0])
+            lags.append(-1)
+        for fragment in rollouts.collect(loop.learner, version):
+            for transition in fragment.steps:
+                store.add(transition, fragment.slots)
+            lags.append(rollouts.lag)
+        version += 1
+    rollouts.close()
+    assert rollouts.lost == 1 and max(lags) <= 2
+    assert (store.steps > 0).all() and store.steps.sum() == store.total
+    cut = store.columns["truncated"] | store.columns["terminated"]
+    for slot in range(2):  # episodes are whole: where one begins, the one before ended or was cut
+        rows = store.rows(slot)
+        follows = np.isclose(store.columns["next_obs"][rows[:-1]], store.columns["obs"][rows[1:]]).all(1)
+        assert (follows | cut[rows[:-1]]).all()

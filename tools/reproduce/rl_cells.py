@@ -1,0 +1,82 @@
+"""Runs cells of ``wsrl.py`` and ``expo.py``: an arm of a task and seed each, from the offline training they share."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe
+from vla_stack.training.recipe import build, read_tree
+
+SHARED = ("offline.safetensors", "pretraining.jsonl", "metrics.jsonl", "checkpoints")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What an arm changes.
+
+    Attributes:
+        about: In words.
+        overrides: Keys of the recipe.
+        pretrained: Begins with the offline training that its task and seed share.
+    """
+
+    about: str
+    overrides: tuple[str, ...] = ()
+    pretrained: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    task: str
+    arm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.arm}-seed{self.seed}"
+
+
+def recipe(config: Path, overrides: Sequence[str], seed: int) -> OffPolicyRecipe:
+    """The recipe of a configuration; stored episodes differ by seed."""
+    keys = [*overrides, f"seed={seed}", f"offline.seed={seed}"]
+    return build(OffPolicyRecipe, read_tree(config, keys), str(config))
+
+
+def run_cell(cell: Cell, arm: Arm, config: Path, overrides: Sequence[str], out: Path) -> dict[str, Any]:
+    """Run a cell from where an earlier run stopped; returns its curve."""
+    base = out / "runs" / f"{cell.task}-base-seed{cell.seed}"
+    run = out / "runs" / cell.name
+    began = time.process_time()
+    OffPolicyLoop(replace(recipe(config, overrides, cell.seed), steps=0), base).run()
+    if not run.exists():
+        partial = run.with_name(f"{run.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        for name in SHARED if arm.pretrained else SHARED[:1]:
+            whole = (base / name).is_dir()
+            (shutil.copytree(base / name, partial / name, symlinks=True) if whole
+             else shutil.copy(base / name, partial / name))  # fmt: skip
+        partial.rename(run)
+    plan = recipe(config, [*overrides, *arm.overrides], cell.seed)
+    loop = OffPolicyLoop(plan, run)
+    loop.run()
+    log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    keys = ("step", "eval/success", "train/success", "q", "td", "term", "entropy", "temperature", "base")
+    return {
+        "task": cell.task,
+        "arm": cell.arm,
+        "seed": cell.seed,
+        "stored_success": loop.offline_success,
+        "episodes": plan.eval_episodes,
+        "warmup": plan.wsrl.warmup if plan.method == "wsrl" else plan.expo.warmup,
+        "curve": [{k: r[k] for k in keys if k in r} for r in log],
+        "cpu_s": time.process_time() - began,
+    }

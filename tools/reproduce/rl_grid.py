@@ -1,0 +1,97 @@
+"""What ``wsrl.py`` and ``expo.py`` share: the command line, and cells that several processes take turns at."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_cells import Arm, Cell, run_cell
+
+from results import ROOT
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An experiment.
+
+    Attributes:
+        name: Stem of the result files.
+        config: Recipe that all arms share.
+        tasks: Task -> keys of the recipe.
+        arms: By name.
+        order: Groups of arms; each group runs on all seeds and tasks before the next.
+        smoke: Keys of a toy run of everything.
+    """
+
+    name: str
+    config: Path
+    tasks: Mapping[str, tuple[str, ...]]
+    arms: Mapping[str, Arm]
+    order: Sequence[Sequence[str]]
+    smoke: tuple[str, ...]
+
+    def cells(self, seeds: Sequence[int]) -> list[Cell]:
+        """All cells, the most informative first."""
+        return [Cell(t, arm, seed) for group in self.order for seed in seeds for t in self.tasks for arm in group]
+
+
+def main(grid: Grid, about: str | None, report: Callable[[Grid, str, list[dict[str, Any]]], None]) -> int:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"keys of {grid.config.name}")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds (5)")
+    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
+    parser.add_argument("--out", type=Path, help=f"folder of runs and cells (outputs/reproduce/{grid.name})")
+    parser.add_argument("--name", help="stem of the result files")
+    args = parser.parse_args()
+    name = args.name or grid.name
+    out = args.out or ROOT / "outputs" / "reproduce" / name
+    overrides = [*(grid.smoke if args.smoke else ()), *args.overrides]
+    if not args.report:
+        flags = [*sys.argv[1:], "--jobs", "1"]  # the last one counts
+        others = [subprocess.Popen([sys.executable, sys.argv[0], *flags]) for _ in range(args.jobs - 1)]
+        work(grid, range(args.seeds), overrides, out)
+        if any(process.wait() for process in others):
+            return 1
+        work(grid, range(args.seeds), overrides, out)  # what another held while this one passed by
+    report(grid, name, [json.loads(p.read_text()) for p in sorted((out / "cells").glob("*.json"))])
+    return 0
+
+
+def work(grid: Grid, seeds: Sequence[int], overrides: Sequence[str], out: Path) -> None:
+    """Run cells until none is left."""
+    for cell in grid.cells(seeds):
+        path = out / "cells" / f"{cell.name}.json"
+        with claimed(out / "locks" / f"{cell.task}-seed{cell.seed}") as ours:  # arms of a seed share their beginning
+            if not ours or path.exists():
+                continue
+            record = run_cell(cell, grid.arms[cell.arm], grid.config, [*grid.tasks[cell.task], *overrides], out)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tmp = path.with_suffix(f".tmp{os.getpid()}")
+            tmp.write_text(json.dumps(record))
+            tmp.replace(path)
+            told = " ".join(f"{r['eval/success']:.2f}" for r in record["curve"])
+            print(f"{cell.name}: {told}  {record['cpu_s']:.0f} s", flush=True)
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this process holds the lock; the kernel lets go of it when the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
