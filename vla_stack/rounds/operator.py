@@ -17,6 +17,8 @@ from vla_stack.rounds.familiar import FamiliarStates
 from vla_stack.rounds.human import Human, HumanConfig
 from vla_stack.rounds.scene import Detector, Scene, Subtasks
 
+HOLD_S = 0.5  # s for which a person goes on when the task is done: so letting go and leaving become labels
+
 
 @dataclass(frozen=True)
 class OperatorConfig:
@@ -68,7 +70,7 @@ class SimulatedOperator:
         self.config, self._expert, self._familiar, self._dt = config, expert, familiar, dt
         self.human = Human(config.human, dt, seed, episode)
         self._detector, self._subtasks = Detector(dt), Subtasks()
-        self._settle = max(1, round(config.settle_s / dt))
+        self._settle, self._hold = max(1, round(config.settle_s / dt)), round(HOLD_S / dt)
         self._noticed: int | None = None  # tick at which a reaction is due
         self._blind_until = 0
         self._false = False
@@ -153,7 +155,7 @@ class SimulatedOperator:
             return Decision(("slip",), self._move(tick, scene, subtask))
         self._target = min(self._target, subtask)
         self._count = self._count + 1 if subtask > self._target else 0
-        if self._count < self._settle and subtask < Subtasks.DONE:
+        if self._count < (self._hold if subtask == Subtasks.DONE else self._settle):
             return Decision((), self.human.move(intention, tick))
         return Decision(("subtask_done",) if self.config.end or subtask == Subtasks.DONE else ("hand_back",))
 

@@ -36,6 +36,7 @@ from vla_stack.training.recipe import Recipe
 from vla_stack.training.train import train
 
 SCENE = "scene"  # float32 [7] column: Scene.features
+PATIENCE = 2  # times the task's time limit that a policy has: what recovers needs time to try again
 DEMO_LIMIT = 3.0  # times the task's time limit that a demonstration may take
 COLUMNS = {
     "round": "{round}",
@@ -104,6 +105,7 @@ class RacLoop:
         if recipe.task not in sim.TASKS:
             raise UserError(f"there is no task '{recipe.task}'", f"the tasks are {', '.join(sim.TASKS)}")
         self.limit = sim.TASKS[recipe.task].max_episode_steps
+        self.patience = PATIENCE * self.limit
         self._envs: list[gym.Env] = []
 
     @property
@@ -183,7 +185,7 @@ class RacLoop:
         def start(episode: int, env: gym.Env) -> Running:
             how = ExecutorConfig(mode="sync")
             seed = r.eval_seed + episode
-            return roll(env, robot, seed, "rac", self.limit, policy.spec, how, None, familiar)
+            return roll(env, robot, seed, "rac", self.patience, policy.spec, how, None, familiar)
 
         outs = list(run_batch(start, self.envs, policy.infer, range(r.episodes)))
         return outcome(outs, len(sim.TASKS[r.task].stages))
@@ -233,7 +235,7 @@ class RacLoop:
                 limit = round(DEMO_LIMIT * self.limit)
                 return roll(env, robot, seed, "teleop", limit, operator=operator, familiar=familiar)
             how, mode = ExecutorConfig(mode="sync"), "hg_dagger" if r.mode == "hg_dagger" else "rac"
-            return roll(env, robot, seed, mode, self.limit, policy.spec, how, operator, familiar)  # type: ignore[arg-type]
+            return roll(env, robot, seed, mode, self.patience, policy.spec, how, operator, familiar)  # type: ignore[arg-type]
 
         return start
 

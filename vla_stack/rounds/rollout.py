@@ -18,7 +18,7 @@ from robot_drivers.driver import Status
 from sim.scene import Scene as Poses
 from vla_stack.intervention import Control, Intervention, Mode, Phase, Segment
 from vla_stack.rounds.familiar import FamiliarStates
-from vla_stack.rounds.operator import SimulatedOperator
+from vla_stack.rounds.operator import HOLD_S, SimulatedOperator
 from vla_stack.rounds.scene import Attempts, Scene, Subtasks
 from vla_stack.runtime.executor import Executor, ExecutorConfig
 from vla_stack.runtime.rewind import Rewinder
@@ -125,7 +125,7 @@ def roll(
     if mode == "teleop" and operator:
         operator.human.engage(task.tool_command)
         machine.apply("engage", 0)
-    k, auto = 0, 0
+    k, auto, held = 0, 0, 0
     scene, poses = Scene.of(env), Poses(task)
     rewinder = Rewinder(robot) if operator and operator.config.rewind else None
     while True:
@@ -178,12 +178,16 @@ def roll(
         raw, _, _, _, info = env.step(command)
         out.sent.append(command.copy())
         if machine.recording:
-            out.frames.append(Frame(now, command.copy(), task.joint_command, labels, subtask, features))
+            out.frames.append(
+                Frame(now, command.copy(), task.joint_command, labels, min(subtask, Subtasks.DONE - 1), features)
+            )
         out.stage = max(out.stage, int(info["stage"]))
         k += 1
         scene = Scene.of(env)
-        if info["is_success"]:
-            out.success = True
+        out.success = bool(info["is_success"])
+        held = held + 1 if out.success else 0
+        by_hand = machine.phase in (Phase.TELEOP, Phase.CORRECTION)
+        if held > (round(HOLD_S / robot.dt) if by_hand else 0):
             subtasks.update(scene)
             _finish(machine, out, k)
             break
