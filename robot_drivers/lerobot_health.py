@@ -148,11 +148,15 @@ class Health:
 
 
 def silence(robot: Any) -> None:
-    """Let answers that are under way arrive, and forget them."""
+    """Let answers that are under way arrive, and forget them.
+
+    The SDK forgets none (its ``clearPort`` waits for output): answers to an attempt that it gave up would be taken for
+    those to the next request, and from then on every reading would be one request old.
+    """
     port = getattr(getattr(robot, "bus", None), "port_handler", None)
     if port is not None:
         time.sleep(SILENCE_S)
-        port.clearPort()
+        port.ser.reset_input_buffer()
 
 
 def impossible(spec: RobotSpec, state: NDArray[np.float32], before: NDArray[np.float32] | None) -> str:

@@ -29,6 +29,7 @@ from vla_stack.images import fit_image
 from vla_stack.schema import Camera, Observation, RobotSpec
 
 CONNECT_ATTEMPTS = 5
+ATTEMPTS = 3  # of a reading
 MISSES = 3  # readings in a row that fail before the bus counts as lost
 RECONNECT_S = 0.5  # between attempts
 DRAIN_S = 0.005  # for statuses of a failed exchange to arrive: two attempts' on a bus of six motors
@@ -74,6 +75,10 @@ class LeRobotRobot:
         self._our_cameras = {k: v for k, v in (cameras or {}).items() if v.get("type") in SOURCES}
         theirs = {k: v for k, v in (cameras or {}).items() if k not in self._our_cameras}
         self._robot = make_lerobot("robot", robot_type, {**config, **({"cameras": theirs} if theirs else {})}, module)
+        if hasattr(self._robot.config, "num_read_retries"):
+            self._robot.config.num_read_retries = (
+                0  # LeRobot's would not forget what the attempt before left: `_observe`
+            )
         self._streams: dict[str, CameraStream] = {}
         self._lock = threading.RLock()
         self._watchdog: Watchdog | None = None
@@ -229,7 +234,7 @@ class LeRobotRobot:
 
     def _measure(self) -> tuple[Mapping[str, Any], NDArray[np.float32]]:
         """A reading as LeRobot gives it, and its state [S]; raises ``ConnectionError`` where it cannot be one."""
-        raw = self._robot.get_observation()
+        raw = self._observe()
         state = (np.array([raw[name] for name in self._names], np.float64) * self._factors).astype(np.float32)
         last = self._newest
         recent = last is not None and time.monotonic_ns() - last.t_capture_ns < JUMP_S * 1e9
@@ -237,6 +242,17 @@ class LeRobotRobot:
             silence(self._robot)
             raise ConnectionError(why)
         return raw, state
+
+    def _observe(self) -> Mapping[str, Any]:
+        """LeRobot's reading; one that the bus spoils is tried again, once the remains of the attempt are forgotten."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                raw: Mapping[str, Any] = self._robot.get_observation()
+                return raw
+            except ConnectionError:
+                silence(self._robot)
+        raw = self._robot.get_observation()
+        return raw
 
     def _missed(self, error: Exception) -> None:
         """Note a failed exchange; from the third in a row on, or when the port itself is gone, reconnect."""
