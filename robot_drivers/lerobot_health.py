@@ -153,10 +153,10 @@ def silence(robot: Any) -> None:
     The SDK forgets none (its ``clearPort`` waits for output): answers to an attempt that it gave up would be taken for
     those to the next request, and from then on every reading would be one request old.
     """
-    port = getattr(getattr(robot, "bus", None), "port_handler", None)
+    port = getattr(getattr(getattr(robot, "bus", None), "port_handler", None), "ser", None)
     if port is not None:
         time.sleep(SILENCE_S)
-        port.ser.reset_input_buffer()
+        port.reset_input_buffer()
 
 
 def impossible(spec: RobotSpec, state: NDArray[np.float32], before: NDArray[np.float32] | None) -> str:
