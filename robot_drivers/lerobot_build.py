@@ -9,6 +9,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
+from robot_drivers.lerobot_port import prepare
 from vla_stack.errors import UserError
 
 
@@ -50,10 +51,12 @@ def make_lerobot(kind: str, name: str, fields: Mapping[str, Any], module: str | 
     if fields.get("use_degrees") is False:
         raise UserError(f"{name}: use_degrees=False commands percent of a range, which has no SI unit", "leave it on")
     try:
-        return build(draccus.decode(registry, {"type": name, **fields}))
+        device = build(draccus.decode(registry, {"type": name, **fields}))
     except Exception as e:  # draccus and the devices raise what they like
         options = "--teleop" if kind == "teleoperator" else f"--{kind}"
         raise UserError(f"{name}: {' '.join(str(e).split())}", f"compare with LeRobot's {options}.* options") from e
+    prepare(device)
+    return device
 
 
 def _factory(kind: str) -> Any:

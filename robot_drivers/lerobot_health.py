@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_drivers.driver import Fault
+from robot_drivers.lerobot_port import silence
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 
@@ -27,7 +28,6 @@ EVERY_S = 0.1  # between two readings of extra registers
 FOLLOW_RAD, FOLLOW_S = 0.35, 1.0  # a joint this far from its goal that has not moved for this long is stuck
 STILL_RAD = 0.02
 PROMPT_S = 0.015  # an exchange that takes longer may have answers under way
-SILENCE_S = 0.02
 FARTHEST_RAD, FARTHEST_RATIO = 2 * np.pi, 2.0  # no calibrated joint reads more
 JUMP_RAD, JUMP_S = 1.0, 0.2  # no joint moves so far between two readings that are less than this apart
 LOAD_UNIT = 0.001  # Feetech: of the rated torque
@@ -145,18 +145,6 @@ class Health:
         if time.monotonic() - asked > PROMPT_S:
             silence(self._robot)
         return values
-
-
-def silence(robot: Any) -> None:
-    """Let answers that are under way arrive, and forget them.
-
-    The SDK forgets none (its ``clearPort`` waits for output): answers to an attempt that it gave up would be taken for
-    those to the next request, and from then on every reading would be one request old.
-    """
-    port = getattr(getattr(getattr(robot, "bus", None), "port_handler", None), "ser", None)
-    if port is not None:
-        time.sleep(SILENCE_S)
-        port.reset_input_buffer()
 
 
 def impossible(spec: RobotSpec, state: NDArray[np.float32], before: NDArray[np.float32] | None) -> str:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from robot_drivers.cameras import SOURCES, CameraStream, open_cameras
 from robot_drivers.driver import Fault
 from robot_drivers.lerobot_build import make_lerobot
-from robot_drivers.lerobot_health import JUMP_S, Health, impossible, silence
+from robot_drivers.lerobot_health import JUMP_S, Health, impossible
+from robot_drivers.lerobot_port import insist, silence
 from robot_drivers.lerobot_units import calibrated_range, describe, factors
 from robot_drivers.watchdog import Watchdog
 from vla_stack.errors import UserError
@@ -29,10 +30,8 @@ from vla_stack.images import fit_image
 from vla_stack.schema import Camera, Observation, RobotSpec
 
 CONNECT_ATTEMPTS = 5
-ATTEMPTS = 3  # of a reading
 MISSES = 3  # readings in a row that fail before the bus counts as lost
 RECONNECT_S = 0.5  # between attempts
-DRAIN_S = 0.005  # for statuses of a failed exchange to arrive: two attempts' on a bus of six motors
 BLIND_S = 1.0  # a camera that is away for longer stops the robot: the scene may have changed
 
 
@@ -75,10 +74,6 @@ class LeRobotRobot:
         self._our_cameras = {k: v for k, v in (cameras or {}).items() if v.get("type") in SOURCES}
         theirs = {k: v for k, v in (cameras or {}).items() if k not in self._our_cameras}
         self._robot = make_lerobot("robot", robot_type, {**config, **({"cameras": theirs} if theirs else {})}, module)
-        if hasattr(self._robot.config, "num_read_retries"):
-            self._robot.config.num_read_retries = (
-                0  # LeRobot's would not forget what the attempt before left: `_observe`
-            )
         self._streams: dict[str, CameraStream] = {}
         self._lock = threading.RLock()
         self._watchdog: Watchdog | None = None
@@ -234,32 +229,20 @@ class LeRobotRobot:
 
     def _measure(self) -> tuple[Mapping[str, Any], NDArray[np.float32]]:
         """A reading as LeRobot gives it, and its state [S]; raises ``ConnectionError`` where it cannot be one."""
-        raw = self._observe()
+        raw: Mapping[str, Any] = insist(self._robot, self._robot.get_observation)
         state = (np.array([raw[name] for name in self._names], np.float64) * self._factors).astype(np.float32)
         last = self._newest
         recent = last is not None and time.monotonic_ns() - last.t_capture_ns < JUMP_S * 1e9
         if why := impossible(self.spec, state, last.state if last is not None and recent else None):
-            silence(self._robot)
             raise ConnectionError(why)
         return raw, state
-
-    def _observe(self) -> Mapping[str, Any]:
-        """LeRobot's reading; one that the bus spoils is tried again, once the remains of the attempt are forgotten."""
-        for _ in range(ATTEMPTS - 1):
-            try:
-                raw: Mapping[str, Any] = self._robot.get_observation()
-                return raw
-            except ConnectionError:
-                silence(self._robot)
-        raw = self._robot.get_observation()
-        return raw
 
     def _missed(self, error: Exception) -> None:
         """Note a failed exchange; from the third in a row on, or when the port itself is gone, reconnect."""
         self.read_errors += 1
         self._misses += 1
         self._miss = _line(error)
-        _drain(self._robot)
+        silence(self._robot)
         gone = not isinstance(error, ConnectionError) and not isinstance(error, RuntimeError)
         if (gone or self._misses >= MISSES) and not self._lost and not self._ended.is_set():
             self._lost = True
@@ -344,19 +327,6 @@ def _let_go(robot: Any) -> None:
         else:
             port.closePort()
             port.is_using = False
-
-
-def _drain(robot: Any) -> None:
-    """Drop what is still to come of a failed exchange.
-
-    The SDK drops nothing: statuses of the attempts that it gave up would be taken for answers to the next request, and
-    every later reading would be one request old.
-    """
-    port = getattr(getattr(robot, "bus", None), "port_handler", None)
-    with contextlib.suppress(Exception):
-        if port is not None and port.is_open:
-            time.sleep(DRAIN_S)
-            port.ser.reset_input_buffer()
 
 
 def _line(error: Exception) -> str:

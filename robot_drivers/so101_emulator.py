@@ -27,7 +27,7 @@ from vla_stack.errors import UserError
 from vla_stack.runtime.link import Link, Message, ignored_interrupts
 
 WAKE_S = 0.01  # longest time between two looks at the physics
-ANSWER_S = 60.0
+ANSWER_S = 300.0
 ID = "emulated"  # of both arms, for LeRobot's calibration files
 FAULTS = ("loss", "corruption", "latency", "unplug", "power", "freeze", "overload", "heat", "camera")
 

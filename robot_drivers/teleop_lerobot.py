@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_drivers.lerobot_build import make_lerobot
+from robot_drivers.lerobot_port import insist, silence
 from robot_drivers.lerobot_units import factors
 from robot_drivers.teleop import Intent
 from vla_stack.errors import UserError
@@ -68,11 +69,12 @@ class LeRobotLeader:
     def read(self, command: NDArray[np.floating]) -> Intent:
         """Where the leader is; a failed reading repeats the last one, several disengage."""
         try:
-            action = self._leader.get_action()
+            action = insist(self._leader, self._leader.get_action)
             self._last = np.array([action[name] for name in self._names], np.float64) * self._factors
             self._misses = 0
         except Exception:  # serial and SDK errors have no common class
             self._misses += 1
+            silence(self._leader)
         engaged = self._last is not None and self._misses <= MISSES
         return Intent(engaged, target=self._last)
 

@@ -88,7 +88,8 @@ def test_registers_are_left_alone_while_answers_are_late(clock):
         raise ConnectionError("no status packet")
 
     bus.sync_read, cleared = sync_read, []
-    bus.port_handler = SimpleNamespace(ser=SimpleNamespace(reset_input_buffer=lambda: cleared.append(True)))
+    line = SimpleNamespace(is_open=True, in_waiting=0, reset_input_buffer=lambda: cleared.append(True))
+    bus.port_handler = SimpleNamespace(ser=line)
     health = Health(SimpleNamespace(bus=bus), SPEC, {})
     for took_s in (0.001, 0.05, 0.001):
         clock.now += 1.0

@@ -103,11 +103,24 @@ def test_an_endless_angle_takes_the_shorter_arc():
     assert e.filter(np.array([0.1, 0, -3.1, 1.0])).command[2] > 3.1
 
 
-def test_a_robot_outside_its_limits_is_led_back_at_its_rate():
+def test_a_robot_a_step_outside_is_brought_inside_first():
+    e = envelope()
+    e.reset(np.array([0.72, 0, 0, 1.0]))
+    assert e.filter(np.array([0.9, 0, 0, 1.0])).command[0] == np.float32(e.limits(0)[1])
+    e.reset(np.array([0.72, 0, 0, 1.0]))
+    verdict = e.filter(None)  # standing still too
+    assert verdict.command[0] <= 0.7 and verdict.state is State.HOLD
+
+
+def test_a_robot_further_outside_is_not_armed():
     e = envelope()
     e.reset(np.array([0.9, 0, 0, 1.0]))
-    first = e.filter(np.array([0.9, 0, 0, 1.0])).command[0]
-    assert first == pytest.approx(0.9 - 0.9 * DT, abs=1e-6)
+    for words in ("x.pos is 0.2 m outside its limits: move it inside", "stopped"):
+        verdict = e.filter(np.array([0.1, 0, 0, 1.0]))
+        assert verdict.command is None and verdict.state is State.STOP and verdict.changes[0].startswith(words)
+    assert e.counters["outside"] == 1
+    e.reset(REST)
+    assert e.filter(REST).state is State.RUN
 
 
 def test_it_brakes_before_a_limit():
@@ -155,9 +168,22 @@ def test_the_tool_slows_down_before_its_box_and_slides_no_further():
     e.reset(REST)
     xs = [e.filter(np.array([0.7, 0, 0, 1.0])).command[0] for _ in range(90)]
     assert 0.295 < max(xs) <= 0.3 and np.abs(np.diff(xs, 2)).max() <= 2.0 * DT**2 + 1e-6
-    e.reset(np.array([0.6, 0, 0, 1.0]))  # a robot that is put outside may only come back
-    assert e.filter(np.array([0.65, 0, 0, 1.0])).command[0] == np.float32(0.6)
-    assert e.filter(np.array([0.1, 0, 0, 1.0])).command[0] < 0.6
+
+
+def test_a_tool_outside_its_box_is_brought_inside_or_not_armed():
+    e = SafetyEnvelope(
+        ROBOT,
+        SafetyConfig(tool_box={"x": (-0.3, 0.3)}, kinematics="test", max_acceleration={"x.pos": 2.0}),
+        tool=lambda q: np.array([q[0] + 0.1 * np.sin(q[1]), 0.0, 0.0]),
+    )
+    for past, enters in ((0.001, True), (0.002, True), (0.1, False)):  # m; a step from rest is 2.2 mm
+        e.reset(np.array([0.3 + past, 0, 0, 1.0]))
+        verdict = e.filter(np.array([0.65, 0, 0, 1.0]))
+        assert (verdict.command is not None) == enters
+        if enters:
+            x, yaw = verdict.command[:2]
+            assert x + 0.1 * np.sin(yaw) <= 0.3 and abs(x - 0.3 - past) <= 2.0 * DT**2
+    assert verdict.changes[0].startswith("the tool is 100.1 mm outside its box")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ All limits are per control step. With u = command - previous command, h = 1/rate
     acceleration  |u - u_prev| <= max_acceleration h^2, and u small enough to brake before a position limit
     tool          the whole way to rest, braking from this command on, stays inside a box for the tool's position
 An angle without position limits may be commanded at any turn; it moves along the shorter arc.
+
+What is measured when the robot is armed may lie outside. A first step within the limits then brings it inside, whatever
+was commanded; a robot that is further away is not armed, as each command on its way would lie outside.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from vla_stack.schema import RobotSpec
 
 FloatArray = NDArray[np.float64]
 TOOL_MARGIN = 1e-4  # m inside the tool's box that commands are kept to, for rounding on the way to rest
+ENTER_STEPS = 4  # of Newton's method, from outside the tool's box to its edge
+DIFFERENCE = 1e-4  # of an action, for the derivative of the tool's position
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class Verdict:
     Attributes:
         command: float32 [A], inside every limit; None where the robot must stop.
         state: RUN, HOLD (refused, stand still) or STOP.
-        changes: Names of the limits that were applied, or the reason of a refusal; empty where nothing was changed.
+        changes: Names of the limits that were applied, or the reason of a refusal, or where the robot is that it cannot
+            be armed there; empty where nothing was changed.
     """
 
     command: NDArray[np.float32] | None
@@ -112,7 +118,7 @@ class SafetyEnvelope:
         self._last: FloatArray | None = None
         self._u: FloatArray = np.zeros(len(names))
         self._refusals = 0
-        self._stopped = False
+        self._stopped = self._entering = False
 
     def limits(self, i: int) -> tuple[float, float, float, float]:
         """Of action dimension ``i``: low, high, largest velocity and largest acceleration, per second."""
@@ -126,7 +132,7 @@ class SafetyEnvelope:
         self._last = np.asarray(measured, np.float64).copy()
         self._last[self._relative] = 0.0
         self._u = np.zeros_like(self._last)
-        self._refusals, self._armed_for, self._stopped = 0, 0, False
+        self._refusals, self._armed_for, self._stopped, self._entering = 0, 0, False, True
 
     def stop(self, reason: str) -> None:
         """Stop from the next :meth:`filter` on, until :meth:`reset`: an emergency stop, an overloaded motor."""
@@ -146,6 +152,16 @@ class SafetyEnvelope:
         if self._stopped:
             self.counters["stop"] += 1
             return Verdict(None, State.STOP, ("stopped",))
+        if self._entering and (away := self._away()):
+            entered = self._enter()
+            if entered is None:
+                self.counters["outside"] += 1
+                self._stopped = True
+                return Verdict(None, State.STOP, (away,))
+            self._last, self._u = entered.astype(np.float64), entered - self._last
+            self._entering = False
+            return Verdict(entered, State.HOLD if command is None or trouble else State.RUN, ("outside",))
+        self._entering = False
         self._armed_for += 1
         reason = trouble or self._refusal(command, sensor_age_s)
         if trouble:  # it passes or the driver stops the robot: no fault of whoever commands
@@ -212,19 +228,45 @@ class SafetyEnvelope:
         return np.sign(u) * np.maximum(np.abs(u) - self._brake, 0.0)
 
     def _stays_in_box(self, u: FloatArray) -> bool:
-        """Whether the tool stays in its box if ``u`` is made and everything brakes from then on.
-
-        A tool that is outside may only come closer.
-        """
+        """Whether the tool stays in its box if ``u`` is made and everything brakes from then on."""
         assert self._last is not None
-        q, allowed = self._last, self._outside(self._last)
+        q = self._last
         while u.any():
             q = q + u
-            outside = self._outside(q)
-            if outside > 0.0 and outside >= allowed:
+            if self._outside(q) > 0.0:
                 return False
             u = self._braked(u)
         return True
+
+    def _away(self) -> str:
+        """Where the robot is that no command may be; empty inside the envelope."""
+        assert self._last is not None
+        beyond = np.maximum(self._low - self._last, self._last - self._high)
+        if (beyond > 0.0).any():
+            i = int(np.argmax(beyond))
+            dim = self.robot.action[i]
+            return f"{dim.name} is {beyond[i]:.3g} {dim.unit} outside its limits: move it inside, or widen them"
+        if self._tool is not None and (by := self._outside(self._last)) > 0.0:
+            return f"the tool is {1000 * by:.1f} mm outside its box: move it inside, or widen the box"
+        return ""
+
+    def _enter(self) -> NDArray[np.float32] | None:
+        """The command that brings a robot at rest inside in one step; None where no step within its limits does."""
+        last = self._last
+        assert last is not None
+        q = np.clip(last, self._low, self._high)
+        for _ in range(ENTER_STEPS):
+            if self._tool is None or self._outside(q) == 0.0:
+                break
+            at = self._tool(q)
+            way = np.clip(at, self._tool_low + TOOL_MARGIN, self._tool_high - TOOL_MARGIN) - at
+            jacobian = np.stack([(self._tool(q + d) - at) / DIFFERENCE for d in DIFFERENCE * np.eye(len(q))], axis=1)
+            q = np.clip(q + np.linalg.pinv(jacobian) @ way, self._low, self._high)
+        sent = q.astype(np.float32)
+        step = np.abs(sent - last)
+        inside = bool((sent >= self._low).all() and (sent <= self._high).all())
+        inside &= self._tool is None or self._outside(sent.astype(np.float64)) == 0.0
+        return sent if inside and (step <= np.minimum(self._step, self._brake)).all() else None
 
     def _outside(self, q: FloatArray) -> float:
         """How far outside its box the tool is at ``q``, metres; 0 inside."""
