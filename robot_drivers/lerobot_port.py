@@ -13,9 +13,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
 ATTEMPTS = 3  # of a reading
 WAIT_S = 0.005  # longest sleep before the SDK looks at its clock again
 QUIET_S, SILENCE_S = 0.005, 0.03  # a line on which nothing came for this long is silent; the longest wait for that
@@ -37,7 +36,7 @@ def prepare(device: Any) -> None:
     port.readPort = read
 
 
-def insist(device: Any, call: Callable[[], T]) -> T:
+def insist[T](device: Any, call: Callable[[], T]) -> T:
     """What ``call`` says; one that the bus spoils is tried again, once the remains of the attempt are forgotten.
 
     Raises:
