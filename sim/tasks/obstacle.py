@@ -38,6 +38,7 @@ class Obstacle(Pick):
     name = "obstacle"
     config = default_config()
     obstacles = ("wall",)  # keypoints of what must not be touched
+    above = ABOVE  # m, how far over the wall the expert goes; less makes demonstrations that brush it
 
     @property
     def subjects(self) -> tuple[str, str]:
@@ -89,10 +90,10 @@ class Obstacle(Pick):
         return super().keypoints() | {"wall": nearest.astype(np.float32)}
 
     def expert_goal(self) -> ToolGoal:
-        wall, tool, cruise = self.position("wall")[0], self.tool, self.wall_top + ABOVE + 0.015
+        wall, tool, cruise = self.position("wall")[0], self.tool, self.wall_top + self.above + 0.015
         if tool[0] > wall + BERTH or self.grasped(self.target):
             return super().expert_goal()
-        if tool[2] < self.wall_top + ABOVE:
+        if tool[2] < self.wall_top + self.above:
             return ToolGoal(np.array([min(tool[0], wall - BERTH), tool[1], cruise]), 0.0, 1.0)
         cube = self.position(self.target)
         yaw = self.yaw(self.target, objects.CUBE_SYMMETRY)

@@ -15,6 +15,8 @@ from vla_stack.data.integrity import check, repair
 from vla_stack.data.labels import CONTROL_SOURCE, SEGMENT_TYPE
 from vla_stack.data.layout import ROBOT
 from vla_stack.data.pending import count_pending
+from vla_stack.data.preference_view import view_pair
+from vla_stack.data.preferences import PAIRS
 from vla_stack.data.view import view
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
@@ -29,13 +31,16 @@ EXAMPLES = (
     "vla data relabel datasets/rac --episode 3 --frames 10:25 --segment recovery",
     "vla data merge datasets/pick datasets/rac --into datasets/all",
     "vla data view datasets/rac --episode 3            # in Rerun; --save FILE.rrd writes a file instead",
+    "vla data view outputs/rounds/RUN/round-001 --episode 3    # a pair of preferences, winner and loser",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=VERBS)
     parser.add_argument("root", type=Path, nargs="+", help="dataset folder; several for merge")
-    parser.add_argument("--episode", type=int, default=0, help="relabel, view: which one (0)")
+    parser.add_argument(
+        "--episode", type=int, default=0, help="relabel, view: which one, or which pair of preferences (0)"
+    )
     parser.add_argument("--frames", help="relabel: first and one past the last, e.g. 10:25")
     parser.add_argument("--segment", choices=[s.name.lower() for s in Segment], help="relabel: what they are")
     parser.add_argument("--into", type=Path, help="merge: the new dataset")
@@ -142,9 +147,10 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _view(args: argparse.Namespace) -> int:
-    frames = view(args.root[0], args.episode, args.save)
+    pair = (args.root[0] / PAIRS).is_file()
+    frames = (view_pair if pair else view)(args.root[0], args.episode, args.save)
     print(
-        f"{frames} frames of episode {args.episode}"
+        f"{frames} frames of {'pair' if pair else 'episode'} {args.episode}"
         + (f" -> {args.save}; open with: rerun {args.save}" if args.save else "")
     )
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from lerobot.configs import PreTrainedConfig
 from lerobot.policies import PreTrainedPolicy
 
 from vla_stack.data.preferences import PairLoader, Rollout
@@ -16,11 +17,13 @@ from vla_stack.errors import UserError
 from vla_stack.methods import grape
 from vla_stack.methods.grape_likelihood import score, shared_draws
 from vla_stack.policies.chunk_policy import ROBOT, load_policy
-from vla_stack.policies.directory import read_policy, read_processors
+from vla_stack.policies.configuration_moh import base_config
+from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.directory import read_config, read_policy, read_processors
 from vla_stack.rounds.preference_rollouts import stacked
 from vla_stack.schema import ACTION, RobotSpec
 from vla_stack.training import checkpoint as ckpt
-from vla_stack.training.build import Parts, find_loss, make_config, preprocessed, to_device
+from vla_stack.training.build import Parts, find_loss, preprocessed, to_device, with_options, without_base_weights
 from vla_stack.training.checkpoint import PRETRAINED, trainable
 from vla_stack.training.loop import Trainer
 from vla_stack.training.placement import native_precision, place, use_threads
@@ -53,7 +56,7 @@ def train_on_pairs(recipe: Recipe, pairs: Path, run: Path, start: Path, beta: fl
     recipe = replace(recipe, method="grape", policy=policy_recipe, precision=precision, ema=0.0)
     use_threads(recipe.threads)
     checkpoint = ckpt.latest(run / "checkpoints")
-    config = make_config(policy_recipe, placement.device, checkpoint)
+    config = _config(recipe, checkpoint / PRETRAINED if checkpoint else start, placement.device)
     first = _start(recipe, start, placement.device)
     reference = grape.Reference(trainable(first))
     if checkpoint is None:
@@ -94,7 +97,7 @@ def self_scores(policy_dir: Path, rollouts: list[Rollout], draws: int = 8, sigma
         UserError: The policy's head has no likelihood.
     """
     policy = load_policy(policy_dir)
-    floats, out = policy.policy.config.type != "vla", []
+    floats, out = not isinstance(base_config(policy.policy.config), VlaConfig), []
     with torch.inference_mode():
         for rollout in rollouts:
             raw = to_device(stacked(rollout), torch.device("cpu"), floats)
@@ -109,5 +112,12 @@ def self_scores(policy_dir: Path, rollouts: list[Rollout], draws: int = 8, sigma
 
 def _start(recipe: Recipe, start: Path, device: torch.device) -> PreTrainedPolicy:
     torch.manual_seed(recipe.seed)  # of the adapters' first factors
-    config = make_config(recipe.policy, device)
-    return to_train(read_policy(start, config).to(device), recipe.policy.lora)
+    return to_train(read_policy(start, _config(recipe, start, device)).to(device), recipe.policy.lora)
+
+
+def _config(recipe: Recipe, source: Path, device: torch.device) -> PreTrainedConfig:
+    """The configuration of a policy directory, features and all, with the recipe's options."""
+    options = without_base_weights(recipe.policy.options)
+    config = with_options(read_config(source, device.type), {**options, "device": device.type, "push_to_hub": False})
+    config.pretrained_path = Path(source)
+    return config

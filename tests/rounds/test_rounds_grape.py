@@ -1,0 +1,124 @@
+"""The loop of preferences at toy size: what it writes, that it goes on where it stopped, and its arms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from lerobot.configs import FeatureType, PolicyFeature
+
+import sim  # noqa: F401  registers its tasks
+from vla_stack import cli
+from vla_stack.data.layout import read_json
+from vla_stack.data.preferences import read_pairs, read_rollout, read_scores, rollout_files
+from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.modeling_vla import VlaPolicy
+from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.schema import ACTION, OBS_STATE
+
+CONFIG = Path(__file__).parents[2] / "configs" / "grape_safety.yaml"
+TOY = ["starts=2", "rollouts=3", "episodes=2", "num_envs=3", "calibration=2", "films=1", "train.steps=2"]
+TOY += ["train.batch_size=2", "train.save_every=1", "execute=4", "pairs.winner_succeeds=false", "train.threads=1"]
+
+
+def save_policy(path: Path, head: str = "flow") -> Path:
+    """A tiny policy for the task with a wall, which knows nothing of it."""
+
+    env = gym.make("sim/obstacle-v0", cameras=(), privileged=True, disable_env_checker=True)
+    robot = env.unwrapped.spec_robot
+    states, actions = len(robot.state), len(robot.action)
+    torch.manual_seed(0)
+    config = VlaConfig(
+        device="cpu", push_to_hub=False, chunk_size=6, n_action_steps=4, num_inference_steps=2, depth=1, width=16,
+        expert_width=16, heads=2, head_dim=8, max_words=8, vocabulary=32, head=head, robot=robot.to_json(),
+        action_feature_names=[d.name for d in robot.action],
+        input_features={OBS_STATE: PolicyFeature(FeatureType.STATE, (states,))},
+        output_features={ACTION: PolicyFeature(FeatureType.ACTION, (actions,))},
+    )  # fmt: skip
+    stats = {k: {"mean": np.zeros(n, np.float32), "std": np.ones(n, np.float32)} for k, n in
+             ((OBS_STATE, states), (ACTION, actions))}  # fmt: skip
+    stats[ACTION]["std"] *= 0.05
+    for part in (VlaPolicy(config), *make_vla_pre_post_processors(config, stats)):
+        part.save_pretrained(path)
+    env.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("policy"))
+
+
+def train(policy: Path, out: Path, *options: str) -> None:
+    assert cli.main(["train", str(CONFIG), *TOY, f"policy={policy}", f"output_dir={out}", *options]) == 0
+
+
+@pytest.fixture(scope="module")
+def run(policy, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("rounds") / "run"
+    train(policy, out)
+    return out
+
+
+def test_a_round_leaves_rollouts_pairs_a_policy_and_a_report(run, policy):
+    records = [read_json(p) for p in sorted(run.glob("round-*/record.json"))]
+    assert [r["round"] for r in records] == [0, 1] and records[1]["rollouts"] == 6 and records[1]["beta"] > 0
+    root = run / "round-001"
+    scores, pairs = read_scores(root), read_pairs(root)
+    assert len(scores) == 6 and 1 <= len(pairs) <= 2 and all(p.winner[:10] == p.loser[:10] for p in pairs)
+    assert {s["name"] for s in scores[0].stages} == {"cross", "grasp", "lift"}
+    rollout = read_rollout(rollout_files(root)[0])
+    assert rollout.decisions["executed"].sum() == rollout.facts.steps == len(rollout.trace["time"])
+    sent = np.concatenate(
+        [a[:n] for a, n in zip(rollout.decisions["action"], rollout.decisions["executed"], strict=True)]
+    )
+    np.testing.assert_allclose(sent, rollout.trace["action"], atol=1e-6)  # what is trained on is what was done
+    others = read_rollout(rollout_files(root)[1])
+    assert not np.array_equal(others.decisions["action"][0], rollout.decisions["action"][0])
+    np.testing.assert_array_equal(others.decisions[OBS_STATE][0], rollout.decisions[OBS_STATE][0])  # the same start
+    page = (run / "report.html").read_text()
+    assert "Before and after" in page and "cost of winners" in page and "data:video/mp4" in page
+
+
+def test_a_stopped_run_goes_on_with_the_same_rollouts(run):
+    root = run / "round-001"
+    before = {p.name: p.read_bytes() for p in rollout_files(root)}
+    record = read_json(root / "record.json")
+    for name in ("record.json", "pairs.parquet", f"rollouts/{rollout_files(root)[2].name}"):
+        (root / name).unlink()
+    assert cli.main(["train", "--resume", str(run)]) == 0
+    again = read_rollout(rollout_files(root)[2])
+    assert {p.name for p in rollout_files(root)} == before.keys()
+    assert read_json(root / "record.json")["success"] == record["success"]
+    assert again.facts.steps == len(again.trace["time"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["sigma=0.1", "beta=0.1"],
+        ["pairs.how=shuffled", "beta=10", "train.method_options={aggregate: window, window: 1}", "weights.self=0"],
+    ],
+    ids=["chain", "step-wise"],
+)
+def test_other_arms_run(policy, tmp_path, options):
+    train(policy, tmp_path / "run", "films=0", *options)
+    lines = (tmp_path / "run" / "round-001" / "train" / "metrics.jsonl").read_text().splitlines()
+    logged = [json.loads(line) for line in lines]
+    assert logged[0]["tpo"] == pytest.approx(np.log(2), rel=1e-3)
+    if options[0].startswith("sigma"):
+        rollout = read_rollout(rollout_files(tmp_path / "run" / "round-001")[0])
+        assert rollout.decisions["chain"].shape[1:] == (3, 6, 5)
+
+
+def test_errors_name_the_key(tmp_path, capsys):
+    assert cli.main(["train", str(CONFIG), "objective=speed", f"output_dir={tmp_path / 'a'}"]) == 1
+    assert "'objective'" in capsys.readouterr().err
+    assert cli.main(["train", str(CONFIG), "constraints=none.yaml", f"output_dir={tmp_path / 'b'}"]) == 1
+    assert "none.yaml" in capsys.readouterr().err
+    assert cli.main(["train", str(CONFIG), "eval_seed=100000", f"output_dir={tmp_path / 'c'}"]) == 1
+    assert "eval_seed" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""GRAPE against continued imitation of successes, random pairs and TPO without anchors, under three objectives.
+
+    python tools/reproduce/grape.py --jobs 2    # runs what is missing, the most informative first, then reports
+    python tools/reproduce/grape.py --report    # reports what is there
+    python tools/reproduce/grape.py --smoke     # the whole path at toy size; the figures mean nothing
+    python tools/reproduce/grape.py --pilot     # SFT policy and beta on a seed that is not reported
+
+Claim (arXiv:2411.19309): from a half-trained policy, preferences between its own rollouts from the same start raise
+success, or lower collisions, or shorten episodes, whichever the constraints weigh; more than imitating its successes.
+
+The demonstrations are of mixed quality: some brush the wall, some are slow, and nothing that is observed says which.
+All arms of a seed share the policy that they begin with and its rollouts; later rounds roll out as many; all do as many
+updates of as many pairs. Training starts and evaluation starts are disjoint, and all policies are evaluated on the same
+ones with the same seeds of their noise. A collision is any touch of the wall, whatever constraints say.
+Observations hold the poses of the objects (``sim.privileged``): about algorithms, not about seeing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import grape_table  # noqa: E402
+from mixture_of_horizons import claimed  # noqa: E402
+
+from results import ROOT  # noqa: E402
+
+OUT = ROOT / "outputs" / "reproduce" / "grape"
+PILOT_SEED = 100
+
+
+def cells(order: Sequence[Sequence[str]], seeds: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """(arm, seed): the main arms of one seed, then of the others, then the controls."""
+    for names in order:
+        for seed in seeds:
+            for name in names:
+                yield name, seed
+
+
+def work(settings: Any, seeds: Sequence[int], out: Path) -> None:
+    """Run cells until none is left; several processes may do so at once."""
+    import torch
+    from grape_cells import ORDER, run_base, run_cell  # here: a report does without them
+
+    torch.set_num_threads(1)
+    for name, seed in cells(ORDER, seeds):
+        last = out / f"{name}-seed{seed}" / f"round-{settings.rounds:03d}" / "record.json"
+        with claimed(out / "locks" / f"base-{seed}") as ours:
+            if not ours:
+                continue
+            run_base(settings, seed, out)
+        with claimed(out / "locks" / f"{name}-{seed}") as ours:
+            if ours and not last.exists():
+                run_cell(settings, name, seed, out)
+                print(grape_table.line(name, seed, json.loads(last.read_text())), flush=True)
+
+
+def load_records(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    """Arm -> seed -> records of its rounds, as far as they are done."""
+    table: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for run in sorted(out.glob("*-seed*")):
+        name, _, seed = run.name.rpartition("-seed")
+        rounds = [json.loads(p.read_text()) for p in sorted(run.glob("round-*/record.json"))]
+        if rounds and seed.isdigit() and int(seed) != PILOT_SEED:
+            table.setdefault(name, {})[int(seed)] = rounds
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    parser.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
+    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size")
+    parser.add_argument("--pilot", action="store_true", help="only the policy to begin with, its rollouts and its beta")
+    parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="other settings, e.g. updates=40")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the runs (outputs/reproduce/grape)")
+    parser.add_argument("--name", default="grape", help="stem of the result files")
+    args = parser.parse_args(argv)
+    if not args.report:
+        from grape_cells import SMOKE, Settings, demonstrate
+
+        changes = {k: json.loads(v) for k, _, v in (text.partition("=") for text in args.set)}
+        settings = dataclasses.replace(SMOKE if args.smoke else Settings(), **changes)
+        if args.pilot:
+            return pilot(settings, args.out)
+        note(settings, args.out)
+        demonstrate(settings, args.out / "demos")
+        flags = argv or sys.argv[1:]  # the last --jobs counts
+        others = [subprocess.Popen([sys.executable, __file__, *flags, "--jobs", "1"]) for _ in range(args.jobs - 1)]
+        work(settings, range(args.seeds), args.out)
+        if any(process.wait() for process in others):
+            return 1
+        work(settings, range(args.seeds), args.out)  # what another process held while this one passed by
+    grape_table.report(args.name, load_records(args.out))
+    return 0
+
+
+def note(settings: Any, out: Path) -> None:
+    """Write down the settings, which the cells of one folder share."""
+    path, now = out / "settings.json", json.loads(json.dumps(dataclasses.asdict(settings)))
+    if path.exists() and json.loads(path.read_text()) != now:
+        sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(now))
+
+
+def pilot(settings: Any, out: Path) -> int:
+    """Is the policy to begin with half trained, and which beta fits?"""
+    import torch
+    from grape_cells import demonstrate, recipe, run_base
+
+    from vla_stack.rounds.grape import GrapeLoop
+    from vla_stack.rounds.pair_training import calibrate
+
+    torch.set_num_threads(1)
+    demonstrate(settings, out / "demos")
+    run_base(settings, PILOT_SEED, out)
+    base = out / f"base-seed{PILOT_SEED}"
+    plan = recipe(settings, "grape-safety", PILOT_SEED, out / f"sft-seed{PILOT_SEED}")
+    loop = GrapeLoop(plan, base)
+    print(grape_table.line("base", PILOT_SEED, loop.folder.records()[0]), loop.judge(1))
+    beta = calibrate(plan.train, loop.folder.path(1), base / "calibration", loop.start, settings.updates)
+    print(f"beta {beta:.3g}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

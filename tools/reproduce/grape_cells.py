@@ -1,0 +1,208 @@
+"""Runs one cell of ``grape.py``: the policy that a seed begins with, or one arm of that seed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+import sim
+from vla_stack.data import EpisodeRecorder
+from vla_stack.data.layout import INFO, read_info
+from vla_stack.data.preferences import ROLLOUTS
+from vla_stack.evaluation.constraints.score import Weights
+from vla_stack.evaluation.environments import observe
+from vla_stack.rounds.grape import GrapeLoop, GrapeRecipe, PairRecipe
+from vla_stack.rounds.record import RECORD
+from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
+from vla_stack.training.train import train
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TASK = "obstacle"
+OBJECTIVES = ("success", "safety", "efficiency")
+WEIGHTS = {"success": Weights(0.01, 1.0, 2.0), "safety": Weights(0.01, 4.0, 2.0), "efficiency": Weights(0.01, 4.0, 2.0)}
+ANCHORS = {"proximal": 1.0, "sft": 10.0}
+# How demonstrators differ, which no observation says: metres that the tool passes above the wall, and pace.
+ABOVE, PACE = (0.035, 0.0, -0.02), (1.0, 0.5)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Size of the experiment; the defaults are the one that is reported.
+
+    Attributes:
+        demos: Demonstrations that a seed's policy is trained on.
+        sft_steps: Updates of that training: few, so that there is something to improve.
+        starts: Starts that are rolled out.
+        rollouts: Rollouts from each.
+        rounds: Rounds of an arm.
+        updates: Updates of a round.
+        batch: Pairs an update.
+        lr: Of these updates.
+        beta: Of the preference loss, as calibrated on a seed that is not reported.
+        episodes: Held-out starts.
+        width: Of the policy.
+        execute: Actions executed of a chunk of 8.
+        num_envs: Episodes at a time.
+    """
+
+    demos: int = 120
+    sft_steps: int = 250
+    starts: int = 64
+    rollouts: int = 8
+    rounds: int = 2
+    updates: int = 80
+    batch: int = 8
+    lr: float = 1e-4
+    beta: float = 30.0
+    episodes: int = 300
+    width: int = 64
+    execute: int = 4
+    num_envs: int = 32
+
+
+SMOKE = Settings(4, 3, 2, 3, 1, 2, 2, 1e-4, 30.0, 3, 16, 4, 3)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What an arm changes: which pairs, what is minimised."""
+
+    about: str
+    objective: str = "success"
+    how: str = "best_worst"
+    method: tuple[tuple[str, float], ...] = ()
+
+
+ARMS = {
+    "filtered": Arm("SFT continued on successes", how="success", method=(("preference", 0.0), ("sft", 1.0))),
+    **{f"grape-{o}": Arm(f"GRAPE, {o}", o, method=tuple(ANCHORS.items())) for o in OBJECTIVES},
+    "random": Arm("random success and failure", how="random", method=tuple(ANCHORS.items())),
+    **{f"tpo-{o}": Arm(f"TPO without anchors, {o}", o) for o in OBJECTIVES},
+    "shuffled": Arm("best and worst, sides by chance", how="shuffled", method=tuple(ANCHORS.items())),
+}
+ORDER = (("filtered", "grape-safety", "grape-success", "grape-efficiency"), ("random",), ("tpo-safety",),
+         ("tpo-success", "tpo-efficiency"), ("shuffled",))  # fmt: skip
+
+
+def demonstrate(settings: Settings, root: Path) -> None:
+    """Record demonstrations of mixed quality: some brush the wall, some are slow. Continues what is there."""
+    env = gym.make(sim.TASKS[TASK].id, cameras=(), privileged=True, disable_env_checker=True)
+    task: Any = env.unwrapped
+    robot = task.spec_robot
+    have = read_info(root)["total_episodes"] if (root / INFO).exists() else 0
+    with EpisodeRecorder(root, robot) as recorder:
+        attempt = 0
+        while recorder.num_episodes < settings.demos:
+            attempt += 1
+            rng = np.random.default_rng((7, attempt))
+            task.above, pace = float(rng.choice(ABOVE)), float(rng.choice(PACE))
+            raw, info = env.reset(seed=2_000_000 + attempt)
+            expert: Any = sim.make_expert(task, noise=0.3, seed=attempt)
+            frames, ended, k = [], False, 0
+            while not ended:
+                action, last = expert.act(), task.tool_command
+                action[:4] = last[:4] + pace * (action[:4] - last[:4])
+                frames.append((observe(raw, robot, task.task, k), action))
+                raw, _, terminated, truncated, info = env.step(expert.perturb(action))
+                ended, k = bool(terminated or truncated), k + 1
+            if not info["is_success"]:
+                continue
+            if have:  # recorded by an earlier run
+                have -= 1
+                continue
+            for observation, action in frames:
+                recorder.add_frame(observation, action)
+            recorder.save_episode(True)
+    env.close()
+
+
+def start_policy(settings: Settings, seed: int, out: Path) -> Path:
+    """The run whose policy a seed begins with: imitation, cut short; trained where that is missing."""
+    demos, run = out / "demos", out / f"sft-seed{seed}"
+    w = settings.width
+    options = {"chunk_size": 8, "n_action_steps": settings.execute, "num_inference_steps": 4, "depth": 2, "width": w,
+               "expert_width": w, "heads": 2, "head_dim": w // 2, "max_words": 8, "vocabulary": 64}  # fmt: skip
+    plan = Recipe(
+        name=run.name,
+        method_options={"draws": 2, "shift": 0},
+        policy=PolicyRecipe("vla", options=options),
+        data=DataRecipe(root=(str(demos),)),
+        optimizer=OptimizerRecipe(lr=2e-3, warmup_steps=min(30, settings.sft_steps - 1), final_lr_ratio=0.05),
+        steps=settings.sft_steps,
+        ema=0.98,
+        precision="auto",
+        seed=seed,
+        threads=1,
+        log_every=50,
+        save_every=settings.sft_steps,
+        keep=1,
+    )
+    checkpoint = run / "checkpoints" / "last"
+    if not checkpoint.exists():
+        train(plan, run, resume=(run / "recipe.yaml").exists())
+    return run
+
+
+def recipe(settings: Settings, name: str, seed: int, policy: Path) -> GrapeRecipe:
+    """The loop of an arm and seed."""
+    arm, s = ARMS[name], settings
+    training = Recipe(
+        method_options={"draws": 4, **dict(arm.method)},
+        optimizer=OptimizerRecipe(lr=s.lr, weight_decay=0.0, warmup_steps=min(5, s.updates - 1), final_lr_ratio=0.1),
+        steps=s.updates,
+        batch_size=s.batch,
+        precision="auto",
+        threads=1,
+        log_every=10,
+        save_every=s.updates,
+        keep=1,
+    )
+    return GrapeRecipe(
+        name=name,
+        policy=str(policy),
+        env=sim.TASKS[TASK].id,
+        constraints=str(ROOT / "configs" / "constraints" / f"{TASK}.yaml"),
+        objective=arm.objective,  # type: ignore[arg-type]
+        weights=WEIGHTS[arm.objective],
+        pairs=PairRecipe(how=arm.how, winner_succeeds=True),  # type: ignore[arg-type]
+        rounds=s.rounds,
+        starts=s.starts,
+        rollouts=s.rollouts,
+        start_seed=100_000 + 10_000 * seed,
+        execute=s.execute,
+        beta=s.beta,
+        episodes=s.episodes,
+        num_envs=s.num_envs,
+        films=0,
+        seed=seed,
+        train=training,
+    )
+
+
+def run_base(settings: Settings, seed: int, out: Path) -> None:
+    """Evaluate the policy that a seed begins with, and roll it out: all arms of the seed share these rollouts."""
+    base = out / f"base-seed{seed}"
+    loop = GrapeLoop(recipe(settings, "grape-success", seed, start_policy(settings, seed, out)), base)
+    if not loop.folder.records():
+        GrapeLoop(replace(loop.recipe, rounds=0), base).run()
+    loop.roll_out(1)
+
+
+def run_cell(settings: Settings, name: str, seed: int, out: Path) -> None:
+    """All rounds of an arm on a seed, from where an earlier run stopped."""
+    base, run = out / f"base-seed{seed}", out / f"{name}-seed{seed}"
+    if not run.exists():
+        shutil.rmtree(partial := run.with_name(f"{run.name}.partial"), ignore_errors=True)
+        (partial / "round-000").mkdir(parents=True)
+        shutil.copy(base / "round-000" / RECORD, partial / "round-000" / RECORD)
+        (partial / "round-001" / ROLLOUTS).mkdir(parents=True)
+        for rollout in (base / "round-001" / ROLLOUTS).glob("*.safetensors"):
+            os.link(rollout, partial / "round-001" / ROLLOUTS / rollout.name)
+        partial.rename(run)
+    GrapeLoop(recipe(settings, name, seed, out / f"sft-seed{seed}"), run).run()

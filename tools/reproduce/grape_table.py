@@ -1,0 +1,164 @@
+"""Figures, checks and plot of ``grape.py`` from the records of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from results import RESULTS, Check, write
+
+Runs = dict[int, list[dict[str, Any]]]  # seed -> rounds
+BOOTSTRAP = 2000
+ORDER = ("base", "filtered", "random", "grape-success", "grape-safety", "grape-efficiency", "tpo-success", "tpo-safety",
+         "tpo-efficiency", "shuffled")  # fmt: skip
+# What is measured of an evaluation's episodes: success, whether the wall was touched, ticks; arrays [seeds, starts].
+Metric = Callable[[dict[str, np.ndarray]], float]
+METRICS: dict[str, Metric] = {
+    "success": lambda e: float(e["success"].mean()),
+    "collisions": lambda e: float(e["collided"].mean()),
+    "steps": lambda e: float(e["steps"].mean()),
+    "steps_of_successes": lambda e: float(e["steps"][e["success"] > 0].mean()) if e["success"].any() else float("nan"),
+}
+OWN = {"success": ("success", 1), "safety": ("collisions", -1), "efficiency": ("steps_of_successes", -1)}
+
+
+def line(name: str, seed: int, record: dict[str, Any]) -> str:
+    """A finished cell in a line."""
+    rates = f"success {record['success_rate']:.0%} collisions {record['collision_rate']:.0%}"
+    return f"{name:<17} seed {seed}: {rates} steps {record['mean_steps']:.1f} pairs {record['pairs']}"
+
+
+def report(name: str, records: dict[str, Runs]) -> None:
+    """Write ``docs/results/<name>.json`` and its plot."""
+    arms = {arm: records[arm] for arm in ORDER if arm in records}
+    if "base" not in arms:
+        print("nothing is done yet")
+        return
+    rounds = max(len(run) for runs in arms.values() for run in runs.values())
+    done = {
+        arm: {s: run for s, run in runs.items() if arm == "base" or len(run) == rounds} for arm, runs in arms.items()
+    }
+    done = {arm: runs for arm, runs in done.items() if runs}
+    table = {arm: row(runs) for arm, runs in done.items()}
+    for arm, r in table.items():
+        cells = (f"{m} {r[m]:.3g} [{r[f'{m}_interval'][0]:.3g}, {r[f'{m}_interval'][1]:.3g}]" for m in METRICS)
+        print(f"{arm:<17}", *cells)
+    seeds = sorted({seed for runs in done.values() for seed in runs})
+    write(name, checks(done, table), {"arms": table, "rounds": rounds - 1}, seeds)
+    plot(name, table)
+
+
+def episodes(runs: Runs, seeds: list[int]) -> dict[str, np.ndarray]:
+    """Last round's episodes, [seeds, starts]."""
+    return {key: np.array([runs[s][-1][key] for s in seeds], float) for key in ("success", "collided", "steps")}
+
+
+def row(runs: Runs) -> dict[str, Any]:
+    """An arm's figures over its seeds, with intervals, and what each seed and round came to."""
+    e = episodes(runs, sorted(runs))
+    out: dict[str, Any] = {"seeds": sorted(runs)}
+    for key, metric in METRICS.items():
+        out[key] = metric(e)
+        out[f"{key}_interval"] = interval([metric(d) for d in resampled([e])[0]])
+        out[f"{key}_by_seed"] = [metric(episodes(runs, [s])) for s in sorted(runs)]
+    out["rounds"] = [
+        {
+            k: float(np.mean([run[i][k] for run in runs.values()]))
+            for k in ("success_rate", "collision_rate", "mean_steps")
+        }
+        for i in range(min(map(len, runs.values())))
+    ]
+    return out
+
+
+def resampled(arms: list[dict[str, np.ndarray]]) -> list[list[dict[str, np.ndarray]]]:
+    """Bootstrap draws over starts and seeds, the same for all arms, so that differences are paired."""
+    n, m = arms[0]["success"].shape
+    rng = np.random.default_rng(0)
+    picks = [np.ix_(rng.integers(n, size=n), rng.integers(m, size=m)) for _ in range(BOOTSTRAP)]
+    return [[{k: v[pick] for k, v in e.items()} for pick in picks] for e in arms]
+
+
+def interval(draws: list[float]) -> tuple[float, float]:
+    low, high = np.nanpercentile(draws, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def compare(a: Runs, b: Runs, metric: Metric, relative: bool = False) -> tuple[float, tuple[float, float]]:
+    """Metric of arm a minus that of arm b over their common seeds, as a share of b's where ``relative``."""
+    seeds = sorted(set(a) & set(b))
+    both = [episodes(a, seeds), episodes(b, seeds)]
+
+    def difference(x: dict[str, np.ndarray], y: dict[str, np.ndarray]) -> float:
+        d = metric(x) - metric(y)
+        return d / max(metric(y), 1e-9) if relative else d
+
+    draws = [difference(x, y) for x, y in zip(*resampled(both), strict=True)]
+    return difference(*both), interval(draws)
+
+
+def checks(done: dict[str, Runs], table: dict[str, Any]) -> list[Check]:
+    """The claims of the specification's section 7, where their arms are there."""
+    base = table["base"]
+    out = [
+        Check("SFT: success, at least", base["success"], 0.4, ">=", base["success_interval"]),
+        Check("SFT: success, at most", base["success"], 0.6, "<=", base["success_interval"]),
+        Check("SFT: episodes that touch the wall", base["collisions"], 0.3, ">=", base["collisions_interval"]),
+    ]
+
+    def claim(title: str, a: str, b: str, key: str, bound: float, sense: str, relative: bool = False) -> None:
+        if a in done and b in done and set(done[a]) & set(done[b]):
+            value, spread = compare(done[a], done[b], METRICS[key], relative)
+            check = Check(title, value, bound, sense, spread)
+            check.why = "" if check.holds else "measured so; see the arms' figures"
+            out.append(check)
+
+    claim("success: GRAPE minus SFT", "grape-success", "base", "success", 0.1, ">=")
+    claim("safety: collisions against SFT, relative", "grape-safety", "base", "collisions", -0.3, "<=", True)
+    claim("safety: success minus SFT", "grape-safety", "base", "success", -0.02, ">=")
+    claim("efficiency: steps of successes against SFT, relative", "grape-efficiency", "base", "steps_of_successes",
+          -0.1, "<=", True)  # fmt: skip
+    claim("efficiency: steps against SFT, relative", "grape-efficiency", "base", "steps", -0.1, "<=", True)
+    claim("efficiency: success minus SFT", "grape-efficiency", "base", "success", -0.02, ">=")
+    for objective, (key, sign) in OWN.items():
+        arm = f"grape-{objective}"
+        for other in ("filtered", "random", f"tpo-{objective}", "shuffled"):
+            if arm not in done or other not in done or not set(done[arm]) & set(done[other]):
+                continue
+            value, (low, high) = compare(done[arm], done[other], METRICS[key])
+            end = low if sign > 0 else high
+            title = f"{objective}: GRAPE minus {other}, {key.replace('_', ' ')}"
+            out.append(Check(title, value, 0.0, ">=" if sign > 0 else "<=", (low, high)))
+            out[-1].why = "" if out[-1].holds else "the other arm does better on what GRAPE was to improve"
+            if other == "filtered":
+                held = end > 0 if sign > 0 else end < 0
+                why = "" if held else "the interval over seeds and starts holds 0"
+                out.append(Check(f"{title}: near end", end, 0.0, ">=" if sign > 0 else "<=", None, why))
+    if "shuffled" in done:
+        claim("shuffled labels minus SFT, success (must not help)", "shuffled", "base", "success", 0.05, "<=")
+    return out
+
+
+def plot(name: str, table: dict[str, Any]) -> None:
+    """Every arm's success, collisions and steps with intervals; dots are seeds."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 3, figsize=(14, 0.4 * len(table) + 1.4), sharey=True, layout="constrained")
+    for panel, key in zip(panels, ("success", "collisions", "steps_of_successes"), strict=True):
+        for y, row_ in enumerate(table.values()):
+            low, high = row_[f"{key}_interval"]
+            panel.plot([low, high], [y, y], linewidth=4, alpha=0.35, color=f"C{y % 10}")
+            panel.plot(row_[key], y, "o", color=f"C{y % 10}")
+            panel.plot(row_[f"{key}_by_seed"], [y] * len(row_["seeds"]), ".", color="0.4", markersize=4)
+        panel.axvline(table["base"][key], color="0.6", linewidth=0.8, linestyle=":")
+        panel.set_xlabel(key.replace("_", " "))
+        panel.grid(axis="x", alpha=0.2)
+    panels[0].set_yticks(range(len(table)), list(table))
+    panels[0].invert_yaxis()
+    figure.savefig(RESULTS / f"{name}.svg")
+    plt.close(figure)
