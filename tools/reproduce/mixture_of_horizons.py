@@ -76,12 +76,12 @@ def work(settings: Settings, seeds: Sequence[int], out: Path) -> None:
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Whether this process holds the lock; the kernel lets go of it when the process dies."""
+def claimed(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether this process holds the lock; the kernel lets go of it when the process dies. ``wait`` for it: always."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
         else:

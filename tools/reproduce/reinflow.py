@@ -1,0 +1,175 @@
+"""ReinFlow from imitation policies of a few demonstrations, on two tasks with sparse reward, at 4 and 1 Euler steps.
+
+    python tools/reproduce/reinflow.py --jobs 2   # runs what is missing, the first seeds first, then reports
+    python tools/reproduce/reinflow.py --report   # reports what is there
+    python tools/reproduce/reinflow.py --smoke    # the whole path at toy size; the figures mean nothing
+
+Claim (arXiv:2505.22094): PPO through the likelihood of the noisy chain raises the success of a few-step flow policy by
+tens of points (40 for the authors' shortcut policies); asked for here are 20 from a start of 30-60 %, at 4 and 1 steps.
+
+All arms of a task, seed and number of steps start from one imitation policy and meet as many episodes; success is that of
+the policy as it is deployed, without noise, on fixed scenes. ``fixed`` injects noise of one size, ``bc``
+imitates its own successful episodes (same optimiser steps, no noise). Observations hold the poses of the objects:
+about algorithms, not about seeing. A cell is one arm of one task and seed; a stopped run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import reinflow_report  # noqa: E402
+from mixture_of_horizons import claimed  # noqa: E402
+
+from results import ROOT  # noqa: E402
+from vla_stack.data.layout import read_json, write_json  # noqa: E402
+
+OUT = ROOT / "outputs" / "reproduce" / "reinflow"
+RECIPE, START = ROOT / "configs" / "rl_reinflow.yaml", ROOT / "configs" / "rl_start.yaml"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task and the demonstrations that bring imitation to 30-60 %.
+
+    Attributes:
+        id: Of the environment.
+        collect: Task and options of the collection.
+        demos: Demonstrations that the start is trained on, by Euler steps: with one step the same policy does worse.
+        env_options: Of the environment in which it learns; MetaWorld's 200 native steps are 50 of 20 Hz.
+    """
+
+    id: str
+    collect: dict[str, Any]
+    demos: dict[int, int]
+    env_options: dict[str, Any] = field(default_factory=dict)
+
+
+TASKS = {
+    "place": Task("sim/place-v0", {"task": "place"}, {4: 12, 1: 20}),
+    "pick-place-v3": Task(
+        "metaworld/pick-place-v3",
+        {"task": "metaworld/pick-place-v3", "options": {"control_mode": "ee_abs", "control_hz": 20}},
+        {4: 10, 1: 16},
+        {"max_episode_steps": 50},
+    ),
+}
+ARMS: dict[str, dict[str, Any]] = {  # what an arm changes of the method; the first two are the claim
+    "k4": {"denoising_steps": 4},
+    "k1": {"denoising_steps": 1},
+    "fixed4": {"denoising_steps": 4, "sigma": "fixed"},
+    "bc4": {"denoising_steps": 4, "sigma": "fixed", "sigma_low": 1e-3, "sigma_high": 1e-3, "critic_warmup": 0},
+}
+SMOKE = {"iterations": 1, "episodes": 2, "num_envs": 2, "eval_episodes": 2, "eval_every": 1}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm of one task and seed."""
+
+    task: str
+    arm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.arm}-seed{self.seed}"
+
+
+def grid(seeds: Sequence[int]) -> list[Cell]:
+    """All cells: the claim's arms of all seeds, then the baselines."""
+    rounds = (("k1", "k4"), ("bc4", "fixed4"))
+    return [Cell(task, arm, seed) for arms in rounds for seed in seeds for task in TASKS for arm in arms]
+
+
+def start(cell: Cell, out: Path, smoke: bool) -> Path:
+    """Directory of the imitation policy that a cell starts from, trained where it is missing."""
+    from vla_stack.data.collect import CollectConfig, collect
+    from vla_stack.training.recipe import load
+    from vla_stack.training.train import train
+
+    task, demos = TASKS[cell.task], {4: 2, 1: 2} if smoke else TASKS[cell.task].demos
+    n, root = demos[ARMS[cell.arm]["denoising_steps"]], out / "demos" / cell.task
+    run = out / "start" / f"{cell.task}-{n}-seed{cell.seed}"
+    collect(CollectConfig(noise=0.3, privileged=True, **task.collect), root, max(demos.values()), workers=1)
+    overrides = [f"data.root={root}", f"data.episodes={list(range(n))}", f"seed={cell.seed}"] + ["steps=2"] * smoke
+    return train(load(START, overrides), run, resume=(run / "recipe.yaml").exists()) / "pretrained_model"
+
+
+def run_cell(cell: Cell, policy: Path, out: Path, smoke: bool) -> dict[str, Any]:
+    """Learn; what is kept is the curve."""
+    from reinflow_bc import ImitationLoop
+
+    from vla_stack.rounds.reinflow import ReinFlowLoop, ReinFlowRecipe
+    from vla_stack.training.recipe import build, read_tree
+
+    recipe: ReinFlowRecipe = build(ReinFlowRecipe, read_tree(RECIPE), str(RECIPE))
+    recipe = replace(
+        recipe,
+        name=cell.name,
+        policy=str(policy),
+        env=TASKS[cell.task].id,
+        env_options=TASKS[cell.task].env_options,
+        method=replace(recipe.method, **ARMS[cell.arm]),
+        seed=cell.seed,
+        **(SMOKE if smoke else {}),
+    )
+    run, began = out / "runs" / cell.name, time.process_time()
+    if imitates := cell.arm.startswith("bc"):  # its pool of successes lives in memory: it begins anew
+        shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True, exist_ok=True)
+    (ImitationLoop if imitates else ReinFlowLoop)(recipe, run).run()
+    curve = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {**dataclasses.asdict(cell), "cpu_s": time.process_time() - began, "curve": curve}
+
+
+def work(seeds: Sequence[int], out: Path, smoke: bool) -> None:
+    """Run cells until none is left; several processes may do so at once."""
+    for cell in grid(seeds):
+        path = out / "cells" / f"{cell.name}.json"
+        with claimed(out / "locks" / cell.name) as ours:
+            if not ours or path.exists():
+                continue
+            with claimed(out / "locks" / f"start-{cell.task}", wait=True):
+                policy = start(cell, out, smoke)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            record = run_cell(cell, policy, out, smoke)
+            write_json(path, record)
+            rates = [f"{x['eval']:.0%} at {x['env_steps']}" for x in record["curve"] if "eval" in x]
+            print(cell.name, *rates, f"{record['cpu_s']:.0f} s", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds (5)")
+    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of demonstrations, runs and cells (%(default)s)")
+    parser.add_argument("--name", default="reinflow", help="stem of the result files (%(default)s)")
+    args = parser.parse_args(argv)
+    if not args.report:
+        flags = argv or sys.argv[1:]  # the last --jobs counts
+        others = [subprocess.Popen([sys.executable, __file__, *flags, "--jobs", "1"]) for _ in range(args.jobs - 1)]
+        work(range(args.seeds), args.out, args.smoke)
+        if any(process.wait() for process in others):
+            return 1
+        if others:
+            return main([*flags, "--jobs", "1"])  # what another process held while this one passed by, and the report
+    cells = [read_json(path) for path in sorted((args.out / "cells").glob("*.json"))]
+    reinflow_report.report(args.name, cells)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Figures, checks and plot of ``reinflow.py`` from its cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from results import RESULTS, Check, write
+
+BOOTSTRAP = 4000
+GAIN, START = 0.20, (0.30, 0.60)
+ABOUT = {
+    "k4": "ReinFlow, 4 steps",
+    "k1": "ReinFlow, 1 step",
+    "fixed4": "noise of one size, 4 steps",
+    "bc4": "imitation of own successes, 4 steps",
+}
+Runs = dict[int, list[dict[str, Any]]]  # seed -> evaluations, from the start policy to the last
+
+
+def report(name: str, cells: list[dict[str, Any]]) -> None:
+    """Write ``docs/results/<name>.json`` and its plot."""
+    runs: dict[tuple[str, str], Runs] = {}
+    for c in cells:
+        runs.setdefault((c["task"], c["arm"]), {})[c["seed"]] = [x for x in c["curve"] if "eval" in x]
+    data = {
+        "about": ABOUT,
+        "cells": [{k: c[k] for k in ("task", "arm", "seed", "cpu_s")} | {"curve": short(c["curve"])} for c in cells],
+    }
+    write(name, checks(runs), data, sorted({c["seed"] for c in cells}))
+    plot(name, runs)
+
+
+def short(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a reader needs of a run's records."""
+    keys = ("step", "env_steps", "eval", "rollout", "kl", "sigma")
+    return [{k: round(x[k], 4) if isinstance(x[k], float) else x[k] for k in keys if k in x} for x in curve]
+
+
+def outcomes(runs: Runs, at: int) -> np.ndarray:
+    """Success of every evaluation episode, int [seeds, episodes]; ``at`` 0 is the start policy, -1 the last."""
+    return np.array([runs[seed][at]["eval_success"] for seed in sorted(runs)])
+
+
+def interval(pairs: np.ndarray) -> tuple[float, float]:
+    """Bootstrap over seeds and scenes of the mean of [seeds, episodes]."""
+    rng, (n, m) = np.random.default_rng(0), pairs.shape
+    draws = [pairs[np.ix_(rng.integers(n, size=n), rng.integers(m, size=m))].mean() for _ in range(BOOTSTRAP)]
+    low, high = np.percentile(draws, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def checks(runs: dict[tuple[str, str], Runs]) -> list[Check]:
+    """The claim at 4 and at 1 steps, the start it is made from, and the baselines."""
+    out = []
+    for (task, arm), of in runs.items():
+        first, last = outcomes(of, 0), outcomes(of, -1)
+        about, begin, end = f"{task}, {ABOUT[arm]}", float(first.mean()), float(last.mean())
+        if arm in ("k4", "k1"):
+            why = "" if START[0] <= begin <= START[1] else "outside the 30-60 % that the claim is made from"
+            out.append(Check(f"{about}: start, at least", begin, START[0], ">=", interval(first), why))
+            out.append(Check(f"{about}: start, at most", begin, START[1], "<=", interval(first), why))
+        out.append(Check(f"{about}: success in the end", end, None, ">=", interval(last)))
+        why = "" if end - begin >= GAIN else f"{begin:.0%} to {end:.0%} within the budget"
+        bound = GAIN if arm in ("k4", "k1") else None
+        out.append(Check(f"{about}: gain", end - begin, bound, ">=", interval(last - first), why))
+    for task in dict.fromkeys(task for task, _ in runs):
+        for arm in ("fixed4", "bc4"):
+            ours, other = runs.get((task, "k4"), {}), runs.get((task, arm), {})
+            if seeds := sorted(set(ours) & set(other)):
+                pairs = outcomes({s: ours[s] for s in seeds}, -1) - outcomes({s: other[s] for s in seeds}, -1)
+                why = "" if pairs.mean() >= 0 else "seen so: the baseline does better on this task at this budget"
+                name = f"{task}: ReinFlow minus {ABOUT[arm]}"
+                out.append(Check(name, float(pairs.mean()), 0.0, ">=", interval(pairs), why))
+    return out
+
+
+def plot(name: str, runs: dict[tuple[str, str], Runs]) -> None:
+    """Success of the deployed policy against environment steps, mean of the seeds and bootstrap interval."""
+    from matplotlib.figure import Figure
+
+    tasks = list(dict.fromkeys(task for task, _ in runs))
+    figure = Figure(figsize=(5.5 * max(1, len(tasks)), 3.8), layout="constrained")
+    for i, task in enumerate(tasks):
+        axes = figure.add_subplot(1, len(tasks), i + 1)
+        for (of_task, arm), of in runs.items():
+            if of_task != task:
+                continue
+            points = range(min(len(rows) for rows in of.values()))
+            x = [np.mean([rows[k]["env_steps"] for rows in of.values()]) for k in points]
+            (line,) = axes.plot(x, [outcomes(of, k).mean() for k in points], "o-", label=ABOUT[arm])
+            low, high = zip(*(interval(outcomes(of, k)) for k in points), strict=True)
+            axes.fill_between(x, low, high, alpha=0.12, color=line.get_color())
+        axes.set(title=task, xlabel="environment steps", ylabel="success, without noise", ylim=(0, 1))
+        axes.legend(fontsize=7, loc="lower right")
+    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
