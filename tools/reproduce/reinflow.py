@@ -7,10 +7,10 @@
 Claim (arXiv:2505.22094): PPO through the likelihood of the noisy chain raises the success of a few-step flow policy by
 tens of points (40 for the authors' shortcut policies); asked for here are 20 from a start of 30-60 %, at 4 and 1 steps.
 
-All arms of a task, seed and number of steps start from one imitation policy and meet as many episodes; success is that of
-the policy as it is deployed, without noise, on fixed scenes. ``fixed`` injects noise of one size, ``bc``
-imitates its own successful episodes (same optimiser steps, no noise). Observations hold the poses of the objects:
-about algorithms, not about seeing. A cell is one arm of one task and seed; a stopped run continues.
+All arms of a task, seed and number of steps start from one imitation policy and meet as many episodes; success is that
+of the policy as it is deployed, without noise, on fixed scenes. ``fixed`` injects noise of one size, ``bc`` imitates
+its own successful episodes (as many optimiser steps, no noise). Observations hold the poses of the objects: about
+algorithms, not about seeing. A cell is one arm of one task and seed; a stopped run continues.
 """
 
 from __future__ import annotations
