@@ -88,7 +88,7 @@ class CollectConfig:
         from sim import external
 
         options = {"image_size": self.image_size, **self.options}
-        told = {"cameras": (), "privileged": True} if self.privileged else {}
+        told: dict[str, Any] = {"cameras": (), "privileged": True} if self.privileged else {}
         if external.is_external(self.task):
             return external.make(self.task, **options, **told)
         if self.task not in sim.TASKS:

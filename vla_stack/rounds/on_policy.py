@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import gymnasium as gym
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_stack.evaluation.environments import observe as observation_of
@@ -62,7 +64,9 @@ class Rollouts:
         contexts: list[PrefixContext] = []
         inputs: list[Tensor] = []
         chains: list[Tensor] = []
-        left, episodes, running, count = list(reversed(seeds)), [], {}, 0
+        episodes: list[_Episode] = []
+        running: dict[gym.Env, _Episode] = {}
+        left, count = list(reversed(seeds)), 0
         for env in self._envs:
             self._begin(env, left, running, episodes)
         while running:
@@ -97,7 +101,7 @@ class Rollouts:
         noise = torch.randn(n, policy.horizon, policy.noise_dim, generator=generator)
         return (noise * getattr(policy.config, "noise_scale", 1.0)).to(policy.config.device)
 
-    def _execute_chunk(self, env: gym.Env, episode: _Episode, commands: Tensor) -> None:
+    def _execute_chunk(self, env: gym.Env, episode: _Episode, commands: NDArray[np.float32]) -> None:
         """Carry out a chunk, or as much of it as the episode has room for."""
         total, discount = 0.0, 1.0
         for k in range(self._execute):
