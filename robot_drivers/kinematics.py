@@ -66,6 +66,15 @@ class Kinematics:
         mujoco.mj_kinematics(self._model, self._data)
         return np.array(self._data.site_xpos[self._site])
 
+    def touching(self, action: NDArray[np.floating]) -> frozenset[str]:
+        """Which bodies of the model would touch which ("hand, table") at joint angles in an action [A], radians."""
+        self.tool(action)
+        mujoco.mj_collision(self._model, self._data)
+        return frozenset(
+            ", ".join(sorted(self._model.geom(g).name or f"geom {g}" for g in contact.geom))
+            for contact in self._data.contact
+        )
+
     def jacobian(self, action: NDArray[np.floating]) -> FloatArray:
         """[6, J]: tool velocity (m/s) and angular velocity (rad/s), base frame, per joint velocity (rad/s)."""
         self.tool(action)

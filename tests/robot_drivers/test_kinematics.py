@@ -64,3 +64,12 @@ def test_bad_models_are_named(tmp_path):
     broken.write_text("<mujoco/>")
     with pytest.raises(UserError, match="no site 'tcp'"):
         Kinematics(str(broken), RobotSpec("test/none", ARM.state, (Dim("a.pos", "rad"),), (), 30.0))
+
+
+def test_what_would_touch_is_named(arm):
+    assert arm.touching(HOME) == frozenset()
+    q = HOME.copy()
+    while not (touching := arm.touching(q)):  # down to the table
+        q = q + arm.joint_velocity(q, np.array([0.0, 0.0, -0.3])) / 30.0
+        assert arm.tool(q)[2] > -0.1
+    assert all("table" in pair for pair in touching)

@@ -237,3 +237,17 @@ def test_in_the_loop_a_refusal_is_said_and_nothing_moves():
     rig.run(ticks=40)
     assert "not known" in rig.console.replies["rewind@21"]["error"]
     assert (rig.sent[20:] == rig.sent[20]).all() and "no auto-rewind" in rig.console.states[-1]["why"]
+
+
+def test_a_way_on_which_the_model_would_touch_something_is_refused():
+    path = np.column_stack([np.linspace(0.0, 0.5, 60), *np.zeros((3, 60)), np.full(60, 0.7)])
+    for touching, words in (
+        (lambda q: frozenset(["hand, table"]), ""),  # touched already where it is
+        (lambda q: frozenset(["hand, table"] if q[0] < 0.2 else []), "on the way back would touch: hand, table"),
+        (lambda q: frozenset(), ""),
+    ):
+        walk = Walk(robot(JOINTS, 30.0), path)
+        walk.rewinder = Rewinder(walk.spec, touching=touching)
+        for k, state in enumerate(path):
+            walk.rewinder.observe(k * walk.dt_ns, seen(state), walk.status(k))
+        assert walk.plan() == words

@@ -13,7 +13,7 @@ from vla_stack.runtime.clock import RealClock
 from vla_stack.runtime.control import ControlLoop
 from vla_stack.runtime.executor import Executor, ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
-from vla_stack.runtime.limits import make_envelope
+from vla_stack.runtime.limits import make_envelope, predict_touching
 from vla_stack.runtime.link import Link, Message, ObservationSlots
 from vla_stack.runtime.link_port import LinkPort
 from vla_stack.runtime.operator_lane import OperatorLane
@@ -82,14 +82,16 @@ def _serve(link: Link, driver: Driver, console: OperatorPipes | None) -> None:
     executor: Executor | None = None
     if setup["policy"] is not None:
         executor = Executor(driver.spec, PolicySpec.from_json(setup["policy"]), ExecutorConfig(**setup["executor"]))
-    envelope = make_envelope(driver.spec, SafetyConfig(**setup["safety"]))
+    safety = SafetyConfig(**setup["safety"])
+    envelope = make_envelope(driver.spec, safety)
     horizon = executor.policy.horizon if executor else 0
     slots = ObservationSlots(driver.spec, setup["slots"], horizon, setup["slot_count"])
     port = LinkPort(link, slots)
     lane: OperatorLane | None = None
     if console is not None:
         familiar = Familiar.from_message(setup["familiar"]) if setup["familiar"] else None
-        lane = OperatorLane(driver.spec, console, Rewinder(driver.spec, familiar=familiar))
+        rewinder = Rewinder(driver.spec, familiar=familiar, touching=predict_touching(driver.spec, safety))
+        lane = OperatorLane(driver.spec, console, rewinder)
     loop = ControlLoop(driver, executor, envelope, RealClock(), port, lane)
     gc.freeze()  # what start-up left behind need not be walked at every collection
     try:

@@ -12,11 +12,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.runtime.safety import SafetyConfig, SafetyEnvelope
@@ -103,6 +106,17 @@ def make_envelope(robot: RobotSpec, config: SafetyConfig) -> SafetyEnvelope:
     from robot_drivers.kinematics import Kinematics
 
     return SafetyEnvelope(robot, config, Kinematics(config.kinematics, robot).tool)
+
+
+def predict_touching(
+    robot: RobotSpec, config: SafetyConfig
+) -> Callable[[NDArray[np.float64]], frozenset[str]] | None:
+    """What would touch what at an action [A], by a model of its own; None where the configuration names none."""
+    if not config.kinematics:
+        return None
+    from robot_drivers.kinematics import Kinematics
+
+    return Kinematics(config.kinematics, robot).touching
 
 
 def describe_limits(robot: RobotSpec, config: SafetyConfig) -> str:

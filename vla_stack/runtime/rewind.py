@@ -5,12 +5,14 @@ of a piece of the way is the time that it takes at the speed limits, so going th
 limit, whatever the pieces are. The rate itself rises and falls with bounded slope. Grippers stay as they are.
 
 It is refused where going back would not undo what was done: a gripper switched, an object moved, something touched
-that does not spring back (RaC specification, section 3). What is known of the scene stands in the driver's status.
+that does not spring back, a waypoint at which the robot's model would touch what it does not touch here (RaC
+specification, section 3). What is known of the scene stands in the driver's status.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,9 +79,17 @@ class Rewinder:
         robot: What is driven; its actions must be absolute.
         config: Limits.
         familiar: Where demonstrations were; the way ends at the newest such state. None: at the oldest remembered.
+        touching: What would touch what with the robot at an action [A] (``Kinematics.touching``); None: not predicted.
     """
 
-    def __init__(self, robot: RobotSpec, config: RewindConfig | None = None, familiar: Familiar | None = None) -> None:
+    def __init__(
+        self,
+        robot: RobotSpec,
+        config: RewindConfig | None = None,
+        familiar: Familiar | None = None,
+        touching: Callable[[FloatArray], frozenset[str]] | None = None,
+    ) -> None:
+        self._touching = touching
         self._robot, self.config, self._familiar = robot, config or RewindConfig(), familiar
         self._arm = ~robot.gripper_mask
         self._metres = np.array([d.unit == "m" for d in robot.action]) & self._arm
@@ -132,6 +142,8 @@ class Rewinder:
         )
         if len(way) < 2 or self._seconds(np.diff(way, axis=0)).sum() < self._robot.dt:
             return "the robot has not moved"
+        if collision := self._collision(way):
+            return f"on the way back would touch: {collision}"
         self._way, self._scene = way, moments[0]
         return ""
 
@@ -187,6 +199,13 @@ class Rewinder:
             for hazard in moment.hazards:
                 return HAZARDS.get(hazard, hazard)
         return ""
+
+    def _collision(self, way: FloatArray) -> str:
+        """What would touch along a way [N, A] that does not at its start; '' where nothing would."""
+        if self._touching is None:
+            return ""
+        here = self._touching(way[0])
+        return next((min(new) for waypoint in way[1:] if (new := self._touching(waypoint) - here)), "")
 
     def _disturbance(self, obs: Observation, status: Status, last: NDArray[np.float32]) -> str:
         c, now = self.config, self._ring[-1]
