@@ -108,9 +108,7 @@ def make_envelope(robot: RobotSpec, config: SafetyConfig) -> SafetyEnvelope:
     return SafetyEnvelope(robot, config, Kinematics(config.kinematics, robot).tool)
 
 
-def predict_touching(
-    robot: RobotSpec, config: SafetyConfig
-) -> Callable[[NDArray[np.float64]], frozenset[str]] | None:
+def predict_touching(robot: RobotSpec, config: SafetyConfig) -> Callable[[NDArray[np.float64]], frozenset[str]] | None:
     """What would touch what at an action [A], by a model of its own; None where the configuration names none."""
     if not config.kinematics:
         return None
