@@ -17,7 +17,7 @@ from vla_stack.rounds.familiar import FamiliarStates
 from vla_stack.rounds.human import Human, HumanConfig
 from vla_stack.rounds.scene import Detector, Scene, Subtasks
 
-HOLD_S = 0.5  # s for which a person goes on when the task is done: so letting go and leaving become labels
+HOLD_S = 0.2  # s for which a person goes on when the task is done, so that letting go becomes a label
 
 
 @dataclass(frozen=True)
