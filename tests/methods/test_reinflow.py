@@ -3,6 +3,7 @@
 import pytest
 import torch
 from small_vla import make_batch, make_policy
+from tiny_vlas import make_processors, make_vla
 
 from vla_stack.methods.reinflow import Learner, ReinFlowConfig, mean_entry, observe
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
@@ -47,7 +48,7 @@ def test_undiscounted_steps_of_one_action_give_the_textbook_estimate() -> None:
 def make_data(learner: Learner, rows: int = 6, seed: int = 0) -> Experience:
     """Decisions of three episodes of two rows, on the learner's own policy."""
     policy, g = learner.policy, torch.Generator().manual_seed(seed)
-    pre, _ = make_vla_pre_post_processors(policy.config, None)
+    pre, _ = processors_of(policy)
     context, inputs = observe(policy, pre(make_batch(rows)))
     noise = torch.randn(rows, policy.horizon, policy.noise_dim, generator=g)
     return Experience(
@@ -64,9 +65,13 @@ def make_data(learner: Learner, rows: int = 6, seed: int = 0) -> Experience:
     )
 
 
-def make_learner(**options) -> Learner:
-    policy = make_policy()
-    pre, _ = make_vla_pre_post_processors(policy.config, None)
+def processors_of(policy):
+    return make_vla_pre_post_processors(policy.config, None) if policy.name == "vla" else make_processors(policy)
+
+
+def make_learner(policy=None, **options) -> Learner:
+    policy = policy or make_policy()
+    pre, _ = processors_of(policy)
     width = observe(policy, pre(make_batch(1)))[1].shape[-1]
     defaults = {"denoising_steps": 2, "epochs": 2, "minibatch": 3, "critic_warmup": 1}
     torch.manual_seed(2)
@@ -147,6 +152,17 @@ def test_schedules_and_the_distance_to_the_pretrained_policy() -> None:
     assert moved > 0 and learner.policy.expert.head.bias.grad.any()
     fixed = make_learner(sigma="fixed")
     assert not any(p.requires_grad for p in fixed.noise.parameters())
+
+
+def test_an_adapter_learns_as_the_native_policy_does(tmp_path) -> None:
+    learner = make_learner(make_vla("smolvla", tmp_path))
+    data, before = make_data(learner), snapshot(learner)
+    rows = torch.arange(3)
+    # Five of eight dimensions are the robot's: noise lies in the padding too, and counts nowhere.
+    assert learner.counted(data, rows).sum((1, 2)).tolist() == [4 * 5, 3 * 5, 4 * 5]
+    learner.update(data, torch.Generator().manual_seed(0), warmup=False)
+    moved = {k for k, v in learner.state_dict().items() if not torch.equal(v, before[k])}
+    assert any("lm_expert" in k for k in moved) and not any("vlm_with_expert.vlm." in k for k in moved)
 
 
 def test_rows_of_successful_episodes() -> None:

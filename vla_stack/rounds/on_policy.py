@@ -121,9 +121,11 @@ class Rollouts:
     def _experience(
         self, episodes: list[_Episode], context: PrefixContext, inputs: Tensor, chain: Tensor
     ) -> Experience:
-        executed = torch.tensor([k for e in episodes for k in e.executed])
-        last = torch.tensor([i + 1 == len(e.rows) for e in episodes for i in range(len(e.rows))])
-        terminated = torch.tensor([e.terminated and i + 1 == len(e.rows) for e in episodes for i in range(len(e.rows))])
+        device = inputs.device
+        ends = [(e, i + 1 == len(e.rows)) for e in episodes for i in range(len(e.rows))]
+        executed = torch.tensor([k for e in episodes for k in e.executed], device=device)
+        last = torch.tensor([end for _, end in ends], device=device)
+        terminated = torch.tensor([end and e.terminated for e, end in ends], device=device)
         final = torch.zeros_like(inputs)
         truncated = [e.observation for e in episodes if not e.terminated]
         if truncated:
@@ -133,10 +135,10 @@ class Rollouts:
             inputs=inputs,
             chain=chain,
             executed=executed,
-            reward=torch.tensor([r for e in episodes for r in e.reward]),
+            reward=torch.tensor([r for e in episodes for r in e.reward], device=device),
             follow=torch.where(terminated, 0.0, self._learner.config.gamma ** executed.float()),
             last=last,
             final_inputs=final,
-            success=torch.tensor([e.success for e in episodes]),
+            success=torch.tensor([e.success for e in episodes], device=device),
             steps=int(executed.sum()),
         )
