@@ -39,6 +39,7 @@ HELP = "Record a scripted expert's episodes into a LeRobotDataset; run again to 
 EXAMPLES = (
     "vla collect --task pick --episodes 200 --root datasets/pick",
     "vla collect --task pick place --episodes 100 --root datasets/two --noise 0.5 --workers 4",
+    "vla collect --task pick --mixed --episodes 200 --root datasets/world   # for a world model",
     "vla collect --env metaworld/push-v3 metaworld/drawer-open-v3 --control-hz 20 --cameras topview gripperPOV "
     "--episodes 100 --root datasets/metaworld",
     "vla collect --env aloha/transfer_cube --control-hz 10 --episodes 100 --root datasets/aloha",
@@ -47,6 +48,7 @@ EXAMPLES = (
 SEED = "seed"  # int64 column: the environment seed of the episode, which replays it
 COMMAND_SENT = "command.sent"  # float32 [A] column: the perturbed command that was executed; `action` is the label
 NO_JOINTS = np.zeros(0, np.float32)  # a benchmark's environment reports no joint targets
+LINGER = 6  # control steps recorded after a success where a mixture is collected: what success looks like
 HOPELESS = 50  # attempts without a single success before giving up
 
 
@@ -63,6 +65,8 @@ class CollectConfig:
         keep_failures: Record unsuccessful episodes too.
         privileged: No cameras, but the poses of what the instruction is about in the state: see ``sim.privileged``;
             of the benchmarks, MetaWorld alone has them.
+        mixed: What a world model learns from: the behaviours of ``sim.behaviours`` in their shares, failures included,
+            and episodes go on for :data:`LINGER` steps after a success.
         options: Further keyword arguments of the environment, e.g. ``{"cameras": ("top",)}``.
     """
 
@@ -73,6 +77,7 @@ class CollectConfig:
     randomisation: int = 0
     keep_failures: bool = False
     privileged: bool = False
+    mixed: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def env_seed(self, attempt: int) -> int:
@@ -122,14 +127,18 @@ class _Worker:
     @classmethod
     def roll(cls, config: CollectConfig, seed: int) -> Rollout:
         import sim
-        from sim import external
+        from sim import behaviours, external
 
         env = cls.env
         raw, info = env.reset(seed=seed)
         make_expert = external.make_expert if external.is_external(config.task) else sim.make_expert
-        expert = make_expert(env, noise=config.noise, seed=seed)
+        if config.mixed:
+            expert = behaviours.make_behaviour(env, behaviours.deal(seed), seed)
+        else:
+            expert = make_expert(env, noise=config.noise, seed=seed)
         period_ns = round(1e9 / env.unwrapped.spec_robot.rate_hz)
         observations, steps = [], []
+        linger, won = LINGER if config.mixed else 0, False
         for k in itertools.count():
             observations.append(Observation(raw["agent_pos"], raw.get("pixels", {}), info["task"], k, k * period_ns))
             action = expert.act()
@@ -137,10 +146,13 @@ class _Worker:
             raw, reward, terminated, truncated, info = env.step(sent)
             joints = getattr(env.unwrapped, "joint_command", NO_JOINTS)
             steps.append((action, sent, joints, np.float32(reward)))
-            if terminated or truncated:
+            won = won or bool(info["is_success"])
+            ended = terminated or won
+            if truncated or (ended and linger == 0):
                 break
+            linger -= ended
         columns = [np.stack(column) for column in zip(*steps, strict=True)]
-        return Rollout(seed, bool(info["is_success"]), observations, *columns)
+        return Rollout(seed, won, observations, *columns)
 
 
 def collect(
@@ -176,7 +188,7 @@ def collect(
         for rollout in _rollouts(config, attempt, workers):
             tried += 1
             succeeded += rollout.success
-            if rollout.success or config.keep_failures:
+            if rollout.success or config.keep_failures or config.mixed:
                 _record(recorder, rollout)
                 have += 1
                 bar.update()
@@ -274,6 +286,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--randomisation", type=int, default=0, help="level of our tasks' domain randomisation (0)")
     parser.add_argument("--keep-failures", action="store_true", help="record unsuccessful episodes too")
     parser.add_argument(
+        "--mixed", action="store_true", help="for a world model: experts, failures, random waypoints, looking away"
+    )
+    parser.add_argument(
         "--privileged", action="store_true", help="object poses in the state, no cameras: for experiments on algorithms"
     )
 
@@ -281,6 +296,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.episodes < 1 or args.workers < 1:
         raise UserError("--episodes and --workers must be at least 1")
+    if args.mixed and (args.env or args.noise):
+        raise UserError("--mixed is for our tasks (--task), and brings its own noise", "leave out --env and --noise")
     if args.task and (args.control_mode or args.visuals):
         raise UserError("--control-mode and --visuals are for benchmarks (--env); our experts act in ee_abs")
     given = {"cameras": args.cameras and tuple(args.cameras), "control_hz": args.control_hz}
@@ -289,7 +306,7 @@ def main(args: argparse.Namespace) -> int:
     for task in args.task or args.env:
         config = CollectConfig(
             *(task, args.seed, args.noise, args.image_size, args.randomisation),
-            *(args.keep_failures, args.privileged, options),
+            *(args.keep_failures, args.privileged, args.mixed, options),
         )
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from vla_stack.training import checkpoint as ckpt
-from vla_stack.training.build import Loader, Objective, Parts, preprocessed, to_device
+from vla_stack.training.build import Batch, Loader, Loss, Objective, preprocessed, to_device
 from vla_stack.training.ema import Ema
 from vla_stack.training.log import Log, Window
 from vla_stack.training.mixture import Mixture
@@ -31,6 +31,20 @@ from vla_stack.training.stop import Stop
 from vla_stack.training.text_pairs import PairedLoader
 
 Evaluate = Callable[[Path, int], dict[str, float]]  # (policy directory, step) -> metrics
+
+
+class Trained(Protocol):
+    """What the loop turns: :class:`vla_stack.training.build.Parts`, or a stage of a world model."""
+
+    policy: Any
+    loader: Loader
+    loss: Loss
+
+    @property
+    def preprocess(self) -> Callable[[Batch], Batch]: ...
+    @property
+    def float_images(self) -> bool: ...
+    def save_pretrained(self, directory: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class Trainer:
     """
 
     def __init__(
-        self, recipe: Recipe, parts: Parts, placement: Local | Accelerated, run_dir: Path, resume: Path | None = None
+        self, recipe: Recipe, parts: Trained, placement: Local | Accelerated, run_dir: Path, resume: Path | None = None
     ) -> None:
         self.recipe, self.parts, self.placement, self.run_dir = recipe, parts, placement, run_dir
         self.step = 0

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from vla_stack import __version__
 from vla_stack.errors import UserError
@@ -25,6 +26,7 @@ EXAMPLES = (
     "vla train configs/pick.yaml data.root=outputs/data/pick steps=500 optimizer.lr=3e-4",
     "vla train configs/pick.yaml policy.options.chunk_size=32 eval.every=500 eval.envs=[sim/pick-v0]",
     "vla train --resume outputs/train/pick-20260101-120000",
+    "vla train configs/world_model_tiny.yaml data.root=datasets/world    # a world model: docs/world_model.md",
     "vla train configs/rac_stack.yaml rounds=3      # rounds of rollouts, interventions and trainings",
     "torchrun --nproc_per_node 4 -m vla_stack.cli train configs/pick.yaml precision=bf16",
 )
@@ -43,7 +45,10 @@ def main(args: argparse.Namespace) -> int:
     elif args.resume is None and args.recipe is None:
         raise UserError("no recipe given", f"for example: {EXAMPLES[0]}")
     source = Path(args.recipe) if args.resume is None else args.resume / "recipe.yaml"
-    if loop := recipes.read_tree(source).get("loop"):
+    tree = recipes.read_tree(source)
+    if "world_model" in tree:
+        return importlib.import_module("vla_stack.world_model.train").run(source, overrides, args.resume)
+    if loop := tree.get("loop"):
         # Rounds of rollouts and trainings stand above this room; like the evaluation, they are named at run time.
         return importlib.import_module("vla_stack.rounds.verb").run(loop, source, overrides, args.resume)
     recipe = recipes.load(source, overrides)
@@ -137,7 +142,13 @@ def pairings(envs: Sequence[str], embodiments: Sequence[str]) -> list[tuple[str 
     return pairs
 
 
-def write_run_files(recipe: Recipe, run_dir: Path) -> None:
+class Written(Protocol):
+    """A recipe, of a policy or of anything else."""
+
+    def to_yaml(self) -> str: ...
+
+
+def write_run_files(recipe: Written, run_dir: Path) -> None:
     """Write the resolved recipe, and one line a start: when, which code, which command."""
     run_dir.mkdir(parents=True, exist_ok=True)
     tmp = run_dir / "recipe.yaml.tmp"

@@ -1,0 +1,97 @@
+"""What an arm does in data for world models: more than an expert's successes, or a model learns to repair failures."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.expert import Expert
+
+Kind = Literal["expert", "clumsy", "waypoints", "look_away"]
+SHARES: dict[Kind, float] = {"expert": 0.35, "clumsy": 0.35, "waypoints": 0.20, "look_away": 0.10}
+SEGMENT = 12  # control steps for which a clumsy expert is wrong in one way
+MISS = 0.02  # m, standard deviation of how far it is off
+# Where tools wander: x, y, z in metres. Closer to the table than an expert's free moves, so that things are touched.
+LOW, HIGH = np.array([0.32, -0.22, 0.02]), np.array([0.60, 0.22, 0.28])
+HOVER = 0.14  # m above the table, from where the wrist camera sees a cube
+AWAY = 9  # control steps out of sight: more than two chunks of a world model
+
+
+def deal(seed: int) -> Kind:
+    """The behaviour of an episode, in the shares of :data:`SHARES`; a function of its seed alone."""
+    kinds = list(SHARES)
+    return kinds[np.random.default_rng([seed, 1]).choice(len(kinds), p=list(SHARES.values()))]
+
+
+class Behaviour:
+    """Acts in a ``sim`` environment in one of several ways; used as an :class:`~sim.expert.Expert` is.
+
+    - ``expert``: the expert.
+    - ``clumsy``: the expert, but every 12 steps off in another direction, and sometimes with the wrong gripper. It
+      misses, drops and knocks things over, and sometimes succeeds.
+    - ``waypoints``: random tool poses, half of them at an object.
+    - ``look_away``: over an object, far from it, and back: what is there again was there all the time.
+
+    Args:
+        env: A ``sim`` environment.
+        kind: Which.
+        seed: Seed of everything random.
+    """
+
+    def __init__(self, env: gym.Env, kind: Kind, seed: int = 0) -> None:
+        self._env, self._expert, self._kind = env.unwrapped, Expert(env), kind
+        self._rng = np.random.default_rng([seed, 2])
+        self._step = self._until = 0
+        self._offset: NDArray[np.float64] = np.zeros(3)
+        self._goal: NDArray[np.float64] = np.zeros(3)
+        self._yaw, self._gripper, self._flip = 0.0, 1.0, False
+        self._subject = str(self._rng.choice(sorted(set(self._env.keypoints()) - {"tcp"})))  # type: ignore[attr-defined]
+
+    def act(self) -> NDArray[np.float32]:
+        """The next action, in the environment's control mode."""
+        if self._kind == "expert":
+            return self._expert.act()
+        if self._step == self._until:
+            self._plan()
+        self._step += 1
+        if self._kind != "clumsy":
+            return self._expert.towards(self._goal, self._yaw, self._gripper)
+        goal = self._env.expert_goal()  # type: ignore[attr-defined]
+        gripper = 1.0 - goal.gripper if self._flip else goal.gripper
+        return self._expert.towards(goal.position + self._offset, goal.yaw, gripper)
+
+    def perturb(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What is executed instead of ``action``: the same."""
+        return action
+
+    def _plan(self) -> None:
+        """What to do until the next plan."""
+        rng = self._rng
+        if self._kind == "clumsy":
+            self._until += SEGMENT
+            self._offset = np.append(rng.normal(0.0, MISS, 2), rng.normal(0.0, MISS / 2))
+            self._flip = bool(rng.random() < 0.15)
+            return
+        here = self._env.position(self._subject)  # type: ignore[attr-defined]
+        self._yaw = float(rng.uniform(-0.8, 0.8))
+        if self._kind == "look_away":
+            away = (self._until // AWAY) % 2 == 1
+            aside = np.array([rng.uniform(0.32, 0.36), -0.28 * np.sign(here[1] or 1.0), rng.uniform(0.2, 0.3)])
+            self._goal = aside if away else np.array([*here[:2], HOVER])
+            self._until += AWAY
+            return
+        self._until += int(rng.integers(5, 13))
+        self._goal = rng.uniform(LOW, HIGH)
+        self._gripper = float(rng.random() < 0.6)
+        if rng.random() < 0.5:
+            self._subject = str(rng.choice(sorted(set(self._env.keypoints()) - {"tcp"})))  # type: ignore[attr-defined]
+            self._goal = self._env.position(self._subject) + rng.normal(0.0, 0.015, 3)  # type: ignore[attr-defined]
+            self._goal[2] = max(self._goal[2], LOW[2])
+
+
+def make_behaviour(env: gym.Env, kind: Kind, seed: int = 0) -> Behaviour:
+    """A :class:`Behaviour` for an environment that was just reset."""
+    return Behaviour(env, kind, seed)

@@ -1,0 +1,75 @@
+"""`vla train` of a world model: stages, resuming, what it leaves; and which frames a clip is made of."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from world_toys import RECIPE, record
+
+from vla_stack.cli import main
+from vla_stack.errors import UserError
+from vla_stack.world_model.clips import clip_batch, clip_index, open_recording
+from vla_stack.world_model.memory import history_chunks
+from vla_stack.world_model.model import load
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("world") / "data")
+
+
+def train(root: Path, folder: Path, *overrides: str) -> Path:
+    (folder.parent / "recipe.yaml").write_text(RECIPE)
+    recipe = str(folder.parent / "recipe.yaml")
+    assert main(["train", recipe, f"data.root={root}", f"output_dir={folder}", *overrides]) == 0
+    return folder / "model"
+
+
+def test_a_run_that_lost_its_last_checkpoints_ends_with_the_same_bits(root: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    before = {part: load_file(train(root, run) / f"{part}.safetensors") for part in ("vae", "dynamics", "heads")}
+    for lost in ("vae/checkpoints/000002", "dynamics/checkpoints", "heads"):
+        shutil.rmtree(run / lost)
+    for lost in ("latents.safetensors", "generated.safetensors"):
+        (run / lost).unlink()
+    assert main(["train", "--resume", str(run)]) == 0
+    for part, weights in before.items():
+        after = load_file(run / "model" / f"{part}.safetensors")
+        assert all(torch.equal(weights[k], after[k]) for k in weights), part
+    model = load(run)
+    assert model.config.limits.disagreement >= 0 and len(model.bank) and model.cameras == ("front", "wrist")
+
+
+def test_a_clip_is_what_a_rollout_would_remember(root: Path) -> None:
+    recording = open_recording(root)
+    now = np.array([8 + 5, 8 + 7])  # of the second episode, whose frames are 8 to 15
+    index = clip_index(now, recording, history=3, future=2)
+    assert index.tolist() == [[9, 9, 11, 13, 14, 15], [9, 11, 13, 15, 15, 15]]
+    n, offset = divmod(5, 2)
+    assert index[0, :3].tolist() == [8 + offset + 2 * c for c in history_chunks(n, 3)]
+
+    latents = torch.arange(recording.end.size).float().reshape(-1, 1, 1, 1, 1)
+    batch = clip_batch(recording, latents, now, 3, 2, known=np.array([1, 2]))
+    assert batch["valid"].tolist() == [[True, True, False], [True, False, False]]
+    np.testing.assert_array_equal(batch["poses"][0, 4:], recording.poses[[14, 14]])  # held
+    np.testing.assert_allclose(batch["time"][0], [-2, -2, -1, 0, 0.5, 1])
+    assert recording.held_out.sum() == 8 and recording.held_out[-1]
+    assert recording.success.tolist()[8:16] == [False] * 6 + [True] * 2
+
+
+def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    assert main(["train", str(tmp_path / "r.yaml")]) == 1
+    assert "'data.root' is missing" in capsys.readouterr().err
+    assert main(["train", str(tmp_path / "r.yaml"), "dynamics.widht=3"]) == 1
+    assert "'dynamics.width'" in capsys.readouterr().err
+    with pytest.raises(UserError, match="holds no world model"):
+        load(tmp_path)
+    (tmp_path / "world_model.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        load(tmp_path)

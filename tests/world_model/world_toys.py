@@ -1,0 +1,51 @@
+"""A recorded arm in noise, small enough to train on in a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from sim.arm import ARM7
+from vla_stack.data import EpisodeRecorder
+from vla_stack.data.collect import COMMAND_SENT, SEED
+from vla_stack.data.features import Column
+from vla_stack.schema import Observation
+
+SIZE = 16
+TASKS = ("pick up the red cube", "pick up the blue cube")
+ROBOT = ARM7.spec("ee_abs", ("front", "wrist"), SIZE, 10.0)
+RECIPE = """
+world_model: tiny
+env: sim/pick-v0
+vae: {stem: 2, widths: [8], channels: 4}
+dynamics: {history: 2, future: 2, width: 8, blocks: 1, heads: 2, patch: 2, members: 2}
+heads: {width: 8, judges: 2, window: 4}
+generated: 4
+stages:
+  vae: {steps: 2, batch_size: 4, save_every: 1}
+  dynamics: {steps: 2, batch_size: 2, eval_every: 2}
+  heads: {steps: 2, batch_size: 4}
+threads: 1
+precision: fp32
+device: cpu
+"""
+
+
+def record(root: Path, episodes: int = 10, frames: int = 8) -> Path:
+    """Episodes of random poses and pictures; every second one succeeds in its last two steps."""
+    rng = np.random.default_rng(0)
+    names = tuple(d.name for d in ROBOT.action)
+    extra = {SEED: Column("int64"), COMMAND_SENT: Column("float32", (len(names),), names)}
+    low, high = ROBOT.action_low, ROBOT.action_high
+    with EpisodeRecorder(root, ROBOT, "image", (), extra) as recorder:
+        for e in range(episodes):
+            for k in range(frames):
+                state = np.concatenate([rng.uniform(low, high), rng.normal(size=7)]).astype(np.float32)
+                pictures = {c: rng.integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8) for c in ("front", "wrist")}
+                action = rng.uniform(low, high).astype(np.float32)
+                obs = Observation(state, pictures, TASKS[e % 2], k, k * 100_000_000)
+                won = bool(e % 2) and k >= frames - 3
+                recorder.add_frame(obs, action, None, float(won), **{SEED: e, COMMAND_SENT: action})
+            recorder.save_episode(bool(e % 2))
+    return root

@@ -1,0 +1,298 @@
+"""The world model: a diffusion transformer over all views of history, present and future, one pose a frame.
+
+Frames are ordered history (K, oldest first), current, future (H). The current frame is the first of H + 1 *denoised*
+frames, and its clean latent is concatenated to every frame as an anchor (Ctrl-World, section 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_stack.world_model import edm
+from vla_stack.world_model.poses import TOKEN
+
+
+@dataclass(frozen=True)
+class DynamicsConfig:
+    """Shape, training noise and sampler.
+
+    Attributes:
+        history: Remembered frames, K; 0 forgets.
+        future: Frames of a chunk, H.
+        width: Width of a token.
+        blocks: Transformer blocks.
+        heads: Attention heads.
+        patch: Latent positions that a token is wide.
+        members: Output heads, each trained on a random half of the clips; where they disagree the model is guessing.
+        conditioning: ``per_frame`` poses; their ``mean``; all of them ``flat`` in every frame; ``none``. The latter three
+            are controls.
+        sigma_mean, sigma_std: ln(sigma) of training is normal with these.
+        history_noise: Noise on a remembered frame is this times |N(0, 1)|, for each frame anew.
+        anchor_noise: Noise on the anchor is uniform up to this.
+        dropout: Share of clips trained without poses, for guidance.
+        held: Share of clips of which only some future poses are known, the rest being held: steps shorter than a chunk.
+        steps, sigma_max, sigma_min: Sampler.
+        guidance: Scale of classifier-free guidance at the last frame; 1 is none.
+    """
+
+    history: int = 4
+    future: int = 4
+    width: int = 192
+    blocks: int = 6
+    heads: int = 6
+    patch: int = 2
+    members: int = 3
+    conditioning: Literal["per_frame", "mean", "flat", "none"] = "per_frame"
+    sigma_mean: float = 0.3
+    sigma_std: float = 1.4
+    history_noise: float = 0.3
+    anchor_noise: float = 0.2
+    dropout: float = 0.05
+    held: float = 0.25
+    steps: int = 5
+    sigma_max: float = 20.0
+    sigma_min: float = 0.01
+    guidance: float = 1.0
+
+    @property
+    def frames(self) -> int:
+        """All frames, F = K + 1 + H."""
+        return self.history + 1 + self.future
+
+
+class Block(nn.Module):
+    """Attention over all views of a frame, attention over the frames of a position, MLP; scaled by the frame's condition."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.modulate = nn.Linear(width, 9 * width)
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(2))
+        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        nn.init.zeros_(self.modulate.weight)  # "AdaLN-zero": a block begins as the identity (Peebles & Xie 2023)
+        nn.init.zeros_(self.modulate.bias)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Tokens [B, F, N, D] of frames with conditions [B, F, D]."""
+        shift, scale, gate = self.modulate(F.silu(condition)).unflatten(-1, (3, 3, 1, -1)).unbind(2)
+        for i, attend in enumerate((self._within, self._across)):
+            x = x + gate[:, :, i] * attend(i, _modulated(x, shift[:, :, i], scale[:, :, i]))
+        return x + gate[:, :, 2] * self.mlp(_modulated(x, shift[:, :, 2], scale[:, :, 2]))
+
+    def _within(self, i: int, x: Tensor) -> Tensor:
+        return self._attend(i, x)
+
+    def _across(self, i: int, x: Tensor) -> Tensor:
+        return self._attend(i, x.transpose(1, 2)).transpose(1, 2)
+
+    def _attend(self, i: int, x: Tensor) -> Tensor:
+        """Attention along dim 2 of [B, A, L, D]."""
+        q, k, v = self.qkv[i](x).unflatten(-1, (3, self.heads, -1)).movedim(-2, 2).unbind(-2)  # [B, A, heads, L, d]
+        return self.out[i](F.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(3))
+
+
+def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What a chunk starts from.
+
+    Attributes:
+        history: Latents [B, K, V, C, h, w], oldest first, possibly noised.
+        anchor: Latents [B, V, C, h, w] of the current frame, possibly noised.
+        history_level: Noise on each remembered frame, [B, K].
+        anchor_level: Noise on the anchor, [B].
+    """
+
+    history: Tensor
+    anchor: Tensor
+    history_level: Tensor
+    anchor_level: Tensor
+
+    @classmethod
+    def clean(cls, history: Tensor, anchor: Tensor) -> Remembered:
+        """Without noise, as at sampling time."""
+        return cls(history, anchor, history.new_zeros(history.shape[:2]), anchor.new_zeros(len(anchor)))
+
+
+class Dynamics(nn.Module):
+    """Network and its preconditioning.
+
+    Args:
+        config: Shape.
+        views: Cameras, V.
+        channels: Latent channels, C.
+        size: Latent height and width.
+    """
+
+    def __init__(self, config: DynamicsConfig, views: int, channels: int, size: int) -> None:
+        super().__init__()
+        self.config, self.views, self.channels, self.size = config, views, channels, size
+        d, p, n = config.width, config.patch, size // config.patch
+        self.embed = nn.Linear(2 * channels * p * p, d)
+        self.view = nn.Parameter(torch.randn(views, 1, 1, d) * 0.02)
+        self.row = nn.Parameter(torch.randn(n, 1, d) * 0.02)
+        self.column = nn.Parameter(torch.randn(n, d) * 0.02)
+        self.frame = nn.Parameter(torch.randn(config.frames, d) * 0.02)
+        self.noise = nn.Sequential(nn.Linear(16, d), nn.SiLU(), nn.Linear(d, d))
+        self.level = nn.Linear(2, d)
+        inputs = TOKEN * (config.frames if config.conditioning == "flat" else 1)
+        self.pose = nn.Sequential(nn.Linear(inputs, d), nn.SiLU(), nn.Linear(d, d), nn.SiLU(), nn.Linear(d, d))
+        self.blocks = nn.ModuleList(Block(d, config.heads) for _ in range(config.blocks))
+        self.modulate = nn.Linear(d, 2 * d)
+        self.project = nn.Linear(d, config.members * channels * p * p)
+        nn.init.zeros_(self.project.weight)
+        nn.init.zeros_(self.project.bias)
+
+    def forward(self, x: Tensor, remembered: Remembered, tokens: Tensor, c_noise: Tensor, told: Tensor) -> Tensor:
+        """The network F of all members on *all* frames; those of history mean nothing.
+
+        Args:
+            x: Scaled noised latents [B, H + 1, V, C, h, w].
+            remembered: Where the chunk starts.
+            tokens: Pose tokens [B, F, 11].
+            c_noise: [B].
+            told: bool [B], whether the poses are told.
+
+        Returns:
+            [B, members, F, V, C, h, w].
+        """
+        frames = torch.cat([remembered.history, x], 1)
+        anchor = remembered.anchor[:, None].expand(-1, self.config.frames, *[-1] * 4)
+        h = self.embed(self._patches(torch.cat([frames, anchor], 3)))
+        h = h + (self.view + self.row + self.column).flatten(0, 2)
+        condition = self.frame + self.noise(_waves(c_noise))[:, None] + self._levels(remembered)
+        condition = condition + self._poses(tokens) * told[:, None, None]
+        for block in self.blocks:
+            h = block(h, condition)
+        shift, scale = self.modulate(F.silu(condition)).unsqueeze(2).chunk(2, -1)
+        return self._unpatched(self.project(_modulated(h, shift, scale)))
+
+    def denoise(
+        self, x: Tensor, remembered: Remembered, tokens: Tensor, sigma: Tensor, guidance: float = 1.0
+    ) -> Tensor:
+        """All members' estimates [B, members, H + 1, V, C, h, w] of what is under noise ``sigma`` [B] in ``x``."""
+        s, k = edm.scaling(sigma.reshape(-1, *[1] * 5)), self.config.history
+        told = torch.ones(len(x), dtype=torch.bool, device=x.device)
+
+        def estimate(told: Tensor) -> Tensor:
+            out = self(s.c_in * x, remembered, tokens, s.c_noise.flatten(), told)[:, :, k:]
+            return (s.c_skip * x)[:, None] + s.c_out[:, None] * out
+
+        clean = estimate(told)
+        if guidance <= 1:
+            return clean
+        scales = edm.guidance_scales(x.shape[1], guidance, x.device)
+        free = estimate(~told)
+        return edm.guided(clean.flatten(0, 1), free.flatten(0, 1), scales).unflatten(0, clean.shape[:2])
+
+    @torch.no_grad()
+    def imagine(self, remembered: Remembered, tokens: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample a chunk.
+
+        Args:
+            remembered: Where it starts.
+            tokens: Pose tokens [B, F, 11].
+            noise: Standard normal [B, H + 1, V, C, h, w].
+
+        Returns:
+            Latents [B, H + 1, V, C, h, w], the current frame first; and how much the members disagree, [B]: the mean
+            standard deviation of their chunks under this noise.
+        """
+        config, last = self.config, torch.empty(0)
+
+        def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+            nonlocal last
+            last = self.denoise(x, remembered, tokens, sigma, config.guidance)
+            return last.mean(1)
+
+        chunk = edm.sample(denoise, noise, edm.schedule(config.steps, config.sigma_max, config.sigma_min))
+        spread = last.std(1, correction=0)[:, 1:].mean((1, 2, 3, 4, 5))
+        return chunk, spread
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """[B, F, V, C, h, w] as tokens [B, F, V * h / p * w / p, C * p * p]."""
+        p = self.config.patch
+        x = x.unflatten(-1, (-1, p)).unflatten(-3, (-1, p))  # B F V C rows p columns p
+        return x.permute(0, 1, 2, 4, 6, 3, 5, 7).flatten(5).flatten(2, 4)
+
+    def _unpatched(self, x: Tensor) -> Tensor:
+        """Tokens [B, F, N, members * C * p * p] as [B, members, F, V, C, h, w]."""
+        p, n = self.config.patch, self.size // self.config.patch
+        x = x.unflatten(2, (self.views, n, n)).unflatten(-1, (self.config.members, self.channels, p, p))
+        return x.permute(0, 5, 1, 2, 6, 3, 7, 4, 8).flatten(7).flatten(5, 6)
+
+    def _levels(self, remembered: Remembered) -> Tensor:
+        """How noisy history and anchor are, as a condition [B, F, D]."""
+        levels = F.pad(remembered.history_level, (0, self.config.frames - self.config.history))
+        return self.level(torch.stack([levels, remembered.anchor_level[:, None].expand_as(levels)], -1))
+
+    def _poses(self, tokens: Tensor) -> Tensor:
+        match self.config.conditioning:
+            case "per_frame":
+                return self.pose(tokens)
+            case "mean":
+                return self.pose(tokens).mean(1, keepdim=True)
+            case "flat":
+                return self.pose(tokens.flatten(1))[:, None]
+        return tokens.new_zeros(())
+
+
+def _waves(c_noise: Tensor) -> Tensor:
+    """Fourier features [B, 16] of c_noise [B]."""
+    angle = c_noise[:, None] * torch.pi * 2.0 ** torch.arange(-2, 6, device=c_noise.device)
+    return torch.cat([angle.cos(), angle.sin()], -1)
+
+
+def noised_history(history: Tensor, scale: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """History latents [B, K, ...] with noise of a random level for each frame, at unit variance; and the levels [B, K]."""
+    shape, device = history.shape[:2], history.device
+    level = scale * torch.randn(shape, generator=generator, device=device).abs()
+    return _noised(history, level, generator), level
+
+
+def _noised(x: Tensor, level: Tensor, generator: torch.Generator) -> Tensor:
+    wide = level.reshape(*level.shape, *[1] * (x.ndim - level.ndim))
+    return (x + wide * torch.randn(x.shape, generator=generator, device=x.device)) / (1 + wide**2).sqrt()
+
+
+def loss(
+    model: Dynamics, latents: Tensor, tokens: Tensor, valid: Tensor, generator: torch.Generator
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Weighted error of the denoised frames alone.
+
+    lambda |c_skip x + c_out F - z|^2 is the square error of F against (z - c_skip x) / c_out.
+
+    Args:
+        model: The network.
+        latents: Clips [B, F, V, C, h, w].
+        tokens: Pose tokens [B, F, 11].
+        valid: bool [B, H + 1], denoised frames that count.
+        generator: Noise.
+    """
+    config, b, device = model.config, len(latents), latents.device
+    past, z = latents[:, : config.history], latents[:, config.history :]
+    sigma = edm.draw_sigma(b, config.sigma_mean, config.sigma_std, generator, device)
+    s = edm.scaling(sigma.reshape(-1, *[1] * 5))
+    x = z + sigma.reshape(-1, *[1] * 5) * torch.randn(z.shape, generator=generator, device=device)
+    history, level = noised_history(past, config.history_noise, generator)
+    anchor_level = config.anchor_noise * torch.rand(b, generator=generator, device=device)
+    anchor = _noised(z[:, 0], anchor_level, generator)
+    told = torch.rand(b, generator=generator, device=device) >= config.dropout
+    out = model(s.c_in * x, Remembered(history, anchor, level, anchor_level), tokens, s.c_noise.flatten(), told)
+    error = (out[:, :, config.history :] - ((z - s.c_skip * x) / s.c_out)[:, None]) ** 2  # [B, M, H + 1, V, C, h, w]
+    counts = valid[:, None].float().expand(-1, config.members, -1)
+    if config.members > 1:
+        chosen = torch.rand(b, config.members, 1, generator=generator, device=device) < 0.5
+        counts = counts * (chosen | ~chosen.any(1, keepdim=True))
+    value = (error.mean((3, 4, 5, 6)) * counts).sum() / counts.sum().clamp(min=1)
+    future = (error.mean((1, 3, 4, 5, 6))[:, 1:] * valid[:, 1:]).sum() / valid[:, 1:].sum().clamp(min=1)
+    return value, {"future": future.detach()}

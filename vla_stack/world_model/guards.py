@@ -1,0 +1,94 @@
+"""When not to believe a rollout any longer: five limits, taken from held-out data (specification, G1 to G5).
+
+- G1 *disagreement*: the members' chunks differ under the same noise.
+- G2 *residual*: the probe sees the tool elsewhere than it was told to be (after SC3-Eval, arXiv:2606.18610).
+- G3 *latent*: latents leave the statistics of the data.
+- G4 *chunks*: the rollout is longer than the model was found to follow.
+- G5 *distance*: nothing like this pose and command was recorded.
+
+A success after a trip does not count (as in WoVR, arXiv:2602.13977).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_stack.world_model.model import WorldModel
+
+NAMES = ("disagreement", "residual", "latent", "chunks", "distance")
+NEIGHBOURS = 5
+STEP = 0.05  # m, a long way to go in one control step; turns are measured against 5 times as many radians
+
+
+def features(model: WorldModel, poses: Tensor, commands: Tensor) -> Tensor:
+    """Where the tool is and where it is sent, [*, 10], for poses and commands [*, 5]."""
+    yaw = poses[..., 3:4]
+    away = torch.cat([commands[..., :3] - poses[..., :3], (commands[..., 3:4] - yaw) / 5], -1) / STEP
+    here = [model.config.poses.position(poses[..., :3]), yaw.cos(), yaw.sin()]
+    return torch.cat([*here, away, commands[..., 4:]], -1)
+
+
+def neighbour_distance(model: WorldModel, points: Tensor) -> Tensor:
+    """Mean distance [*] of features [*, 10] to the nearest recorded ones; 0 where nothing is on record."""
+    if not len(model.bank):
+        return points.new_zeros(points.shape[:-1])
+    distances = torch.cdist(points.flatten(0, -2), model.bank)
+    nearest = distances.topk(min(NEIGHBOURS, len(model.bank)), largest=False).values
+    return nearest.mean(-1).unflatten(0, points.shape[:-1])
+
+
+def latent_deviation(latents: Tensor) -> Tensor:
+    """How far chunks [B, n, V, C, h, w] are from zero mean and unit variance in their worst channel, [B]."""
+    axes = (1, 2, 4, 5)
+    mean, spread = latents.mean(axes), latents.std(axes)
+    return torch.maximum(mean.abs(), (spread - 1).abs()).amax(-1)
+
+
+def pose_residual(model: WorldModel, pictures: Tensor, told: Tensor) -> Tensor:
+    """Distance in metres [B] between where the tool is seen and where it was told to be, the mean over a chunk.
+
+    Args:
+        model: Whose probe looks.
+        pictures: uint8 [B, n, V, H, W, 3].
+        told: [B, n, 5].
+    """
+    seen = model.heads.probe(pictures.flatten(0, 1)).unflatten(0, told.shape[:2])
+    return (seen[..., :3] - told[..., :3]).norm(dim=-1).mean(-1)
+
+
+@torch.no_grad()
+def readings(
+    model: WorldModel, spread: Tensor, latents: Tensor, pictures: Tensor, told: Tensor, commands: Tensor, before: Tensor
+) -> dict[str, Tensor]:
+    """What the guards measure on a chunk, each [B]; the number of chunks is the caller's to count.
+
+    Args:
+        model: The world model.
+        spread: [B], of :meth:`vla_stack.world_model.dynamics.Dynamics.imagine`.
+        latents: [B, n, V, C, h, w].
+        pictures: uint8 [B, n, V, H, W, 3].
+        told: Poses [B, n, 5] of the frames.
+        commands: [B, n, 5] that led to them.
+        before: [B, 5], pose at the chunk's start.
+    """
+    poses = torch.cat([before[:, None], told[:, :-1]], 1)
+    return {
+        "disagreement": spread,
+        "residual": pose_residual(model, pictures, told),
+        "latent": latent_deviation(latents),
+        "distance": neighbour_distance(model, features(model, poses, commands)).amax(-1),
+    }
+
+
+def tripped(model: WorldModel, measured: dict[str, Tensor], chunks: int, row: int) -> list[str]:
+    """Names of the guards that a rollout trips after ``chunks`` chunks; ``row`` is its place in ``measured``."""
+    limits = model.config.limits
+    values = {name: float(v[row]) for name, v in measured.items()} | {"chunks": float(chunks)}
+    return [name for name in NAMES if not values[name] <= getattr(limits, name)]  # NaN trips
+
+
+def limit(values: Tensor, share: float = 99.0) -> float:
+    """The percentile of held-out values above which a guard trips."""
+    return float(np.percentile(values.double().cpu().numpy(), share))

@@ -1,0 +1,149 @@
+"""Small networks around the world model: where commands lead, what pose a picture shows, whether a task is done.
+
+Probe and judges look at *decoded* frames, real and imagined alike, so that their own error on real frames can be told from
+the world model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_stack.world_model.poses import Adapter
+
+
+@dataclass(frozen=True)
+class HeadsConfig:
+    """Sizes.
+
+    Attributes:
+        width: Features of a picture.
+        judges: Success heads, each with its own random start.
+        window: Frames of a training sequence.
+    """
+
+    width: int = 96
+    judges: int = 3
+    window: int = 12
+
+
+class Eye(nn.Module):
+    """Features [N, W] of a frame: uint8 pictures of all views [N, V, H, W, 3], side by side as channels."""
+
+    def __init__(self, views: int, size: int, width: int) -> None:
+        super().__init__()
+        channels = (3 * views, 16, 32, 48, 64)
+        layers: list[nn.Module] = []
+        for a, b in zip(channels, channels[1:], strict=False):
+            layers += [nn.Conv2d(a, b, 3, stride=2, padding=1), nn.SiLU()]
+        self.net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * (size // 16) ** 2, width), nn.SiLU())
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        planes = pictures.movedim(-1, -3).flatten(1, 2).float().div(127.5).sub(1)
+        return self.net(planes)
+
+
+class Probe(nn.Module):
+    """The tool's pose in a frame."""
+
+    def __init__(self, views: int, size: int, width: int) -> None:
+        super().__init__()
+        self.eye, self.out = Eye(views, size, width), nn.Linear(width, 6)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Poses [N, 5] (m, rad, measured opening) of uint8 [N, V, H, W, 3]."""
+        raw = self.out(self.eye(pictures))
+        return torch.cat([raw[:, :3] / 10, torch.atan2(raw[:, 4], raw[:, 3])[:, None], raw[:, 5:]], 1)
+
+    def loss(self, pictures: Tensor, poses: Tensor) -> Tensor:
+        """Square error of positions in decimetres, of direction and of opening; poses [N, 5] are the measured ones."""
+        raw, yaw = self.out(self.eye(pictures)), poses[:, 3]
+        target = torch.cat([poses[:, :3] * 10, yaw.cos()[:, None], yaw.sin()[:, None], poses[:, 4:]], 1)
+        return F.mse_loss(raw, target)
+
+
+class Judge(nn.Module):
+    """Whether the instruction is fulfilled, frame after frame: a CNN, and a GRU that remembers what it saw."""
+
+    def __init__(self, views: int, size: int, width: int, tasks: int) -> None:
+        super().__init__()
+        self.eye, self.task = Eye(views, size, width), nn.Embedding(tasks, width)
+        self.gru, self.out = nn.GRU(width, width, batch_first=True), nn.Linear(width, 1)
+
+    def forward(self, pictures: Tensor, task: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits [B, T] of uint8 [B, T, V, H, W, 3] for tasks int [B]; and the state to go on with, [1, B, width]."""
+        seen = self.eye(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
+        hidden, state = self.gru(seen + self.task(task)[:, None], state)
+        return self.out(hidden)[..., 0], state
+
+
+class Heads(nn.Module):
+    """All of them, trained together.
+
+    Args:
+        config: Sizes.
+        views: Cameras.
+        size: Height and width of a picture.
+        tasks: Number of instructions.
+        horizon: Frames of a chunk.
+    """
+
+    def __init__(self, config: HeadsConfig, views: int, size: int, tasks: int, horizon: int) -> None:
+        super().__init__()
+        self.adapter, self.probe = Adapter(horizon), Probe(views, size, config.width)
+        self.judges = nn.ModuleList(Judge(views, size, config.width, tasks) for _ in range(config.judges))
+        self.register_buffer("temperature", torch.ones(()))  # of the judges' logits, set by `calibrate`
+
+    def success(
+        self, pictures: Tensor, task: Tensor, states: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Calibrated success probability [B, T], the mean over judges; and their states. Arguments as :class:`Judge`'s."""
+        logits, after = zip(
+            *(j(pictures, task, states[i] if states else None) for i, j in enumerate(self.judges)), strict=True
+        )
+        return (torch.stack(logits) / self.temperature).sigmoid().mean(0), list(after)
+
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Sum of the losses.
+
+        Args:
+            batch: ``pictures`` uint8 [B, T, V, H, W, 3], ``measured`` [B, T, 5], ``task`` [B], ``success`` bool [B, T],
+                ``real`` bool [B] (imagined pictures teach the judges alone); and for the adapter ``pose`` and
+                ``before`` [B, 5], ``commands`` and ``reached`` [B, n, 5].
+        """
+        labels, real = batch["success"].float(), batch["real"]
+        # Success is rare: both outcomes weigh the same.
+        share = labels.mean().clamp(0.05, 0.95)
+        weights = labels * (0.5 / share) + (1 - labels) * (0.5 / (1 - share))
+        judged = [j(batch["pictures"], batch["task"])[0] for j in self.judges]
+        judge = torch.stack([F.binary_cross_entropy_with_logits(x, labels, weights) for x in judged]).sum()
+        probe = self.probe.loss(batch["pictures"][real].flatten(0, 1), batch["measured"][real].flatten(0, 1))
+        reached = self.adapter(batch["pose"], batch["before"], batch["commands"])
+        adapter = ((reached - batch["reached"])[..., :4] * 20).square().mean()
+        right = torch.stack([((x > 0) == batch["success"]).float().mean() for x in judged]).mean()
+        metrics = {"judge": judge, "probe": probe, "adapter": adapter, "judged_right": right}
+        return judge + probe + adapter, {k: v.detach() for k, v in metrics.items()}
+
+    @torch.no_grad()
+    def calibrate(self, logits: Tensor, labels: Tensor) -> None:
+        """Set the temperature (Guo et al. 2017) that minimises the cross entropy of logits [judges, N], labels [N]."""
+        candidates = torch.logspace(-1, 1.5, 60)
+        targets = labels.float().expand_as(logits)
+        losses = [F.binary_cross_entropy_with_logits(logits / t, targets) for t in candidates]
+        self.temperature.copy_(candidates[int(torch.stack(losses).argmin())])
+
+
+def balanced_threshold(probability: Tensor, labels: Tensor) -> float:
+    """The threshold of largest balanced accuracy; 0.5 where only one outcome is there."""
+    if labels.all() or not labels.any():
+        return 0.5
+    candidates = torch.linspace(0.05, 0.95, 37)
+    hits = torch.stack(
+        [(probability > t)[labels].float().mean() + (probability <= t)[~labels].float().mean() for t in candidates]
+    )
+    best = (hits >= hits.max() - 1e-6).nonzero().flatten()
+    return float(candidates[best[len(best) // 2]])

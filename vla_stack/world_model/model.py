@@ -1,0 +1,220 @@
+"""A world model as a thing: networks, scales and limits in one directory, and the step that imagines a chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vla_stack.errors import UserError
+from vla_stack.schema import RobotSpec, SchemaError
+from vla_stack.training.recipe import build, plain
+from vla_stack.world_model.dynamics import Dynamics, DynamicsConfig, Remembered
+from vla_stack.world_model.heads import Heads, HeadsConfig
+from vla_stack.world_model.memory import Memory, history_chunks
+from vla_stack.world_model.poses import PoseScale
+from vla_stack.world_model.vae import Vae, VaeConfig
+
+CONFIG, BANK = "world_model.json", "bank.safetensors"
+FEATURES = 10
+PARTS = ("vae", "dynamics", "heads")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a rollout is no longer to be believed (:mod:`vla_stack.world_model.guards`); infinite: never.
+
+    Attributes:
+        disagreement: Of the members.
+        residual: Distance of the pose that is seen from the one that was told, metres.
+        latent: Largest deviation of a latent channel's mean or spread from the data's.
+        distance: To the nearest recorded (pose, action).
+        chunks: Chunks of a rollout.
+        success: Probability from which on a task counts as done.
+    """
+
+    disagreement: float = np.inf
+    residual: float = np.inf
+    latent: float = np.inf
+    distance: float = np.inf
+    chunks: float = np.inf
+    success: float = 0.5
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """What a world model is of, and its shape.
+
+    Attributes:
+        env: gymnasium id that it imagines, whose first frames a rollout begins with; empty for a real robot.
+        tasks: Instructions that its judges know.
+        poses: Scale of positions.
+        vae, dynamics, heads: Shapes.
+        limits: Of the guards.
+    """
+
+    env: str
+    tasks: tuple[str, ...]
+    poses: PoseScale
+    vae: VaeConfig = field(default_factory=VaeConfig)
+    dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
+    heads: HeadsConfig = field(default_factory=HeadsConfig)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class End:
+    """The last frame of a chunk: latent [V, C, h, w] and pose [5]."""
+
+    latent: Tensor
+    pose: Tensor
+
+
+class WorldModel(nn.Module):
+    """Autoencoder, dynamics and heads of one robot.
+
+    Args:
+        config: What it is of.
+        robot: Its state, actions and cameras; all cameras of one square size.
+
+    Raises:
+        UserError: The cameras differ in size, or the size does not fit the autoencoder.
+    """
+
+    def __init__(self, config: WorldConfig, robot: RobotSpec) -> None:
+        super().__init__()
+        self.config, self.robot = config, robot
+        sizes = {(c.height, c.width) for c in robot.cameras}
+        size = robot.cameras[0].height
+        self.vae = Vae(config.vae)
+        grid = self.vae.factor * config.dynamics.patch
+        if sizes != {(size, size)} or size % grid or size % 16:
+            shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras)
+            raise UserError(
+                f"the cameras are {shapes}", f"a world model needs square ones of a multiple of {max(grid, 16)}"
+            )
+        views = len(robot.cameras)
+        self.dynamics = Dynamics(config.dynamics, views, config.vae.channels, size // self.vae.factor)
+        self.heads = Heads(config.heads, views, size, max(1, len(config.tasks)), config.dynamics.future)
+        self.register_buffer("bank", torch.zeros(0, FEATURES), persistent=False)  # (pose, command) of data
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        return tuple(c.name for c in self.robot.cameras)
+
+    @property
+    def horizon(self) -> int:
+        """Frames of a chunk."""
+        return self.config.dynamics.future
+
+    def noise_shape(self) -> tuple[int, ...]:
+        """Shape of the noise that one chunk begins with, [H + 1, V, C, h, w]."""
+        d = self.dynamics
+        return (self.horizon + 1, d.views, d.channels, d.size, d.size)
+
+    def tokens(self, poses: Tensor, time: Tensor) -> Tensor:
+        """Pose tokens [*, 11] of poses [*, 5] at times [*] in chunks from the current frame."""
+        return self.config.poses.tokens(poses, time)
+
+    @torch.no_grad()
+    def begin(self, pictures: NDArray[np.uint8], poses: NDArray[np.float32]) -> list[Memory[End]]:
+        """Rollouts from real frames: uint8 [B, V, H, W, 3], poses [B, 5]. The only time that pictures are encoded."""
+        latents = self.vae.encode(torch.from_numpy(np.ascontiguousarray(pictures)).to(self.bank.device))
+        at = torch.from_numpy(np.ascontiguousarray(poses)).to(self.bank.device)
+        return [Memory(End(z, p), self.config.dynamics.history) for z, p in zip(latents, at, strict=True)]
+
+    @torch.no_grad()
+    def chunk(self, memories: Sequence[Memory[End]], poses: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Imagine H frames of some rollouts; nothing is remembered until the caller pushes their ends.
+
+        Args:
+            memories: B rollouts.
+            poses: Future poses [B, n, 5], 1 <= n <= H; the last one is held.
+            noise: Standard normal [B, H + 1, V, C, h, w].
+
+        Returns:
+            Latents [B, H, V, C, h, w] and how much the members disagree [B].
+        """
+        config = self.config.dynamics
+        held = torch.cat([poses, poses[:, -1:].expand(-1, config.future - poses.shape[1], -1)], 1)
+        past = [m.history() for m in memories]
+        current = torch.stack([m.current.latent for m in memories])
+        history = (
+            torch.stack([torch.stack([e.latent for e in p]) for p in past])
+            if config.history
+            else current[:, None][:, :0]
+        )
+        told = [torch.stack([*(e.pose for e in p), m.current.pose]) for p, m in zip(past, memories, strict=True)]
+        time = torch.tensor(
+            [
+                [
+                    *(c - m.chunks for c in history_chunks(m.chunks, config.history)),
+                    *np.arange(config.future + 1) / config.future,
+                ]
+                for m in memories
+            ],
+            dtype=torch.float32,
+            device=noise.device,
+        )
+        tokens = self.tokens(torch.cat([torch.stack(told), held], 1), time)
+        latents, spread = self.dynamics.imagine(Remembered.clean(history, current), tokens, noise)
+        return latents[:, 1:], spread
+
+    def save(self, directory: Path) -> None:
+        """Write ``directory``."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for part in PARTS:
+            state = getattr(self, part).state_dict()
+            save_file({k: v.contiguous() for k, v in state.items()}, directory / f"{part}.safetensors")
+        save_file({"bank": self.bank}, directory / BANK)
+        about = {"format": 1, "robot": self.robot.to_json(), **plain(dataclasses.asdict(self.config))}
+        about["limits"] = {k: v if np.isfinite(v) else None for k, v in about["limits"].items()}
+        (directory / CONFIG).write_text(json.dumps(about, indent=1) + "\n")
+
+
+def resolve(name: str | Path) -> Path:
+    """The directory of a world model that a person named: it, or the run directory above it, or ``shipped``.
+
+    Raises:
+        UserError: There is none.
+    """
+    shipped = Path(__file__).resolve().parent.parent / "assets" / "world_models" / "pick"
+    for path in (shipped,) if str(name) == "shipped" else (Path(name), Path(name) / "model"):
+        if (path / CONFIG).is_file():
+            return path
+    raise UserError(
+        f"'{name}' holds no world model (no {CONFIG})",
+        "give a run directory of `vla train configs/world_model_tiny.yaml`",
+    )
+
+
+def load(name: str | Path, device: str | torch.device = "cpu") -> WorldModel:
+    """Read a world model.
+
+    Raises:
+        UserError: It is not there, or damaged.
+    """
+    path = resolve(name)
+    try:
+        about: dict[str, Any] = json.loads((path / CONFIG).read_text())
+        robot = RobotSpec.from_json(about.pop("robot"))
+        if (number := about.pop("format", None)) != 1:
+            raise UserError(f"{path / CONFIG} has format {number}, this version reads 1", "update vla_stack")
+        about["limits"] = {k: np.inf if v is None else v for k, v in about.get("limits", {}).items()}
+        model = WorldModel(build(WorldConfig, about, str(path / CONFIG)), robot)
+        for part in PARTS:
+            weights = {k: v.float() for k, v in load_file(path / f"{part}.safetensors").items()}
+            getattr(model, part).load_state_dict(weights)
+        model.bank = load_file(path / BANK)["bank"].float()
+    except (OSError, ValueError, KeyError, RuntimeError, SchemaError) as e:
+        raise UserError(f"{path} is damaged ({' '.join(str(e).split())[:200]})", "copy or train it again") from None
+    return model.to(device).eval()

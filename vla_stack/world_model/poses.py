@@ -1,0 +1,122 @@
+"""Poses as a model is told them: one absolute pose a frame, of history and future alike.
+
+A pose is float32 [5]: x, y, z in metres, yaw in radians, gripper opening. Position and yaw are *measured*, as a policy's
+commands are followed with a lag that the model should not have to learn from pictures; the opening is the *commanded*
+one, as the measured one would give away whether something was grasped, which the model is to imagine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vla_stack.errors import UserError
+from vla_stack.schema import RobotSpec
+
+POSE = 5
+TOKEN = 11  # x, y, z, rotation [6], gripper, time
+TOOL = ("tcp_x.pos", "tcp_y.pos", "tcp_z.pos", "tcp_yaw.pos", "gripper.pos")
+
+
+def check_robot(robot: RobotSpec) -> None:
+    """Raise a :class:`UserError` for a robot whose state and action do not begin with the tool's pose."""
+    for what, dims in (("state", robot.state), ("action", robot.action)):
+        names = tuple(d.name for d in dims[:POSE])
+        if names != TOOL or robot.action_kind != "absolute":
+            raise UserError(
+                f"the world model is told tool poses, the {what} of {robot.name} begins with {' '.join(names)}",
+                "record native/arm7 in control mode ee_abs, as `vla collect --task` does",
+            )
+
+
+def executed_poses(states: NDArray[np.float32], commands: NDArray[np.float32], starts: NDArray[np.int64]) -> NDArray:
+    """The pose of every frame of a dataset.
+
+    Args:
+        states: float32 [N, S], measured.
+        commands: float32 [N, 5], what was sent after each frame.
+        starts: int64 [E], first frame of each episode; nothing was commanded before it, so its opening is measured.
+
+    Returns:
+        float32 [N, 5].
+    """
+    poses = states[:, :POSE].copy()
+    poses[1:, 4] = commands[:-1, 4]
+    poses[starts, 4] = states[starts, 4]
+    return poses
+
+
+@dataclass(frozen=True)
+class PoseScale:
+    """Range of positions, [3] each in metres: the 1st and 99th percentile of the training data."""
+
+    low: tuple[float, float, float]
+    high: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, poses: NDArray[np.float32]) -> PoseScale:
+        """Of poses [N, 5]."""
+        low, high = np.percentile(poses[:, :3], (1, 99), axis=0)
+        return cls(tuple(map(float, low)), tuple(map(float, np.maximum(high, low + 1e-3))))  # type: ignore[arg-type]
+
+    def position(self, xyz: Tensor) -> Tensor:
+        """Positions [*, 3] in [-1, 1], clipped beyond."""
+        low, high = (torch.tensor(v, device=xyz.device, dtype=xyz.dtype) for v in (self.low, self.high))
+        return (2 * (xyz - low) / (high - low) - 1).clamp(-1, 1)
+
+    def tokens(self, poses: Tensor, time: Tensor) -> Tensor:
+        """What the network is told, [*, 11].
+
+        Args:
+            poses: [*, 5].
+            time: [*], time from the current frame, in chunks.
+        """
+        return torch.cat(
+            [self.position(poses[..., :3]), rotation6(poses[..., 3]), poses[..., 4:] * 2 - 1, time[..., None]], -1
+        )
+
+
+def rotation6(yaw: Tensor) -> Tensor:
+    """First two columns [*, 6] of the rotation of a tool that points down (Zhou et al. 2019): no jump at half a turn."""
+    c, s, zero = yaw.cos(), yaw.sin(), torch.zeros_like(yaw)
+    return torch.stack([c, s, zero, s, -c, zero], -1)
+
+
+class Adapter(nn.Module):
+    """Where commands lead: measured pose and n commands to the n poses that will be measured (paper, section 4.1).
+
+    A residual network over the tool's coordinates; the paper's joint velocities and forward kinematics are what this
+    robot's controller does by itself. The opening is passed through.
+    """
+
+    def __init__(self, horizon: int, width: int = 64) -> None:
+        super().__init__()
+        self.horizon = horizon
+        self.net = nn.Sequential(
+            nn.Linear(4 * (horizon + 2), width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.SiLU(),
+            nn.Linear(width, 4 * horizon),
+        )
+        nn.init.zeros_(self.net[-1].weight)  # type: ignore[arg-type]
+        nn.init.zeros_(self.net[-1].bias)  # type: ignore[arg-type]
+
+    def forward(self, pose: Tensor, before: Tensor, commands: Tensor) -> Tensor:
+        """Poses [B, n, 5].
+
+        Args:
+            pose: [B, 5], now.
+            before: [B, 5], the command before: where the tool is still moving to.
+            commands: [B, n, 5], n <= horizon; the last one is held.
+        """
+        n = commands.shape[1]
+        held = torch.cat([commands, commands[:, -1:].expand(-1, self.horizon - n, -1)], 1)
+        away = torch.cat([before[:, None], held], 1)[..., :4] - pose[:, None, :4]
+        offset = self.net(torch.cat([away.flatten(1) * 20, pose[:, :4]], 1)).unflatten(1, (self.horizon, 4)) / 20
+        reached = torch.cat([held[..., :4] + offset, held[..., 4:]], -1)
+        return reached[:, :n]

@@ -1,0 +1,224 @@
+"""``vla train`` for recipes that name a ``world_model``: autoencoder, dynamics and heads, one stage after another.
+
+Every stage is a run of the project's training loop in a folder of its own, so each resumes bit-exactly from its last
+checkpoint. ``<run>/model`` is the world model as far as it is trained; ``<run>/strips`` shows what it imagines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vla_stack.errors import UserError
+from vla_stack.training import checkpoint as ckpt
+from vla_stack.training.loop import Evaluate, Loader, Trainer
+from vla_stack.training.placement import Local, native_precision, use_threads
+from vla_stack.training.recipe import build, read_tree
+from vla_stack.training.train import write_run_files
+from vla_stack.world_model.clips import ClipLoader, FrameLoader, Recording, encode_all, open_recording
+from vla_stack.world_model.dynamics import loss as dynamics_loss
+from vla_stack.world_model.heads_data import HeadsLoader, calibrate, imagine_rollouts
+from vla_stack.world_model.model import WorldConfig, WorldModel, load
+from vla_stack.world_model.poses import PoseScale
+from vla_stack.world_model.quality import measure, write_strip
+from vla_stack.world_model.recipe import STAGES, WorldRecipe
+
+WEIGHTS = "model.safetensors"
+STANDARD = 2000  # frames from which the latents' scale is taken
+EVAL_CLIPS = 24  # held-out rollouts that the dynamics is measured on while it is trained
+
+
+@dataclass
+class Stage:
+    """What the training loop turns: a module and its loss (the loop knows it as a policy)."""
+
+    policy: nn.Module
+    loader: Loader
+    loss: Callable[[Any, dict[str, Any], torch.Generator], tuple[Tensor, dict[str, Any]]]
+    float_images: bool = False
+
+    @staticmethod
+    def preprocess(batch: dict[str, Any]) -> dict[str, Any]:
+        """Batches are as the loss takes them."""
+        return batch
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write the module's weights."""
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file({k: v.contiguous() for k, v in self.policy.state_dict().items()}, directory / WEIGHTS)
+
+
+def run(source: Path, overrides: Sequence[str], resume: Path | None) -> int:
+    """Train a world model, or continue; the verb ``vla train`` calls this.
+
+    Raises:
+        UserError: The recipe or the data are not usable, or the run directory is taken.
+    """
+    recipe: WorldRecipe = build(WorldRecipe, read_tree(source, overrides), str(source))
+    if not recipe.data.root:
+        raise UserError(f"{source}: 'data.root' is missing", "give data.root=DIR, a dataset of `vla collect --mixed`")
+    run_dir = resume or Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    if resume is None and (run_dir / "recipe.yaml").exists():
+        raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
+    write_run_files(recipe, run_dir)
+    finished = Training(recipe, run_dir).run()
+    if not finished:
+        print(f"stopped; continue with: vla train --resume {run_dir}")
+    else:
+        print(f"done: {run_dir / 'model'}; try: vla eval --env imagined:{run_dir}, or: vla imagine --model {run_dir}")
+    return 0
+
+
+class Training:
+    """One run: the model, its data, its stages.
+
+    Args:
+        recipe: The run.
+        run_dir: Its folder.
+    """
+
+    def __init__(self, recipe: WorldRecipe, run_dir: Path) -> None:
+        self.recipe, self.run_dir = recipe, run_dir
+        self.placement = Local(recipe.device)
+        device = self.placement.device
+        self.precision = native_precision(device) if recipe.precision == "auto" else recipe.precision
+        use_threads(recipe.threads)
+        self.recording: Recording = open_recording(recipe.data.root, recipe.data.cameras)
+        torch.manual_seed(recipe.seed)
+        config = WorldConfig(
+            env=recipe.env,
+            tasks=self.recording.tasks,
+            poses=PoseScale.of(self.recording.poses[~self.recording.held_out]),
+            vae=recipe.vae,
+            dynamics=recipe.dynamics,
+            heads=recipe.heads,
+        )
+        self.model = WorldModel(config, self.recording.robot).to(device)
+        if recipe.vae_from:
+            self.model.vae.load_state_dict(load(recipe.vae_from, device).vae.state_dict())
+
+    def run(self) -> bool:
+        """All stages; False where a signal stopped one."""
+        for stage in STAGES:
+            if stage == "vae" and self.recipe.vae_from:
+                continue
+            module = getattr(self.model, stage)
+            if not self._train(stage, module):
+                return False
+            module.eval().requires_grad_(False)
+            getattr(self, f"_after_{stage}", lambda: None)()
+            self.model.save(self.run_dir / "model")
+        return True
+
+    def _train(self, stage: str, module: nn.Module) -> bool:
+        """Train one stage to its end, from its last checkpoint."""
+        recipe, folder = self.recipe.of_stage(stage, self.precision), self.run_dir / stage
+        checkpoint = ckpt.latest(folder / "checkpoints")
+        done = 0 if checkpoint is None else int(checkpoint.name)
+        if checkpoint is not None:
+            module.load_state_dict(load_file(checkpoint / ckpt.PRETRAINED / WEIGHTS))
+        if done >= recipe.steps:
+            return True
+        folder.mkdir(parents=True, exist_ok=True)
+        millions = sum(p.numel() for p in module.parameters()) / 1e6
+        print(f"{stage}: {millions:.2f} M parameters, step {done} of {recipe.steps} -> {folder}", flush=True)
+        parts = getattr(self, f"_{stage}")()
+        every = getattr(self.recipe.stages, stage).eval_every
+        if every:
+            recipe = dataclasses.replace(recipe, eval=dataclasses.replace(recipe.eval, every=every))
+        evaluate: Evaluate | None = self._measure if stage == "dynamics" and every else None
+        outcome = Trainer(recipe, parts, self.placement, folder, checkpoint).run(evaluate)
+        module.load_state_dict(load_file(outcome.checkpoint / ckpt.PRETRAINED / WEIGHTS))  # the average
+        return not outcome.stopped
+
+    # Stages ---------------------------------------------------------------------------------------------------------
+
+    def _vae(self) -> Stage:
+        loader = FrameLoader(self.recording, self.recipe.stages.vae.batch_size, self.recipe.seed)
+        return Stage(self.model.vae, loader, lambda vae, batch, g: vae.loss(batch["pictures"], g))
+
+    def _after_vae(self) -> None:
+        rng = np.random.default_rng(self.recipe.seed)
+        frames = rng.choice(np.flatnonzero(~self.recording.held_out), STANDARD)
+        views = rng.integers(len(self.recording.pictures), size=STANDARD)
+        pictures = list(self.recording.pictures.values())
+        some = np.stack([pictures[v][f] for v, f in zip(views, frames, strict=True)])
+        self.model.vae.standardise(torch.from_numpy(some).to(self.placement.device))
+
+    def _dynamics(self) -> Stage:
+        config, stage = self.recipe.dynamics, self.recipe.stages.dynamics
+        loader = ClipLoader(
+            self.recording,
+            self.latents(),
+            config.history,
+            config.future,
+            stage.batch_size,
+            self.recipe.seed,
+            config.held,
+        )
+
+        def loss(dynamics: Any, batch: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:
+            tokens = self.model.tokens(batch["poses"], batch["time"])
+            return dynamics_loss(dynamics, batch["latents"], tokens, batch["valid"], generator)
+
+        return Stage(self.model.dynamics, loader, loss)
+
+    def latents(self) -> Tensor:
+        """Of the whole recording, kept beside the run: they cost minutes on a CPU."""
+        path = self.run_dir / "latents.safetensors"
+        if path.exists():
+            stored = load_file(path)
+            if len(stored["latents"]) == len(self.recording.end) and torch.equal(
+                stored["scale"], self.model.vae.scale.cpu()
+            ):
+                return stored["latents"]
+        print(f"encoding {len(self.recording.end)} frames", flush=True)
+        latents = encode_all(self.model.vae, self.recording, self.placement.device)
+        save_file({"latents": latents, "scale": self.model.vae.scale.cpu().clone()}, path)
+        return latents
+
+    def _measure(self, directory: Path, step: int) -> dict[str, float]:
+        """Free-running quality of a checkpoint on held-out episodes, and a strip of pictures."""
+        dynamics, live = self.model.dynamics, {k: v.clone() for k, v in self.model.dynamics.state_dict().items()}
+        dynamics.load_state_dict(load_file(directory / WEIGHTS))
+        dynamics.eval()
+        try:
+            write_strip(self.model, self.recording, self.run_dir / "strips" / f"{step:06d}.png")
+            table = measure(self.model, self.recording, EVAL_CLIPS, (1, self.model.horizon, 2 * self.model.horizon))
+        finally:
+            dynamics.load_state_dict(live)
+            dynamics.train()
+        return {
+            f"{arm}_k{k}": float(np.mean([row["psnr_moving"][arm] for row in table if row["k"] == k]))
+            for arm in ("model", "copy_last")
+            for k in sorted({row["k"] for row in table})
+        }
+
+    def _heads(self) -> Stage:
+        path = self.run_dir / "generated.safetensors"
+        if not path.exists():
+            print(f"imagining {self.recipe.generated} rollouts for the judges", flush=True)
+            save_file(imagine_rollouts(self.model, self.recording, self.recipe.generated, self.recipe.seed), path)
+        loader = HeadsLoader(
+            self.model,
+            self.recording,
+            self.latents(),
+            load_file(path),
+            self.recipe.stages.heads.batch_size,
+            self.recipe.seed,
+        )
+        return Stage(self.model.heads, loader, lambda heads, batch, _: heads.loss(batch))
+
+    def _after_heads(self) -> None:
+        limits, bank = calibrate(self.model, self.recording, self.recipe.generated, self.recipe.seed)
+        self.model.config = dataclasses.replace(self.model.config, limits=limits)
+        self.model.bank = bank
