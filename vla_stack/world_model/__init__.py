@@ -1,1 +1,1 @@
-"""Ctrl-World (arXiv:2510.10125): policies evaluated and improved in a controllable model of what the cameras will see."""
+"""Ctrl-World (arXiv:2510.10125): policies evaluated in a controllable model of what the cameras will see."""

@@ -193,7 +193,7 @@ def clip_batch(
     future: int,
     known: NDArray[np.int64],
 ) -> dict[str, Any]:
-    """The batch of clips whose current frames are ``now`` [B], with ``known`` [B] future poses; see :class:`ClipLoader`."""
+    """The batch of clips around frames ``now`` [B], of which ``known`` [B] future poses are told; see ClipLoader."""
     index = clip_index(now, recording, history, future)
     ahead = np.arange(future + 1)
     last = np.minimum(ahead, known[:, None])

@@ -29,8 +29,8 @@ class DynamicsConfig:
         heads: Attention heads.
         patch: Latent positions that a token is wide.
         members: Output heads, each trained on a random half of the clips; where they disagree the model is guessing.
-        conditioning: ``per_frame`` poses; their ``mean``; all of them ``flat`` in every frame; ``none``. The latter three
-            are controls.
+        conditioning: ``per_frame`` poses; their ``mean``; all of them ``flat`` in every frame; ``none``. The latter
+            three are controls.
         sigma_mean, sigma_std: ln(sigma) of training is normal with these.
         history_noise: Noise on a remembered frame is this times |N(0, 1)|, for each frame anew.
         anchor_noise: Noise on the anchor is uniform up to this.
@@ -66,7 +66,7 @@ class DynamicsConfig:
 
 
 class Block(nn.Module):
-    """Attention over all views of a frame, attention over the frames of a position, MLP; scaled by the frame's condition."""
+    """Attention over all views of a frame, then over the frames of a position; MLP. All scaled by the condition."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ def _waves(c_noise: Tensor) -> Tensor:
 
 
 def noised_history(history: Tensor, scale: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """History latents [B, K, ...] with noise of a random level for each frame, at unit variance; and the levels [B, K]."""
+    """History [B, K, ...] with noise of a random level for each frame, at unit variance; and the levels [B, K]."""
     shape, device = history.shape[:2], history.device
     level = scale * torch.randn(shape, generator=generator, device=device).abs()
     return _noised(history, level, generator), level

@@ -1,6 +1,7 @@
-"""Diffusion of Karras et al. 2022 (EDM, arXiv:2206.00364) at sigma_data = 1: scaling, loss weight, noise levels, sampler.
+"""Diffusion of Karras et al. 2022 (EDM, arXiv:2206.00364) at sigma_data = 1: scaling, loss weight, levels, sampler.
 
-x = z + sigma * eps is noised data; a network F sees c_in * x and c_noise, and D(x) = c_skip * x + c_out * F estimates z.
+x = z + sigma * eps is noised data; a network F sees c_in * x and c_noise, and D(x) = c_skip * x + c_out * F estimates
+z.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Small networks around the world model: where commands lead, what pose a picture shows, whether a task is done.
 
-Probe and judges look at *decoded* frames, real and imagined alike, so that their own error on real frames can be told from
-the world model's.
+Probe and judges look at *decoded* frames, real and imagined alike, so that their own error on real frames can be told
+from the world model's.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Heads(nn.Module):
     def success(
         self, pictures: Tensor, task: Tensor, states: list[Tensor] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Calibrated success probability [B, T], the mean over judges; and their states. Arguments as :class:`Judge`'s."""
+        """Calibrated success probability [B, T], the mean over judges, and their states; arguments as a judge's."""
         logits, after = zip(
             *(j(pictures, task, states[i] if states else None) for i, j in enumerate(self.judges)), strict=True
         )

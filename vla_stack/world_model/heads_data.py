@@ -22,7 +22,7 @@ BANK = 2000  # recorded (pose, command) pairs that a model carries
 def window_starts(
     recording: Recording, n: int, length: int, held_out: bool, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """``n`` first frames of windows of ``length`` frames; of every second one a success is in sight, if there is any."""
+    """``n`` first frames of windows of ``length`` frames; every second one holds a success, if there is any."""
     frames = np.arange(len(recording.end))
     usable = (recording.held_out == held_out) & (frames + 1 < recording.end)
     won = np.concatenate([[0], np.cumsum(recording.success)])
@@ -45,8 +45,8 @@ def imagine_rollouts(
     """Rollouts along recorded poses.
 
     Returns:
-        ``latents`` [n, T, V, C, h, w] with T the heads' window rounded to chunks, ``index`` int64 [n, T] of the frames that
-        were recorded there, ``start`` int64 [n], and ``spread`` [n, chunks].
+        ``latents`` [n, T, V, C, h, w] with T the heads' window rounded to chunks, ``index`` int64 [n, T] of the frames
+        that were recorded there, ``start`` int64 [n], and ``spread`` [n, chunks].
     """
     length = max(1, model.config.heads.window // model.horizon) * model.horizon
     starts = window_starts(recording, n, length, held_out, np.random.default_rng([seed, held_out]))

@@ -6,9 +6,6 @@ Training clips and rollouts take their history by the same function, so that wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
-
-T = TypeVar("T")
 
 
 def history_chunks(n: int, history: int) -> list[int]:
@@ -24,7 +21,7 @@ def history_chunks(n: int, history: int) -> list[int]:
     return [0, *recent][:history]
 
 
-class Memory(Generic[T]):
+class Memory[T]:
     """Ends of the chunks of one rollout: latents and poses, whatever ``T`` is. Nothing is ever re-encoded.
 
     Args:

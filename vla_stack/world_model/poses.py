@@ -1,7 +1,7 @@
 """Poses as a model is told them: one absolute pose a frame, of history and future alike.
 
-A pose is float32 [5]: x, y, z in metres, yaw in radians, gripper opening. Position and yaw are *measured*, as a policy's
-commands are followed with a lag that the model should not have to learn from pictures; the opening is the *commanded*
+A pose is float32 [5]: x, y, z in metres, yaw in radians, gripper opening. Position and yaw are *measured*, as commands
+are followed with a lag that the model should not have to learn from pictures; the opening is the *commanded*
 one, as the measured one would give away whether something was grasped, which the model is to imagine.
 """
 
@@ -81,7 +81,7 @@ class PoseScale:
 
 
 def rotation6(yaw: Tensor) -> Tensor:
-    """First two columns [*, 6] of the rotation of a tool that points down (Zhou et al. 2019): no jump at half a turn."""
+    """First two columns [*, 6] of the rotation of a tool that points down (Zhou et al. 2019): no jump anywhere."""
     c, s, zero = yaw.cos(), yaw.sin(), torch.zeros_like(yaw)
     return torch.stack([c, s, zero, s, -c, zero], -1)
 

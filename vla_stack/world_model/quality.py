@@ -118,8 +118,8 @@ def measure(
         starts: Where rollouts begin instead.
 
     Returns:
-        One row for each k, camera and clip: ``{"k", "view", "start", "psnr" | "psnr_moving" | "ssim": {arm: value}}``, the
-        arms being ``model``, ``copy_last`` and ``autoencoder``.
+        One row for each k, camera and clip: ``{"k", "view", "start", "psnr" | "psnr_moving" | "ssim": {arm: value}}``,
+        the arms being ``model``, ``copy_last`` and ``autoencoder``.
     """
     longest = -(-max(ks) // model.horizon) * model.horizon
     starts = held_out_starts(recording, max(ks))[:clips] if starts is None else starts

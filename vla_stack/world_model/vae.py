@@ -125,7 +125,7 @@ def to_planes(pictures: Tensor) -> Tensor:
 
 
 def object_mask(pictures: Tensor) -> Tensor:
-    """Pixels of saturated colour, float [*, H, W] 0 or 1, of uint8 [*, H, W, 3]: things stand out from table and arm."""
+    """Pixels of saturated colour, float [*, H, W] 0 or 1, of uint8 [*, H, W, 3]: things stand out by colour."""
     spread = pictures.amax(-1).float() - pictures.amin(-1).float()
     return (spread > 255 * SATURATED).float()
 

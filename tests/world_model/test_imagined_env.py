@@ -1,0 +1,160 @@
+"""The imagined environment: exactly the simulator with it behind it; streams, chunks and guards with a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+from world_toys import ROBOT, SIZE, TASKS
+
+from vla_stack.world_model.dreams import Dreams, Start
+from vla_stack.world_model.dynamics import DynamicsConfig
+from vla_stack.world_model.heads import HeadsConfig
+from vla_stack.world_model.imagined_env import ImaginedVectorEnv
+from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
+from vla_stack.world_model.oracle import Oracle
+from vla_stack.world_model.poses import PoseScale
+from vla_stack.world_model.vae import Vae, VaeConfig
+
+OPTIONS: dict[str, Any] = {"image_size": 16, "cameras": ("front", "wrist")}
+
+
+@pytest.mark.slow
+def test_with_the_simulator_behind_it_it_is_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures, states, rewards, ends and restarts, through a success and a time limit."""
+    import sim
+    from sim.tasks.pick import Pick
+
+    monkeypatch.setattr(Pick, "config", dataclasses.replace(Pick.config, max_episode_steps=20))
+    monkeypatch.setattr(gym.spec("sim/pick-v0"), "max_episode_steps", 20)
+    real = SyncVectorEnv([lambda: gym.make("sim/pick-v0", **OPTIONS)] * 2)
+    oracle = Oracle("sim/pick-v0", 2, **OPTIONS)
+    imagined = ImaginedVectorEnv(oracle, 2)
+    assert imagined.metadata["autoreset_mode"] == real.metadata["autoreset_mode"]
+    assert imagined.single_action_space == real.single_action_space
+    assert imagined.single_observation_space == real.single_observation_space
+    (ours, _), (theirs, _) = imagined.reset(seed=5), real.reset(seed=5)
+    expert = sim.make_expert(real.envs[0])
+    ends = set()
+    for k in range(45):
+        same(ours, theirs)
+        action = np.tile(real.single_action_space.low, (2, 1))
+        action[0] = expert.act() if k < 40 else action[0]
+        ours, reward, terminated, truncated, info = imagined.step(action)
+        theirs, reward2, terminated2, truncated2, info2 = real.step(action)
+        assert reward.tolist() == reward2.tolist() and info["is_success"].tolist() == info2["is_success"].tolist()
+        assert (terminated.tolist(), truncated.tolist()) == (terminated2.tolist(), truncated2.tolist())
+        ends |= {"won"} if terminated.any() else set()
+        ends |= {"time"} if truncated.any() else set()
+    assert ends == {"won", "time"}
+    imagined.close()
+    real.close()
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(one["agent_pos"], two["agent_pos"])
+    for camera in one["pixels"]:
+        np.testing.assert_array_equal(one["pixels"][camera], two["pixels"][camera])
+
+
+class ToyStarts:
+    def start(self, seed: int, options: dict[str, Any]) -> Start:
+        rng = np.random.default_rng(seed)
+        state = np.concatenate([rng.uniform(ROBOT.action_low, ROBOT.action_high), np.zeros(7)]).astype(np.float32)
+        pictures = {c: rng.integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8) for c in ("front", "wrist")}
+        return Start(pictures, state, TASKS[seed % 2])
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def model() -> WorldModel:
+    torch.manual_seed(0)
+    config = WorldConfig(
+        "sim/pick-v0",
+        TASKS,
+        PoseScale((0.2, -0.3, 0.0), (0.7, 0.3, 0.3)),
+        VaeConfig(channels=3, stem=2, widths=(8, 8)),
+        DynamicsConfig(history=2, future=3, width=8, blocks=1, heads=2, patch=2, members=2),
+        HeadsConfig(width=8, judges=1),
+        Limits(success=2.0),
+    )
+    model = WorldModel(config, ROBOT).eval()
+    for p in model.dynamics.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    return model
+
+
+def actions(n: int, steps: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.uniform(ROBOT.action_low, ROBOT.action_high, (steps, n, 5)).astype(np.float32)
+
+
+def test_a_rollout_does_not_know_its_neighbours(model: WorldModel) -> None:
+    def film(n: int, row: int, order: bool = False) -> list[np.ndarray]:
+        env = ImaginedVectorEnv(Dreams(model, ToyStarts(), n, 100), n)
+        seeds: list[int | None] = [11 + i for i in range(n)]
+        seeds[row] = 7
+        env.reset(seed=seeds)
+        moves = actions(1, 7)
+        others = actions(n, 7, seed=3)
+        others[:, row] = moves[:, 0]
+        return [env.step(a)[0]["pixels"]["wrist"][row].astype(int) for a in others]
+
+    alone = film(1, 0)
+    for n, row in ((3, 0), (3, 2)):
+        for one, two in zip(alone, film(n, row), strict=True):
+            assert np.abs(one - two).max() <= 1  # products of other batch sizes round differently
+
+
+def test_chunks_join_and_only_the_first_frame_is_encoded(model: WorldModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = Vae.encode
+    monkeypatch.setattr(Vae, "encode", lambda self, p: encoded.append(len(p)) or encode(self, p))
+    dreams = Dreams(model, ToyStarts(), 1, 100)
+    env = ImaginedVectorEnv(dreams, 1)
+    env.reset(seed=0)
+    pictures: list[np.ndarray] = []
+    for n in range(3):
+        start = dreams._dreams[0].memory.current.pose
+        chunk = actions(1, 3, seed=n).transpose(1, 0, 2)
+        info = env.step(chunk)[4]
+        pictures += list(info["frames"][0]["front"])
+        told = model.heads.adapter(start[None], torch.zeros(1, 5), torch.from_numpy(chunk))
+        torch.testing.assert_close(dreams._dreams[0].memory.current.pose, told[0, -1])
+        assert dreams._dreams[0].memory.chunks == n + 1
+    assert encoded == [1] and len(pictures) == 9 == len({p.tobytes() for p in pictures})
+
+
+def test_single_steps_end_a_chunk_where_a_chunk_would(model: WorldModel) -> None:
+    moves = actions(1, 6)
+    single, whole = (ImaginedVectorEnv(Dreams(model, ToyStarts(), 1, 100), 1) for _ in range(2))
+    for env in (single, whole):
+        env.reset(seed=0)
+    for k, action in enumerate(moves):
+        obs = single.step(action)[0]
+        if k % 3 == 2:
+            same(obs, whole.step(moves[k - 2 : k + 1].transpose(1, 0, 2))[0])
+
+
+def test_a_guard_ends_an_episode_and_takes_its_success(model: WorldModel) -> None:
+    config = model.config
+    try:
+        model.config = dataclasses.replace(config, limits=Limits(chunks=1, success=0.0))
+        env = ImaginedVectorEnv(Dreams(model, ToyStarts(), 1, 100), 1)
+        env.reset(seed=0)
+        assert env.step(actions(1, 1)[0])[2].all()  # any frame counts as success here
+        model.config = dataclasses.replace(config, limits=Limits(disagreement=-1.0, success=0.0))
+        env.reset(seed=0)
+        _, _, terminated, truncated, info = env.step(actions(1, 3).transpose(1, 0, 2))
+        assert truncated.all() and not terminated.any() and not info["is_success"].any()
+        assert info["tripped"].all() and info["guards"] == [("disagreement",)]
+    finally:
+        model.config = config
+    with pytest.raises(ValueError, match="finite"):
+        env.step(np.full((1, 5), np.nan, np.float32))

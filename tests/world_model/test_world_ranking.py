@@ -1,0 +1,38 @@
+"""Rank statistics on cases computed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_stack.world_model.ranking import bias, compare, mmrv, pearson, ranks, spearman
+
+
+def test_rank_violations() -> None:
+    real = [0.1, 0.4, 0.9]
+    assert mmrv(real, [0.0, 0.2, 0.3]) == 0  # the same order, whatever the scale
+    # Reversed: the first is furthest from the third (0.8), the second from the third (0.5), the third from the first.
+    np.testing.assert_allclose(mmrv(real, [0.3, 0.2, 0.0]), (0.8 + 0.5 + 0.8) / 3)
+    # The model swaps the first two alone.
+    np.testing.assert_allclose(mmrv(real, [0.2, 0.1, 0.9]), (0.3 + 0.3 + 0.0) / 3)
+
+
+def test_correlations_and_bias() -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 9))
+    np.testing.assert_allclose(pearson(x, y), np.corrcoef(x, y)[0, 1])
+    assert ranks([3, 1, 1, 2]).tolist() == [3, 0.5, 0.5, 2]
+    assert spearman([1, 2, 3], [1, 10, 1000]) == 1
+    assert np.isnan(pearson([1, 1], [0, 1]))
+    np.testing.assert_allclose(bias([0.5, 0.7], [0.4, 0.4]), -0.2)
+
+
+def test_intervals_hold_their_value_and_uncounted_episodes_are_left_out() -> None:
+    rng = np.random.default_rng(0)
+    rates = np.linspace(0.1, 0.9, 5)[:, None]
+    real = (rng.random((5, 60)) < rates).astype(float)
+    report = compare(real, real, draws=200)
+    assert report["pearson"]["value"] > 1 - 1e-12 and report["mmrv"]["value"] == report["bias"]["value"] == 0
+    model = np.where(rng.random((5, 60)) < 0.1, 1 - real, real)
+    low, high = compare(real, model, draws=200)["pearson"]["interval"]
+    assert low < compare(real, model, draws=1)["pearson"]["value"] < high
+    model[:, :30] = np.nan
+    np.testing.assert_allclose(compare(real, model, draws=1)["model"], model[:, 30:].mean(1))

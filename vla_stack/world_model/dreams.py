@@ -1,0 +1,251 @@
+"""A world model as the backend of the imagined environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sim.arm import ARM7, InverseKinematics
+from sim.registry import TASKS
+from vla_stack.errors import UserError
+from vla_stack.schema import RobotSpec
+from vla_stack.world_model import guards
+from vla_stack.world_model.clips import Recording
+from vla_stack.world_model.imagined_env import Frames, ImaginedEnv
+from vla_stack.world_model.memory import Memory
+from vla_stack.world_model.model import End, WorldModel, load
+from vla_stack.world_model.poses import POSE
+from vla_stack.world_model.quality import chunk_noise
+
+PREFIX = "imagined:"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A real first frame: camera -> uint8 [H, W, 3], state float32 [S], instruction."""
+
+    pictures: dict[str, NDArray[np.uint8]]
+    state: NDArray[np.float32]
+    task: str
+
+
+class Starts(Protocol):
+    """Where real first frames come from."""
+
+    def start(self, seed: int, options: dict[str, Any]) -> Start: ...
+    def close(self) -> None: ...
+
+
+class SimulatedStarts:
+    """First frames of the simulator: the same seed begins the same scene as there."""
+
+    def __init__(self, env_id: str, robot: RobotSpec) -> None:
+        cameras = tuple(c.name for c in robot.cameras)
+        self._env = gym.make(env_id, cameras=cameras, image_size=robot.cameras[0].height, control_hz=robot.rate_hz)
+
+    def start(self, seed: int, options: dict[str, Any]) -> Start:
+        raw, info = self._env.reset(
+            seed=seed, options={k: options[k] for k in ("variant", "instruction") if k in options}
+        )
+        return Start(raw["pixels"], raw["agent_pos"], info["task"])
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class RecordedStarts:
+    """Frames of a dataset: row ``options["start_index"]``, or the first frame of an episode that the seed draws."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def start(self, seed: int, options: dict[str, Any]) -> Start:
+        r = self._recording
+        drawn = np.random.default_rng(seed).choice(np.unique(r.start))
+        row = int(options.get("start_index", drawn))
+        if not 0 <= row < len(r.end):
+            raise UserError(f"start_index {row} is not in the data", f"it has frames 0 to {len(r.end) - 1}")
+        return Start({c: p[row] for c, p in r.pictures.items()}, r.states[row], r.tasks[r.task[row]])
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Dream:
+    """One rollout.
+
+    Attributes:
+        seed: Of its noise.
+        memory: Ends of its chunks.
+        task: Index of its instruction; None where the judges do not know it.
+        before: Command before the present chunk, [5].
+        commands: Those of the present chunk so far, [5] each.
+        judged: The judges' states, after every frame that was shown.
+        state: float32 [S], as the robot would measure it.
+    """
+
+    seed: int
+    memory: Memory[End]
+    task: int | None
+    before: Tensor
+    state: NDArray[np.float32]
+    commands: list[Tensor] = field(default_factory=list)
+    judged: list[Tensor] | None = None
+
+
+class Dreams:
+    """A :class:`vla_stack.world_model.imagined_env.Backend`; every rollout is a function of its seed and its actions.
+
+    Commands become the poses that would be measured (the adapter), poses become frames. Where commands end within a
+    chunk, the last one is held and the frames so far are shown; only whole chunks are remembered.
+
+    The state is the pose that the adapter expects; the opening is the probe's, as nothing else sees what is held;
+    joints follow by inverse kinematics.
+
+    Args:
+        model: The world model.
+        starts: First frames.
+        rows: Number of rollouts.
+        max_steps: Frames of an episode.
+    """
+
+    def __init__(self, model: WorldModel, starts: Starts, rows: int, max_steps: int) -> None:
+        self.model, self._starts, self._max_steps = model, starts, max_steps
+        self._dreams: dict[int, Dream] = {}
+        self._streams = {row: np.random.default_rng(row) for row in range(rows)}
+        self._ik = InverseKinematics(ARM7)
+
+    @property
+    def robot(self) -> RobotSpec:
+        return self.model.robot
+
+    @property
+    def max_steps(self) -> int:
+        return self._max_steps
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return ("done",)
+
+    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[Frames, str]:
+        if seed is not None:
+            self._streams[row] = np.random.default_rng(seed)
+        else:
+            seed = int(self._streams[row].integers(2**31))
+        start = self._starts.start(seed, options)
+        pictures = np.stack([start.pictures[c] for c in self.model.cameras])
+        state = np.array(start.state, np.float32)
+        device = self.model.bank.device
+        tasks = self.model.config.tasks
+        task = tasks.index(start.task) if start.task in tasks else None
+        pose = torch.from_numpy(state[:POSE].copy()).to(device)
+        self._dreams[row] = Dream(seed, self.model.begin(pictures[None], state[None, :POSE])[0], task, pose, state)
+        p, self._dreams[row].judged = self._judge(self._dreams[row], torch.from_numpy(pictures[None]).to(device))
+        first = {c: start.pictures[c][None] for c in self.model.cameras}
+        no = np.zeros(1, bool)
+        return Frames(first, state[None], p, no, no), start.task
+
+    def advance(self, rows: Sequence[int], actions: NDArray[np.float32]) -> list[Frames]:
+        films: list[list[Frames]] = [[] for _ in rows]
+        todo = [list(torch.from_numpy(a[:, :POSE].copy()).to(self.model.bank.device)) for a in actions]
+        while any(todo):
+            # Rollouts may be at different places of their chunks: those that go equally far go together.
+            room = {i: self.model.horizon - len(self._dreams[rows[i]].commands) for i, left in enumerate(todo) if left}
+            takes = {i: min(room[i], len(todo[i])) for i in room}
+            reach = {i: len(self._dreams[rows[i]].commands) + takes[i] for i in takes}
+            for n in sorted(set(reach.values())):
+                group = [i for i in takes if reach[i] == n]
+                for i in group:
+                    self._dreams[rows[i]].commands += todo[i][: takes[i]]
+                    del todo[i][: takes[i]]
+                dreams = [self._dreams[rows[i]] for i in group]
+                for i, dream, (pictures, poses, trips) in zip(group, dreams, self._imagine(dreams, n), strict=True):
+                    new = slice(n - takes[i], n)
+                    films[i].append(self._frames(dream, pictures[new], poses[new], trips))
+        return [_joined(parts) for parts in films]
+
+    def close(self) -> None:
+        self._starts.close()
+
+    @torch.no_grad()
+    def _imagine(self, dreams: list[Dream], n: int) -> list[tuple[Tensor, Tensor, list[str]]]:
+        """Pictures [n, V, H, W, 3], poses [n, 5] and tripped guards of dreams with ``n`` commands each."""
+        model = self.model
+        commands = torch.stack([torch.stack(d.commands) for d in dreams])
+        pose, before = torch.stack([d.memory.current.pose for d in dreams]), torch.stack([d.before for d in dreams])
+        poses = model.heads.adapter(pose, before, commands)
+        noise = torch.cat([chunk_noise(model, [d.seed], d.memory.chunks) for d in dreams])
+        latents, spread = model.chunk([d.memory for d in dreams], poses, noise)
+        pictures = model.vae.pictures(latents[:, :n])
+        out: list[tuple[Tensor, Tensor, list[str]]] = []
+        whole = n == model.horizon
+        measured = guards.readings(model, spread, latents, pictures, poses, commands, pose) if whole else {}
+        for row, dream in enumerate(dreams):
+            trips: list[str] = []
+            if whole:
+                dream.memory.push(End(latents[row, -1], poses[row, -1]))
+                dream.before, dream.commands = commands[row, -1], []
+                trips = guards.tripped(model, measured, dream.memory.chunks, row)
+            out.append((pictures[row], poses[row], trips))
+        return out
+
+    def _frames(self, dream: Dream, pictures: Tensor, poses: Tensor, trips: list[str]) -> Frames:
+        """Judge pictures [n, V, H, W, 3] that are newly shown, and measure the robot in them."""
+        p, dream.judged = self._judge(dream, pictures)
+        with torch.no_grad():
+            opening = self.model.heads.probe(pictures)[:, 4].clamp(0, 1).cpu().numpy()
+        states = []
+        for pose, opened in zip(poses.cpu().numpy(), opening, strict=True):
+            joints = self._ik.solve(pose[:4].astype(np.float64), dream.state[POSE : POSE + len(ARM7.joints)])
+            dream.state = np.concatenate([pose[:4], [opened], joints]).astype(np.float32)
+            states.append(dream.state)
+        films = {c: pictures[:, v].cpu().numpy() for v, c in enumerate(self.model.cameras)}
+        done = p > self.model.config.limits.success
+        return Frames(films, np.stack(states), p, done, np.zeros_like(done), trips)
+
+    @torch.no_grad()
+    def _judge(self, dream: Dream, pictures: Tensor) -> tuple[NDArray[np.float32], list[Tensor] | None]:
+        """Success probability [n] of pictures [n, V, H, W, 3]; 0 where the judges do not know the instruction."""
+        if dream.task is None:
+            return np.zeros(len(pictures), np.float32), None
+        task = torch.tensor([dream.task], device=pictures.device)
+        p, states = self.model.heads.success(pictures[None], task, dream.judged)
+        return p[0].cpu().numpy(), states
+
+
+def make_env(name: str, render_mode: str | None = None, device: str = "cpu") -> ImaginedEnv:
+    """The environment ``imagined:<name>``: a run directory, a world model's directory, or ``shipped``.
+
+    Raises:
+        UserError: There is no such world model, or it was not of a task of ``sim`` and has no first frames.
+    """
+    model = load(Path(name.removeprefix(PREFIX)), device)
+    return ImaginedEnv(Dreams(model, simulated(model), 1, max_steps_of(model)), render_mode)
+
+
+def _joined(parts: list[Frames]) -> Frames:
+    """Films end to end."""
+    pictures = {c: np.concatenate([f.pictures[c] for f in parts]) for c in parts[0].pictures}
+    columns = [np.concatenate([getattr(f, n) for f in parts]) for n in ("states", "success", "done", "ended")]
+    return Frames(pictures, *columns, [g for f in parts for g in f.tripped])
+
+
+def simulated(model: WorldModel) -> SimulatedStarts:
+    """First frames of the task that a model was trained on."""
+    known = {info.id for info in TASKS.values()}
+    if model.config.env not in known:
+        raise UserError(f"the world model is of '{model.config.env}'", f"give one of {', '.join(sorted(known))}")
+    return SimulatedStarts(model.config.env, model.robot)
+
+
+def max_steps_of(model: WorldModel) -> int:
+    """Frames of an episode of the task that a model was trained on."""
+    return next(info.max_episode_steps for info in TASKS.values() if info.id == model.config.env)

@@ -1,0 +1,79 @@
+"""Whether a world model orders policies as the world does. numpy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def mmrv(real: ArrayLike, model: ArrayLike) -> float:
+    """Mean maximum rank violation (Li et al. 2024, "SIMPLER", arXiv:2405.05941) of success rates of N policies.
+
+    The mean over policies i of the largest real difference |R_i - R_j| to a policy j that the model orders otherwise.
+    """
+    r, s = (np.asarray(v, float) for v in (real, model))
+    difference = np.abs(r[:, None] - r)
+    otherwise = (s[:, None] > s) != (r[:, None] > r)
+    return float((difference * otherwise).max(1).mean())
+
+
+def pearson(x: ArrayLike, y: ArrayLike) -> float:
+    """Correlation; NaN where one of the two does not vary."""
+    a, b = (np.asarray(v, float) for v in (x, y))
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale > 1e-12 else float("nan")
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """Correlation of ranks; equal values share their mean rank."""
+    return pearson(ranks(x), ranks(y))
+
+
+def ranks(x: ArrayLike) -> NDArray[np.float64]:
+    """Ranks from 0; equal values share their mean rank."""
+    v = np.asarray(x, float)
+    return (v[:, None] > v).sum(1) + ((v[:, None] == v).sum(1) - 1) / 2
+
+
+def bias(real: ArrayLike, model: ArrayLike) -> float:
+    """Mean of model minus real; negative: the model is the stricter one."""
+    return float(np.mean(np.asarray(model, float) - np.asarray(real, float)))
+
+
+STATISTICS = {"pearson": pearson, "spearman": spearman, "mmrv": mmrv, "bias": bias}
+
+
+def compare(real: Sequence[ArrayLike], model: Sequence[ArrayLike], draws: int = 2000, seed: int = 0) -> dict[str, Any]:
+    """All statistics over policies, with bootstrap intervals over paired starts.
+
+    Args:
+        real: Successes of each policy over E starts, [N][E].
+        model: The same starts in the model; NaN where an episode is not counted.
+        draws: Bootstrap resamples of the starts, the same for all policies.
+        seed: Of the resampling.
+
+    Returns:
+        Statistic -> ``{"value", "interval": [low, high]}``; further ``real`` and ``model``, the rates, and
+        ``pearson_inner``, without the best and the worst policy.
+    """
+    r, m = (np.asarray(v, float) for v in (real, model))
+    rng = np.random.default_rng(seed)
+    picks = rng.integers(r.shape[1], size=(draws, r.shape[1]))
+
+    def rates(outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
+        counted = ~np.isnan(outcomes)
+        return np.where(counted, outcomes, 0).sum(-1) / np.maximum(counted.sum(-1), 1)
+
+    out: dict[str, Any] = {"real": rates(r).tolist(), "model": rates(m).tolist()}
+    resampled = [(rates(r[:, p]), rates(m[:, p])) for p in picks]
+    for name, statistic in STATISTICS.items():
+        values = np.array([statistic(a, b) for a, b in resampled])
+        interval = np.nanpercentile(values, (2.5, 97.5)).tolist() if not np.isnan(values).all() else [-1.0, 1.0]
+        out[name] = {"value": statistic(out["real"], out["model"]), "interval": interval}
+    inner = np.argsort(out["real"])[1:-1]
+    out["pearson_inner"] = pearson(np.array(out["real"])[inner], np.array(out["model"])[inner])
+    return out
