@@ -37,6 +37,12 @@ class Memory[T]:
         """A chunk is over; ``end`` is its last frame."""
         self._ends.append(end)
 
+    def copy(self) -> Memory[T]:
+        """A memory of the same, that goes its own way from here."""
+        other = Memory(self._ends[0], self._history)
+        other._ends = list(self._ends)
+        return other
+
     @property
     def chunks(self) -> int:
         """Chunks so far."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from vla_stack.world_model.dynamics import Dynamics, DynamicsConfig, Remembered
 from vla_stack.world_model.heads import Heads, HeadsConfig
 from vla_stack.world_model.memory import Memory, history_chunks
 from vla_stack.world_model.poses import PoseScale
+from vla_stack.world_model.svd import SvdConfig
+from vla_stack.world_model.svd import build as build_svd
 from vla_stack.world_model.vae import Vae, VaeConfig
 
 CONFIG, BANK = "world_model.json", "bank.safetensors"
@@ -59,6 +61,7 @@ class WorldConfig:
         tasks: Instructions that its judges know.
         poses: Scale of positions.
         vae, dynamics, heads: Shapes.
+        svd: Instead of autoencoder and transformer of our own.
         limits: Of the guards.
     """
 
@@ -68,6 +71,7 @@ class WorldConfig:
     vae: VaeConfig = field(default_factory=VaeConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)
+    svd: SvdConfig | None = None
     limits: Limits = field(default_factory=Limits)
 
 
@@ -92,18 +96,24 @@ class WorldModel(nn.Module):
 
     def __init__(self, config: WorldConfig, robot: RobotSpec) -> None:
         super().__init__()
-        self.config, self.robot = config, robot
+        self.robot = robot
         sizes = {(c.height, c.width) for c in robot.cameras}
         size = robot.cameras[0].height
-        self.vae = Vae(config.vae)
+        views = len(robot.cameras)
+        self.vae: Any = Vae(config.vae)
+        self.dynamics: Dynamics
         grid = self.vae.factor * config.dynamics.patch
+        if config.svd is not None:
+            self.vae, self.dynamics, svd = build_svd(config.dynamics, config.svd, views, size)
+            config, grid = replace(config, svd=svd), self.vae.factor
         if sizes != {(size, size)} or size % grid or size % 16:
             shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras)
             raise UserError(
                 f"the cameras are {shapes}", f"a world model needs square ones of a multiple of {max(grid, 16)}"
             )
-        views = len(robot.cameras)
-        self.dynamics = Dynamics(config.dynamics, views, config.vae.channels, size // self.vae.factor)
+        if config.svd is None:
+            self.dynamics = Dynamics(config.dynamics, views, config.vae.channels, size // self.vae.factor)
+        self.config = config
         self.heads = Heads(config.heads, views, size, max(1, len(config.tasks)), config.dynamics.future)
         self.register_buffer("bank", torch.zeros(0, FEATURES), persistent=False)  # (pose, command) of data
 

@@ -11,6 +11,7 @@ import yaml
 from vla_stack.training.recipe import OptimizerRecipe, Recipe, plain
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
+from vla_stack.world_model.svd import SvdConfig
 from vla_stack.world_model.vae import VaeConfig
 
 STAGES = ("vae", "dynamics", "heads")
@@ -51,24 +52,26 @@ class WorldRecipe:
     """Everything that decides what ``vla train`` computes for a world model.
 
     Attributes:
-        world_model: ``tiny``: all is trained from scratch.
+        world_model: ``tiny`` trains all from scratch; ``svd`` begins with Stable Video Diffusion.
         name: Of the run.
         env: gymnasium id of what was recorded, for first frames; empty for a real robot.
         data: Episodes.
         vae, dynamics, heads: Shapes.
+        svd: Weights that ``world_model: svd`` begins with; its autoencoder is not trained.
         stages: Trainings.
         generated: Rollouts imagined after the dynamics' training that judges learn from as well.
         vae_from: World model whose autoencoder is taken over instead of training one.
         seed, device, threads, precision, log_every, output_dir: As in every recipe.
     """
 
-    world_model: Literal["tiny"] = "tiny"
+    world_model: Literal["tiny", "svd"] = "tiny"
     name: str = "world_model"
     env: str = "sim/pick-v0"
     data: WorldDataRecipe = field(default_factory=WorldDataRecipe)
     vae: VaeConfig = field(default_factory=VaeConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)
+    svd: SvdConfig = field(default_factory=SvdConfig)
     stages: StagesRecipe = field(default_factory=StagesRecipe)
     generated: int = 64
     vae_from: str = ""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from vla_stack.errors import UserError
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.loop import Evaluate, Loader, Trainer
+from vla_stack.training.memory import capacity, estimate
 from vla_stack.training.placement import Local, native_precision, use_threads
 from vla_stack.training.recipe import build, read_tree
 from vla_stack.training.train import write_run_files
@@ -101,6 +102,7 @@ class Training:
             vae=recipe.vae,
             dynamics=recipe.dynamics,
             heads=recipe.heads,
+            svd=recipe.svd if recipe.world_model == "svd" else None,
         )
         self.model = WorldModel(config, self.recording.robot).to(device)
         if recipe.vae_from:
@@ -109,7 +111,7 @@ class Training:
     def run(self) -> bool:
         """All stages; False where a signal stopped one."""
         for stage in STAGES:
-            if stage == "vae" and self.recipe.vae_from:
+            if stage == "vae" and (self.recipe.vae_from or self.recipe.world_model == "svd"):
                 continue
             module = getattr(self.model, stage)
             if not self._train(stage, module):
@@ -130,7 +132,8 @@ class Training:
             return True
         folder.mkdir(parents=True, exist_ok=True)
         millions = sum(p.numel() for p in module.parameters()) / 1e6
-        print(f"{stage}: {millions:.2f} M parameters, step {done} of {recipe.steps} -> {folder}", flush=True)
+        memory = estimate(module, recipe).report(capacity(self.placement.device))
+        print(f"{stage}: {millions:.2f} M parameters, step {done} of {recipe.steps} -> {folder}\n{memory}", flush=True)
         parts = getattr(self, f"_{stage}")()
         every = getattr(self.recipe.stages, stage).eval_every
         if every:

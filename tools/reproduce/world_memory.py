@@ -1,0 +1,127 @@
+"""The memory proof of ``world_model.py``: the colour of a cube that is out of sight.
+
+The front camera is covered and the wrist camera leaves the cube for more than two chunks. When it returns, the cube's
+hue (one of six, dealt to each episode) is in no input but the history.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from world_cells import Settings, trained
+
+import sim
+from sim.behaviours import Behaviour
+from vla_stack.data import EpisodeRecorder, open_dataset
+from vla_stack.data.collect import COMMAND_SENT, SEED
+from vla_stack.data.features import Column
+from vla_stack.schema import Observation
+from vla_stack.world_model.clips import Recording, open_recording
+from vla_stack.world_model.memory import Memory, history_chunks
+from vla_stack.world_model.model import End, WorldModel, load
+from vla_stack.world_model.quality import chunk_noise, decode
+
+HUES = 6
+AWAY = 20  # a frame out of sight: 9 control steps over the cube, 9 away, then back
+BACK = 2  # chunks from out of sight to there
+CUBES = ("cube_red", "cube_green", "cube_blue")
+
+
+def colour(hue: int) -> tuple[float, float, float]:
+    return colorsys.hsv_to_rgb(hue / HUES, 0.75, 0.85)
+
+
+def record(root: Path, episodes: int) -> None:
+    """Episodes of looking away and back; all three cubes of an episode have its hue, the front camera sees nothing."""
+    env = gym.make(sim.TASKS["pick"].id, image_size=64)
+    arm: Any = env.unwrapped
+    names = tuple(d.name for d in arm.spec_robot.action)
+    extra = {SEED: Column("int64"), COMMAND_SENT: Column("float32", (len(names),), names)}
+    done = open_dataset(root).num_episodes if (root / "meta" / "info.json").exists() else 0
+    with EpisodeRecorder(root, arm.spec_robot, "image", (), extra) as recorder:
+        for seed in range(done, episodes):
+            for cube in CUBES:
+                arm.model.geom(cube).rgba[:3] = colour(seed % HUES)
+            raw, info = env.reset(seed=seed)
+            behaviour = Behaviour(env, "look_away", seed)
+            for k in range(4 * 9):
+                pictures = raw["pixels"] | {"front": np.zeros_like(raw["pixels"]["front"])}
+                action = behaviour.act()
+                observed = Observation(raw["agent_pos"], pictures, info["task"], k, k * 100_000_000)
+                raw, _, _, _, info = env.step(action)
+                recorder.add_frame(observed, action, None, 0.0, **{SEED: seed, COMMAND_SENT: action})
+            recorder.save_episode(False)
+    env.close()
+
+
+def hue_of(pictures: np.ndarray) -> np.ndarray:
+    """Hue class int [B] of the most saturated pixels of pictures uint8 [B, H, W, 3]; -1 where nothing has a colour."""
+    out = np.full(len(pictures), -1)
+    for i, picture in enumerate(pictures.reshape(len(pictures), -1, 3) / 255.0):
+        spread = picture.max(1) - picture.min(1)
+        vivid = picture[spread >= max(0.2, np.sort(spread)[-20])]
+        if len(vivid):
+            hue = colorsys.rgb_to_hsv(*vivid.mean(0))[0]
+            out[i] = round(hue * HUES) % HUES
+    return out
+
+
+def memory(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]:
+    """Hue accuracy of an arm at the second look, with its own history, a swapped one, and shuffled history poses."""
+    root = out / "hues"
+    record(root, settings.hue_episodes)
+    settings = replace(settings, heads=1)
+    if arm != "full":
+        trained(settings, out, "full", seed, root, name="hue-full")
+    model, recording = load(trained(settings, out, arm, seed, root, name=f"hue-{arm}")), open_recording(root)
+    starts = np.unique(recording.start[recording.held_out])
+    truth = (np.unique(recording.start).searchsorted(starts)) % HUES
+    result: dict[str, Any] = {"n": len(starts)}
+    for name in ("own", "swapped", "shuffled_poses"):
+        seen = hue_of(second_look(model, recording, starts, name, seed))
+        result[name] = float((seen == truth).mean())
+        if name == "swapped":
+            result["follows_swap"] = float((seen == np.roll(truth, 1)).mean())
+    again = starts + AWAY // model.horizon * model.horizon + BACK * model.horizon
+    real = recording.stacked(again)[:, list(recording.pictures).index("wrist")]
+    result["classifier"] = float((hue_of(real) == truth).mean())
+    return result
+
+
+def second_look(model: WorldModel, recording: Recording, starts: np.ndarray, change: str, seed: int) -> np.ndarray:
+    """Wrist pictures uint8 [B, H, W, 3] imagined at the second look, from recorded history and a current frame that
+    sees nothing of the cube."""
+    h = model.horizon
+    chunks = AWAY // h + 1
+    now = starts + AWAY // h * h
+    sources = np.roll(starts, 1) if change == "swapped" else starts
+    memories = []
+    for row, start in enumerate(sources):
+        frames = start + h * np.arange(chunks)
+        latents = model.vae.encode(torch_of(recording.stacked(frames)))
+        poses = torch_of(recording.poses[starts[row] + h * np.arange(chunks)].copy())
+        if change == "shuffled_poses":
+            remembered = sorted(set(history_chunks(chunks - 1, model.config.dynamics.history)))
+            poses[remembered] = poses[remembered[1:] + remembered[:1]]
+        latents[-1] = model.vae.encode(torch_of(recording.stacked(now[row : row + 1])))[0]
+        memory: Memory[End] = Memory(End(latents[0], poses[0]), model.config.dynamics.history)
+        for z, p in zip(latents[1:], poses[1:], strict=True):
+            memory.push(End(z, p))
+        memories.append(memory)
+    for c in range(BACK):
+        ahead = torch_of(recording.poses[now[:, None] + 1 + c * h + np.arange(h)])
+        latents, _ = model.chunk(memories, ahead, chunk_noise(model, [seed * 7919 + int(s) for s in starts], c))
+        for row, memory in enumerate(memories):
+            memory.push(End(latents[row, -1], ahead[row, -1]))
+    return decode(model, latents[:, -1])[:, model.cameras.index("wrist")]
+
+
+def torch_of(array: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -1,0 +1,139 @@
+"""A world model on CPU cores: quality, memory, control, ranking of policies, improvement of one.
+
+    python tools/reproduce/world_model.py --part all --jobs 2     # runs what is missing, then reports
+    python tools/reproduce/world_model.py --report                # reports what is there
+
+Claims (Ctrl-World, arXiv:2510.10125): poses of every frame and remembered frames make imagined pictures follow commands
+for seconds; success of policies in imagination orders them as success in the world does; imagined successes improve a
+policy. The world is the simulator. A cell is one arm of one seed and one small file: a stopped run continues, and a
+report can be made at any time. Parts: quality, control (arms: full, without memory, with the mean of all poses), memory
+(the hue of a cube out of sight), ranking (eight policies, paired starts), improvement (imagined against real
+demonstrations).
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import world_cells  # noqa: E402
+import world_memory  # noqa: E402
+import world_policies  # noqa: E402
+import world_report  # noqa: E402
+from world_cells import SMOKE, Settings  # noqa: E402
+
+from results import ROOT  # noqa: E402
+
+PARTS: dict[str, tuple[Callable[[Settings, Path, str, int], dict[str, Any]], tuple[str, ...]]] = {
+    "quality": (world_cells.quality, ("full", "no_memory", "mean_pose")),
+    "control": (world_cells.control, ("full", "mean_pose")),
+    "ranking": (world_policies.ranking, tuple(world_policies.CANDIDATES)),
+    "memory": (world_memory.memory, ("full", "no_memory")),
+    "improvement": (world_policies.improvement, ("unchanged", "imagined", "real")),
+}
+ONE_SEED = ("ranking", "improvement")  # of the world model
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm of one seed."""
+
+    part: str
+    arm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.part}-{self.arm}-{self.seed}"
+
+
+def grid(parts: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+    """All cells, seed by seed: each part's first seed before any part's second."""
+    return [
+        Cell(part, arm, seed)
+        for seed in seeds
+        for part in parts
+        if seed == seeds[0] or part not in ONE_SEED
+        for arm in PARTS[part][1]
+    ]
+
+
+def work(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
+    """Run cells until none is left; several processes may do so at once, each in other runs."""
+    import torch
+
+    torch.set_num_threads(1)
+    for cell in cells:
+        path = out / "cells" / f"{cell.name}.json"
+        # Cells of one seed share training runs, and wait for each other by passing on.
+        with claimed(out / "locks" / f"{'memory' if cell.part == 'memory' else 'world'}-{cell.seed}") as ours:
+            if ours and not path.exists():
+                record = PARTS[cell.part][0](settings, out, cell.arm, cell.seed)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial = path.with_suffix(".tmp")
+                partial.write_text(json.dumps(vars(cell) | record))
+                partial.replace(path)
+                print(f"done {cell.name}", flush=True)
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this process holds the lock; the kernel lets go of it when the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", choices=("all", *PARTS), default=["all"], help="what to run (all)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    parser.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
+    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
+    parser.add_argument("--set", nargs="*", default=[], metavar="key=number", help="settings, e.g. dynamics=4000")
+    parser.add_argument("--out", type=Path, help="folder of data, runs and cells (outputs/reproduce/<name>)")
+    parser.add_argument("--name", default="world_model", help="stem of the result file")
+    args = parser.parse_args(argv)
+    settings = SMOKE if args.smoke else Settings()
+    given = {k: int(v) for k, _, v in (text.partition("=") for text in args.set)}
+    settings = Settings(**world_cells.plain(settings) | given)
+    out = args.out or ROOT / "outputs" / "reproduce" / args.name
+    parts = list(PARTS) if "all" in args.part else args.part
+    if not args.report:
+        out.mkdir(parents=True, exist_ok=True)
+        note = out / "settings.json"
+        text = json.loads(json.dumps(world_cells.plain(settings)))
+        if note.exists() and json.loads(note.read_text()) != text:
+            sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
+        note.write_text(json.dumps(text))
+        cells = grid(parts, range(args.seeds))
+        flags = list(argv or sys.argv[1:])  # the last --jobs counts
+        others = [subprocess.Popen([sys.executable, __file__, *flags, "--jobs", "1"]) for _ in range(args.jobs - 1)]
+        work(settings, cells, out)
+        if any(process.wait() for process in others):
+            return 1
+        work(settings, cells, out)  # what another process held while this one passed by
+        if args.jobs == 1 and any(not (out / "cells" / f"{c.name}.json").exists() for c in cells):
+            return 0  # another process is at them, and will report
+    cells_there = [json.loads(path.read_text()) for path in sorted((out / "cells").glob("*.json"))]
+    world_report.report(args.name, settings, cells_there)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Which of several imagined chunks to carry out: likely to succeed, and well known (COPlanner, arXiv:2310.07220)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vla_stack.world_model.memory import Memory
+from vla_stack.world_model.model import End, WorldModel
+from vla_stack.world_model.quality import chunk_noise
+
+
+@torch.no_grad()
+def choose(
+    model: WorldModel,
+    memory: Memory[End],
+    before: Tensor,
+    candidates: Tensor,
+    task: int,
+    seed: int,
+    caution: float = 0.5,
+) -> tuple[int, Tensor]:
+    """The best of n chunks of commands.
+
+    Args:
+        model: The world model.
+        memory: The rollout so far.
+        before: Command before the chunk, [5].
+        candidates: Commands [n, L, 5]; L may span several chunks.
+        task: Index of the instruction.
+        seed: Of the noise, the same for all candidates.
+        caution: What disagreement costs. Positive for rollouts that are trained on; negative explores the real robot
+            where the model knows least.
+
+    Returns:
+        The index, and the score of each [n]: success probability at the end less ``caution`` times the sum of the
+        members' disagreement.
+    """
+    n, h = len(candidates), model.horizon
+    memories = [memory.copy() for _ in range(n)]
+    known, score = before.expand(n, -1), torch.zeros(n, device=candidates.device)
+    seen: list[Tensor] = []
+    for c in range(-(-candidates.shape[1] // h)):
+        commands = candidates[:, c * h : (c + 1) * h]
+        poses = model.heads.adapter(torch.stack([m.current.pose for m in memories]), known, commands)
+        noise = chunk_noise(model, [seed], memory.chunks + c).expand(n, *[-1] * 5)
+        latents, spread = model.chunk(memories, poses, noise)
+        seen.append(latents[:, : commands.shape[1]])
+        score -= caution * spread
+        for row, m in enumerate(memories):
+            m.push(End(latents[row, -1], poses[row, -1]))
+        known = commands[:, -1]
+    pictures = model.vae.pictures(torch.cat(seen, 1))
+    success, _ = model.heads.success(pictures, torch.full((n,), task, device=score.device))
+    score += success[:, -1]
+    return int(score.argmax()), score
