@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "policy": ("vla_stack.policies.tools", "look into a policy: parameters, normalisation, latency, memory"),
     "eval": ("vla_stack.evaluation.evaluate", "roll a policy out in simulation and report success"),
     "constraints": ("vla_stack.evaluation.constraints.verb", "check, propose and explain the constraints of a task"),
+    "imagine": ("vla_stack.imagine", "drive the robot that a world model imagines, from a page"),
     "export": ("vla_stack.policies.export_verb", "write a policy as ONNX graphs"),
     "serve": ("vla_stack.serving.serve", "serve a policy over ZeroMQ"),
     "keys": ("vla_stack.serving.keys_verb", "keys for policy servers and robots on different machines"),
