@@ -45,10 +45,11 @@ def test_tags_are_found_where_they_are():
     family = cv2.aruco.getPredefinedDictionary(cv2.aruco.DICT_APRILTAG_36h11)
     picture = np.full((SIZE, SIZE, 3), 255, np.uint8)
     picture[60:140, 100:180] = cv2.aruco.generateImageMarker(family, 5, 80)[..., None]
-    size, depth = 0.08, 0.3  # 80 pixels are 8 cm at 0.3 m
+    size = 0.08
+    depth = size * 300.0 / 79  # from the middle of its first pixel to that of its last
     found = TagTracker({5: "obj.box"}, size).find(picture, AHEAD)
     expected = [(139.5 - 127.5) / 300 * depth, (127.5 - 99.5) / 300 * depth, -depth]
-    np.testing.assert_allclose(found["obj.box"], expected, atol=0.003)
+    np.testing.assert_allclose(found["obj.box"], expected, atol=1e-3)
     assert TagTracker({6: "other"}, size).find(picture, AHEAD) == {}
 
 

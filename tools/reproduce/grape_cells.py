@@ -55,15 +55,15 @@ class Settings:
     sft_steps: int = 250
     starts: int = 64
     rollouts: int = 8
-    rounds: int = 2
-    updates: int = 80
+    rounds: int = 1
+    updates: int = 160
     batch: int = 8
     lr: float = 1e-4
     beta: float = 30.0
     episodes: int = 300
     width: int = 64
     execute: int = 4
-    num_envs: int = 32
+    num_envs: int = 16
 
 
 SMOKE = Settings(4, 3, 2, 3, 1, 2, 2, 1e-4, 30.0, 3, 16, 4, 3)

@@ -91,8 +91,7 @@ def _propose(args: argparse.Namespace) -> int:
 
     task = _task(args)
     traces, success = _episodes(args)
-    image, instruction = _scene(task)
-    image = args.image.read_bytes() if args.image else image
+    image, instruction = (args.image.read_bytes(), _instruction(task)) if args.image else _scene(task)
     objective = args.objective or "success"
     request = Request(args.instruction or instruction, objective, tuple(traces[0].points), image)
     endpoint = Endpoint(args.base_url, args.model, args.timeout)
@@ -135,6 +134,12 @@ def _episodes(args: argparse.Namespace) -> tuple[list[Trace], list[bool]]:
     from vla_stack.evaluation.constraints.dry_run import expert_episodes
 
     return expert_episodes(_task(args), args.episodes)
+
+
+def _instruction(task: str) -> str:
+    import sim
+
+    return sim.TASKS[task].instructions[0]
 
 
 def _scene(task: str) -> tuple[bytes, str]:
