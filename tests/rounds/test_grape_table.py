@@ -34,10 +34,10 @@ def runs(success: float, collided: float, steps: int, rounds: int = 1, seeds: in
 def test_checks_say_what_holds(table):
     records = {
         "base": runs(0.5, 0.4, 30, rounds=0),
-        "filtered": runs(0.6, 0.38, 29),
+        "filtered": runs(0.6, 0.4, 29),
         "grape-success": runs(0.7, 0.3, 28),
         "grape-safety": runs(0.5, 0.2, 31),
-        "grape-efficiency": runs(0.5, 0.4, 24),
+        "grape-efficiency": runs(0.5, 0.4, 18),
     }
     rows = {arm: table.row(of) for arm, of in records.items()}
     assert rows["base"]["success"] == pytest.approx(0.5) and rows["base"]["steps_of_successes"] == 30
@@ -45,9 +45,9 @@ def test_checks_say_what_holds(table):
     checks = {c.name: c for c in table.checks(records, rows)}
     assert checks["success: GRAPE minus SFT"].value == pytest.approx(0.2)
     assert checks["safety: collisions against SFT, relative"].value == pytest.approx(-0.5)
-    assert checks["efficiency: steps of successes against SFT, relative"].value == pytest.approx(-0.2)
+    assert checks["efficiency: steps of successes against SFT, relative"].value == pytest.approx(-0.4)
     assert all(c.holds for c in checks.values()), [c.name for c in checks.values() if not c.holds]
-    assert checks["safety: GRAPE minus filtered, collisions"].value == pytest.approx(-0.18)
+    assert checks["safety: GRAPE minus filtered, collisions"].value == pytest.approx(-0.2)
 
 
 def test_a_claim_that_fails_says_so(table):
