@@ -48,7 +48,7 @@ class Pair:
         world = load(model)
         options = {"cameras": world.cameras, "image_size": world.robot.cameras[0].height}
         self.simulated = ImaginedEnv(Oracle(world.config.env, 1, **options), "rgb_array")
-        self.imagined = ImaginedEnv(Dreams(world, simulated(world), 1, 10 * max_steps_of(world)), "rgb_array")
+        self.imagined = ImaginedEnv(Dreams(world, simulated(world), 1, max_steps_of(world)), "rgb_array")
         self.low, self.high = world.robot.action_low, world.robot.action_high
         self.seed = seed
         self.reset(seed)
@@ -56,17 +56,21 @@ class Pair:
     def reset(self, seed: int) -> dict[str, Any]:
         """Begin a scene; what :meth:`act` returns."""
         self.seed, self.steps = seed, 0
-        obs, info = self.imagined.reset(seed=seed)
+        obs, _ = self.imagined.reset(seed=seed)
         self.simulated.reset(seed=seed)
         self.command: NDArray[np.float32] = obs["agent_pos"][:5].copy()
-        return self._report({"simulated": False, "imagined": info["is_success"]}, info)
+        self._success, self._over = {"imagined": False, "simulated": False}, {"imagined": False, "simulated": False}
+        self._guards: list[str] = []
+        return self._report()
 
     def act(self, command: NDArray[np.float32]) -> dict[str, Any]:
-        """One control step of both towards a tool target [5]; what there is to see."""
+        """One control step of both towards a tool target [5]; what there is to see. An episode that is over stays so."""
         self.command, self.steps = np.clip(command, self.low, self.high).astype(np.float32), self.steps + 1
-        *_, info = self.imagined.step(self.command)
-        *_, real = self.simulated.step(self.command)
-        return self._report({"simulated": real["is_success"], "imagined": info["is_success"]}, info)
+        for name in (n for n, over in self._over.items() if not over):
+            _, _, terminated, truncated, info = getattr(self, name).step(self.command)
+            self._over[name], self._success[name] = terminated or truncated, bool(info["is_success"])
+            self._guards += [g for g in info["guards"] if g not in self._guards]
+        return self._report()
 
     def move(self, keys: dict[str, float]) -> dict[str, Any]:
         """:meth:`act` for held keys: ``x y z yaw`` from -1 to 1, ``grip`` 0 closed to 1 open.
@@ -87,9 +91,9 @@ class Pair:
         self.imagined.close()
         self.simulated.close()
 
-    def _report(self, success: dict[str, bool], info: dict[str, Any]) -> dict[str, Any]:
-        about = {"task": self.imagined.task, "seed": self.seed, "step": self.steps, "guards": list(info["guards"])}
-        return about | {"success": {k: bool(v) for k, v in success.items()}, "pictures": _encoded(self.pictures())}
+    def _report(self) -> dict[str, Any]:
+        about = {"task": self.imagined.task, "seed": self.seed, "step": self.steps, "guards": list(self._guards)}
+        return about | {"success": self._success, "over": self._over, "pictures": _encoded(self.pictures())}
 
 
 def _encoded(pictures: dict[str, NDArray[np.uint8]]) -> dict[str, str]:

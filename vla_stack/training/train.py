@@ -47,6 +47,7 @@ def main(args: argparse.Namespace) -> int:
     source = Path(args.recipe) if args.resume is None else args.resume / "recipe.yaml"
     tree = recipes.read_tree(source)
     if "world_model" in tree:
+        sleep_while_waiting()
         return importlib.import_module("vla_stack.world_model.train").run(source, overrides, args.resume)
     if loop := tree.get("loop"):
         # Rounds of rollouts and trainings stand above this room; like the evaluation, they are named at run time.
@@ -55,6 +56,13 @@ def main(args: argparse.Namespace) -> int:
     run_dir = args.resume or Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
     train(recipe, run_dir, resume=args.resume is not None)
     return 0
+
+
+def sleep_while_waiting() -> None:
+    """Have threads wait for each other asleep rather than spinning, if torch is not loaded yet: a little slower on an
+    idle machine, and many times faster on one that does something else as well (measured: 9x to 30x on two busy cores).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
@@ -67,9 +75,7 @@ def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
         UserError: Anything that the person can mend; see :mod:`vla_stack.training.recipe`, ``build`` and ``loop``.
     """
     begin = time.monotonic()
-    # Threads that wait for each other asleep rather than spinning: a little slower on an idle machine, and many times
-    # faster on one that does something else as well (measured: 9x to 30x on two busy cores).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sleep_while_waiting()
     # Imported here: `vla train --help` and a recipe's errors should not wait for torch and lerobot.
     from vla_stack.training import checkpoint as ckpt
     from vla_stack.training.build import build

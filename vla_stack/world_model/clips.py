@@ -201,7 +201,7 @@ def clip_batch(
     time = (index - now[:, None]) / future
     time[:, history:] = ahead / future
     return {
-        "latents": latents[torch.from_numpy(index)],
+        "latents": latents[torch.from_numpy(index)].numpy(),
         "poses": recording.poses[told],
         "time": time.astype(np.float32),
         "valid": (ahead <= known[:, None]) & (now[:, None] + ahead < recording.end[now, None]),

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vla_stack.world_model.clips import Recording
+from vla_stack.errors import UserError
+from vla_stack.world_model.clips import HELD_OUT, Recording
 from vla_stack.world_model.model import End, WorldModel
 from vla_stack.world_model.vae import psnr, ssim, to_planes
 
@@ -121,8 +122,12 @@ def measure(
         One row for each k, camera and clip: ``{"k", "view", "start", "psnr" | "psnr_moving" | "ssim": {arm: value}}``,
         the arms being ``model``, ``copy_last`` and ``autoencoder``.
     """
-    longest = -(-max(ks) // model.horizon) * model.horizon
     starts = held_out_starts(recording, max(ks))[:clips] if starts is None else starts
+    if not len(starts):
+        raise UserError(
+            f"no held-out episode is longer than {max(ks)} frames", f"every {HELD_OUT}th is held out: record more"
+        )
+    longest = -(-max(ks) // model.horizon) * model.horizon
     imagined = decode(model, imagine_along(model, recording, starts, longest, seed)[0][:, np.array(ks) - 1])
     first = recording.stacked(starts)
     rows = []

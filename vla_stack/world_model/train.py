@@ -201,7 +201,7 @@ class Training:
             dynamics.load_state_dict(live)
             dynamics.train()
         return {
-            f"{arm}_k{k}": float(np.mean([row["psnr_moving"][arm] for row in table if row["k"] == k]))
+            f"{arm}_k{k}": float(np.nanmean([row["psnr_moving"][arm] for row in table if row["k"] == k]))
             for arm in ("model", "copy_last")
             for k in sorted({row["k"] for row in table})
         }

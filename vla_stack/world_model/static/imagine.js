@@ -17,7 +17,7 @@ function show(news) {
   at("task").textContent = news.task;
   for (const name of ["imagined", "simulated"]) {
     at(name).src = news.pictures[name];
-    at(`${name}-success`).textContent = news.success[name] ? "— done" : "";
+    at(`${name}-success`).textContent = news.success[name] ? "— done" : news.over[name] ? "— over" : "";
   }
   const doubts = news.guards.length ? `not to be believed: ${news.guards.join(", ")}` : "";
   at("status").textContent = `scene ${news.seed}, step ${news.step} ${doubts}`;
