@@ -64,7 +64,7 @@ class Pair:
         return self._report()
 
     def act(self, command: NDArray[np.float32]) -> dict[str, Any]:
-        """One control step of both towards a tool target [5]; what there is to see. An episode that is over stays so."""
+        """One control step of both towards a tool target [5]; what there is to see. What is over stays over."""
         self.command, self.steps = np.clip(command, self.low, self.high).astype(np.float32), self.steps + 1
         for name in (n for n, over in self._over.items() if not over):
             _, _, terminated, truncated, info = getattr(self, name).step(self.command)
