@@ -32,7 +32,8 @@ def train(root: Path, folder: Path, *overrides: str) -> Path:
 
 def test_a_run_that_lost_its_last_checkpoints_ends_with_the_same_bits(root: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    before = {part: load_file(train(root, run) / f"{part}.safetensors") for part in ("vae", "dynamics", "heads")}
+    folder = train(root, run)
+    before = {part: load_file(folder / f"{part}.safetensors") for part in ("vae", "dynamics", "heads")}
     for lost in ("vae/checkpoints/000002", "dynamics/checkpoints", "heads"):
         shutil.rmtree(run / lost)
     for lost in ("latents.safetensors", "generated.safetensors"):
