@@ -25,6 +25,7 @@ EXAMPLES = (
     "vla imagine                                    # the shipped world model; opens a page",
     "vla imagine --model outputs/train/world_model_tiny-20260101-120000",
     "vla imagine --compare film.mp4 --seed 7        # no page: the expert's actions, imagined and simulated",
+    "vla imagine --compare film.mp4 --vlm http://127.0.0.1:8000/v1 --vlm-model NAME    # and a model judges both films",
 )
 STATIC = Path(__file__).parent / "world_model" / "static"
 MOVE = 0.025  # m a control step, for a key that is held
@@ -186,8 +187,8 @@ class Page:
             raise web.HTTPBadRequest(text=f"not understood: {e!r}") from None
 
 
-def compare(pair: Pair, path: Path, steps: int = 40) -> int:
-    """Film the expert's actions, imagined to the left and simulated to the right; the number of frames."""
+def compare(pair: Pair, path: Path, steps: int = 40) -> list[dict[str, NDArray[np.uint8]]]:
+    """Film the expert's actions, imagined to the left and simulated to the right; the pictures of both."""
     import gymnasium as gym
 
     import sim
@@ -198,16 +199,16 @@ def compare(pair: Pair, path: Path, steps: int = 40) -> int:
     expert = sim.make_expert(env)
     frames = []
     for _ in range(steps):
-        frames.append(np.concatenate([p for p in pair.pictures().values()], 1))
+        frames.append(pair.pictures())
         action = expert.act()
         pair.act(action)
         if env.step(action)[2]:
             break
-    frames.append(np.concatenate([p for p in pair.pictures().values()], 1))
+    frames.append(pair.pictures())
     env.close()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_mp4(frames, path, 10.0)
-    return len(frames)
+    write_mp4([np.concatenate(list(both.values()), 1) for both in frames], path, 10.0)
+    return frames
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -218,6 +219,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verdicts", type=Path, default=Path("outputs/imagine/verdicts.jsonl"), help="file of judgements"
     )
+    parser.add_argument(
+        "--vlm", metavar="URL", help="with --compare: an OpenAI-compatible endpoint that judges the films"
+    )
+    parser.add_argument("--vlm-model", default="", help="name of the model there")
     parser.add_argument("--no-browser", action="store_true", help="print the address only")
 
 
@@ -227,7 +232,9 @@ def main(args: argparse.Namespace) -> int:
         try:
             if args.compare:
                 frames = thread.submit(compare, pair, args.compare).result()
-                print(f"{args.compare}: {frames} frames, imagined to the left, simulated to the right")
+                print(f"{args.compare}: {len(frames)} frames, imagined to the left, simulated to the right")
+                if args.vlm:
+                    _judged(args, frames, pair.imagined.task)
                 return 0
             access = Access("127.0.0.1", args.port, False)
             with contextlib.suppress(KeyboardInterrupt):
@@ -236,6 +243,16 @@ def main(args: argparse.Namespace) -> int:
             thread.submit(pair.close).result()
     print(f"judgements, if there were any, are in {args.verdicts}")
     return 0
+
+
+def _judged(args: argparse.Namespace, frames: list[dict[str, NDArray[np.uint8]]], task: str) -> None:
+    """Print what a vision-language model makes of both films."""
+    from vla_stack.evaluation.constraints.propose import Endpoint
+    from vla_stack.world_model.vlm_judge import VOTES, judge
+
+    for name in frames[0]:
+        votes = judge(Endpoint(args.vlm, args.vlm_model), np.stack([both[name] for both in frames]), task)
+        print(f"{name}: {votes} of {VOTES} say that it succeeded")
 
 
 async def _serve(page: Page, access: Access, args: argparse.Namespace) -> None:

@@ -98,7 +98,7 @@ def propose(
             return proposal
     for _ in range(1 + RETRIES):
         try:
-            reply = _ask(endpoint, messages, schema(request.entities))
+            reply = ask(endpoint, messages, schema(request.entities))
         except UserError as e:
             proposal.problems.append(str(e))
             break  # not an answer that could be mended
@@ -143,10 +143,10 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no number")
 
 
-def _ask(endpoint: Endpoint, messages: list[dict[str, Any]], shape: dict[str, Any]) -> str:
+def ask(endpoint: Endpoint, messages: list[dict[str, Any]], shape: dict[str, Any], name: str = "constraints") -> str:
     """One answer; by a JSON schema, or without where the endpoint knows none (status 400)."""
     body: dict[str, Any] = {"model": endpoint.model, "messages": messages, "temperature": 0}
-    form = {"type": "json_schema", "json_schema": {"name": "constraints", "schema": shape}}
+    form = {"type": "json_schema", "json_schema": {"name": name, "schema": shape}}
     try:
         return _post(endpoint, body | {"response_format": form})
     except urllib.error.HTTPError as e:
