@@ -19,6 +19,7 @@ from vla_stack.world_model.imagined_env import ImaginedVectorEnv
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
 from vla_stack.world_model.oracle import Oracle
 from vla_stack.world_model.poses import PoseScale
+from vla_stack.world_model.selection import choose
 from vla_stack.world_model.vae import Vae, VaeConfig
 
 OPTIONS: dict[str, Any] = {"image_size": 16, "cameras": ("front", "wrist")}
@@ -158,3 +159,16 @@ def test_a_guard_ends_an_episode_and_takes_its_success(model: WorldModel) -> Non
         model.config = config
     with pytest.raises(ValueError, match="finite"):
         env.step(np.full((1, 5), np.nan, np.float32))
+
+
+def test_of_several_chunks_the_promising_and_well_known_one_is_chosen(model: WorldModel) -> None:
+    start = ToyStarts().start(0, {})
+    pictures = np.stack([start.pictures[c] for c in model.cameras])
+    memory = model.begin(pictures[None], start.state[None, :5])[0]
+    candidates = torch.from_numpy(actions(3, 4).transpose(1, 0, 2).copy())  # longer than a chunk
+    before = memory.current.pose
+    best, hopes = choose(model, memory, before, candidates, task=0, seed=1, caution=0.0)
+    assert best == int(hopes.argmax()) and (hopes >= 0).all() and (hopes <= 1).all()
+    safest, cautious = choose(model, memory, before, candidates, task=0, seed=1, caution=1e6)
+    doubt = hopes - cautious
+    assert (doubt > 0).all() and safest == int(doubt.argmin()) and memory.chunks == 0

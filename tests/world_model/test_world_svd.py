@@ -86,7 +86,7 @@ def test_each_frame_hears_its_own_pose() -> None:
         assert int((base - other).abs().mean((0, 1, 3, 4, 5, 6)).argmax()) == 2  # frame 4 is the third denoised one
         assert not torch.allclose(base, per_frame.denoise(x, remembered, order, sigma), atol=1e-4)
         one, two = (mean.denoise(x, remembered, t, sigma) for t in (tokens, order))
-        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-3)
         assert torch.equal(per_frame.denoise(x, remembered, tokens, sigma, 1.0), base)
 
 
