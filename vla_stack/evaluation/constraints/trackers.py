@@ -120,7 +120,8 @@ class TagTracker:
         (cx, cy), f = camera.centre, camera.focal
         matrix = np.array([[f, 0, cx], [0, f, cy], [0, 0, 1.0]])
         out = {}
-        for seen, number in zip(corners, () if ids is None else ids.ravel().tolist(), strict=True):
+        numbers = () if ids is None else map(int, ids.ravel())
+        for seen, number in zip(corners, numbers, strict=True):
             if number in self.tags:
                 found, _, at = cv2.solvePnP(square, seen[0], matrix, None, flags=cv2.SOLVEPNP_IPPE_SQUARE)
                 if found:
