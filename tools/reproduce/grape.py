@@ -3,7 +3,8 @@
     python tools/reproduce/grape.py --jobs 2    # runs what is missing, the most informative first, then reports
     python tools/reproduce/grape.py --report    # reports what is there
     python tools/reproduce/grape.py --smoke     # the whole path at toy size; the figures mean nothing
-    python tools/reproduce/grape.py --pilot     # SFT policy and beta on a seed that is not reported
+    python tools/reproduce/grape.py --pilot --name grape_short --set starts=24 episodes=60 updates=60
+                                                # the main arms on one seed that the reported grid does not have
 
 Claim (arXiv:2411.19309): from a half-trained policy, preferences between its own rollouts from the same start raise
 success, or lower collisions, or shorten episodes, whichever the constraints weigh; more than imitating its successes.
@@ -62,13 +63,13 @@ def work(settings: Any, seeds: Sequence[int], out: Path) -> None:
                 print(grape_table.line(name, seed, json.loads(last.read_text())), flush=True)
 
 
-def load_records(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
-    """Arm -> seed -> records of its rounds, as far as they are done."""
+def load_records(out: Path, pilot: bool = False) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    """Arm -> seed -> records of its rounds, as far as they are done; of the pilot's seed, or of all others."""
     table: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for run in sorted(out.glob("*-seed*")):
         name, _, seed = run.name.rpartition("-seed")
         rounds = [json.loads(p.read_text()) for p in sorted(run.glob("round-*/record.json"))]
-        if rounds and seed.isdigit() and int(seed) != PILOT_SEED:
+        if rounds and seed.isdigit() and (int(seed) == PILOT_SEED) == pilot:
             table.setdefault(name, {})[int(seed)] = rounds
     return table
 
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
     parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
     parser.add_argument("--smoke", action="store_true", help="the whole path at toy size")
-    parser.add_argument("--pilot", action="store_true", help="only the policy to begin with, its rollouts and its beta")
+    parser.add_argument("--pilot", action="store_true", help="a gap for beta, and the main arms, on a seed of its own")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="other settings, e.g. updates=40")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the runs (outputs/reproduce/grape)")
     parser.add_argument("--name", default="grape", help="stem of the result files")
@@ -89,18 +90,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         changes = {k: json.loads(v) for k, _, v in (text.partition("=") for text in args.set)}
         settings = dataclasses.replace(SMOKE if args.smoke else Settings(), **changes)
-        if args.pilot:
-            return pilot(settings, args.out)
         note(settings, args.out)
         demonstrate(settings, args.out / "demos")
-        flags = argv or sys.argv[1:]  # the last --jobs counts
-        others = [subprocess.Popen([sys.executable, __file__, *flags, "--jobs", "1"]) for _ in range(args.jobs - 1)]
-        work(settings, range(args.seeds), args.out)
-        if any(process.wait() for process in others):
+        if args.pilot:
+            pilot(settings, args.out)
+        elif not grid(settings, range(args.seeds), args.out, args.jobs, argv or sys.argv[1:]):
             return 1
-        work(settings, range(args.seeds), args.out)  # what another process held while this one passed by
-    grape_table.report(args.name, load_records(args.out))
+    grape_table.report(args.name, load_records(args.out, args.pilot))
     return 0
+
+
+def grid(settings: Any, seeds: Sequence[int], out: Path, jobs: int, flags: Sequence[str]) -> bool:
+    """Run all cells, with other processes; False where one of these failed."""
+    command = [sys.executable, __file__, *flags, "--jobs", "1"]  # the last --jobs counts
+    others = [subprocess.Popen(command) for _ in range(jobs - 1)]
+    work(settings, seeds, out)
+    if any(process.wait() for process in others):
+        return False
+    work(settings, seeds, out)  # what another process held while this one passed by
+    return True
 
 
 def note(settings: Any, out: Path) -> None:
@@ -112,24 +120,23 @@ def note(settings: Any, out: Path) -> None:
     path.write_text(json.dumps(now))
 
 
-def pilot(settings: Any, out: Path) -> int:
-    """Is the policy to begin with half trained, and which beta fits?"""
+def pilot(settings: Any, out: Path) -> None:
+    """Which beta fits? Then the main arms, on a seed of its own."""
     import torch
-    from grape_cells import demonstrate, recipe, run_base
+    from grape_cells import ORDER, recipe, run_base, run_cell
 
     from vla_stack.rounds.grape import GrapeLoop
     from vla_stack.rounds.pair_training import calibrate
 
     torch.set_num_threads(1)
-    demonstrate(settings, out / "demos")
     run_base(settings, PILOT_SEED, out)
     base = out / f"base-seed{PILOT_SEED}"
     plan = recipe(settings, "grape-safety", PILOT_SEED, out / f"sft-seed{PILOT_SEED}")
     loop = GrapeLoop(plan, base)
     print(grape_table.line("base", PILOT_SEED, loop.folder.records()[0]), loop.judge(1))
-    beta = calibrate(plan.train, loop.folder.path(1), base / "calibration", loop.start, settings.updates)
-    print(f"beta {beta:.3g}")
-    return 0
+    print(f"beta {calibrate(plan.train, loop.folder.path(1), base / 'calibration', loop.start, 20):.3g}")
+    for name in ORDER[0]:
+        run_cell(settings, name, PILOT_SEED, out)
 
 
 if __name__ == "__main__":
