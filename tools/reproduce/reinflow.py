@@ -40,12 +40,12 @@ RECIPE, START = ROOT / "configs" / "rl_reinflow.yaml", ROOT / "configs" / "rl_st
 
 @dataclass(frozen=True)
 class Task:
-    """A task.
+    """A task, with limits of about twice the expert's time, so that failures cost no more than that.
 
     Attributes:
         id: Of the environment.
         collect: Task and options of the collection.
-        env_options: Of the environment in which it learns; MetaWorld's 200 native steps are 50 of 20 Hz.
+        env_options: Of the environment in which it learns; MetaWorld's 50 of 20 Hz are 200 native steps.
     """
 
     id: str
@@ -54,7 +54,7 @@ class Task:
 
 
 TASKS = {
-    "place": Task("sim/place-v0", {"task": "place"}),
+    "place": Task("sim/place-v0", {"task": "place"}, {"max_episode_steps": 60}),
     "pick-place-v3": Task(
         "metaworld/pick-place-v3",
         {"task": "metaworld/pick-place-v3", "options": {"control_mode": "ee_abs", "control_hz": 20}},

@@ -66,7 +66,7 @@ class ReinFlowConfig:
     clip: float = 0.01
     epochs: int = 6
     minibatch: int = 128
-    actor_lr: float = 2e-4
+    actor_lr: float = 5e-5
     critic_lr: float = 1e-3
     critic_warmup: int = 2
     entropy: float = 0.0
