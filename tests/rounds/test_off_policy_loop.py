@@ -12,6 +12,8 @@ from vla_stack.errors import UserError
 from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe, load
 from vla_stack.training import learner as learners
 from vla_stack.training.recipe import build
+from vla_stack.training.rollout_workers import connect
+from vla_stack.training.stop import Stop
 
 TINY = {
     "env": {"id": "sim/pick-v0", "limit": 8},
@@ -68,7 +70,7 @@ def test_a_checkpoint_acts_as_the_learner_did(tmp_path):
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    connect(2)
     yield
     ray.shutdown()
 
@@ -86,7 +88,7 @@ def test_one_ray_actor_without_lag_is_the_local_run_and_a_killed_one_is_replaced
     two = recipe(**WSRL | {"steps": 80, "rollouts": "ray", "ray": {"workers": 2, "fragment": 4, "max_lag": 2}})
     loop = OffPolicyLoop(two, tmp_path / "two")
     loop._pretrain()
-    rollouts = loop._rollouts()
+    rollouts = loop._rollouts(Stop())
     store, version, lags = loop.learner.store, 0, []
     while store.total < 48:
         if store.total >= 16 and not rollouts.lost and version and not lags.count(-1):

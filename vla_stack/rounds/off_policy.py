@@ -22,6 +22,8 @@ from vla_stack.errors import UserError
 from vla_stack.methods.expo import Expo, ExpoRecipe
 from vla_stack.methods.wsrl import Wsrl, WsrlRecipe
 from vla_stack.rounds.learning_curve import draw_curve
+from vla_stack.rounds.operator_hand import at_endpoint
+from vla_stack.runtime.operator_port import OperatorPort
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training import learner as learners
 from vla_stack.training.actor import Outcome, evaluate
@@ -30,7 +32,7 @@ from vla_stack.training.learner import Learner
 from vla_stack.training.log import Log, Window
 from vla_stack.training.recipe import plain
 from vla_stack.training.rollout_workers import SEEDS, LocalRollouts, RayRollouts, Rollouts
-from vla_stack.training.rollouts import Store
+from vla_stack.training.rollouts import Source, Store, Transition
 from vla_stack.training.scripted import OfflineRecipe, stored, success_rate
 from vla_stack.training.stop import Stop
 from vla_stack.training.task_sampling import SceneSampler
@@ -72,6 +74,7 @@ class OffPolicyRecipe:
         scenes: Training scenes that are drawn by the variance of their success; 0 meets a new scene each episode.
         rollouts: ``local``: environments in this process; ``ray``: in actors.
         ray: Its settings.
+        operator: Endpoint at which a person may intervene in the first environment, e.g. ``tcp://127.0.0.1:5560``.
         eval_every: Control steps between evaluations; each also saves a checkpoint.
         eval_episodes: Episodes of an evaluation.
         eval_seed: Seed of the first of them, the same at every evaluation.
@@ -97,6 +100,7 @@ class OffPolicyRecipe:
     scenes: int = 0
     rollouts: Literal["local", "ray"] = "local"
     ray: RayRecipe = field(default_factory=RayRecipe)
+    operator: str = ""
     eval_every: int = 2000
     eval_episodes: int = 50
     eval_seed: int = 900_000_000
@@ -136,6 +140,23 @@ def make_envs(recipe: OffPolicyRecipe, count: int, scale: tuple[Vector, Vector] 
     return envs
 
 
+def grown(store: Store, steps: int) -> Store:
+    """The same store with room for more control steps."""
+    sizes = (store.columns[name].shape[1] for name in ("obs", "action"))
+    larger = Store(store.capacity + steps, *sizes, store.slots, store.gamma, store.tail)
+    larger.load_state_dict(store.state_dict())
+    return larger
+
+
+def keep_interventions(demos: Store, transition: Transition) -> None:
+    """Add what a person did in the first environment to the demonstrations; each intervention is an episode there."""
+    if transition.source[0] != Source.HUMAN:
+        demos.cut()
+        return
+    first = [np.asarray(x)[:1] for x in transition[:-1]]
+    demos.add(Transition(*first))
+
+
 class OffPolicyLoop:
     """One run; continues what an earlier, stopped run has left in its directory.
 
@@ -153,11 +174,14 @@ class OffPolicyLoop:
         offline, self.scale = stored(run_dir / "offline.safetensors", env, recipe.offline, recipe.gamma)
         env.close()
         self.offline_success = success_rate(offline)
+        if recipe.operator:
+            offline = grown(offline, recipe.steps)
         self.learner = make_learner(recipe, offline, max(1, -(-recipe.steps // recipe.slots)) + env.limit)
         self.evaluation: list[StateEnv] = []
         self.scenes = SceneSampler(recipe.scenes, recipe.seed) if recipe.scenes else None
         self.episodes = self.version = 0
         self.recent: list[bool] = []
+        self._port: OperatorPort | None = None
         self.checkpoint = ckpt.latest(run_dir / "checkpoints")
         if self.checkpoint is not None:
             learners.load(self.learner, self.checkpoint / ckpt.STATE)
@@ -165,6 +189,9 @@ class OffPolicyLoop:
             self.episodes, self.version = facts["episodes"], facts["version"]
             if self.scenes is not None:
                 self.scenes.counts[:] = facts["scenes"]
+            if recipe.operator:
+                for row in self.learner.store.rows():
+                    keep_interventions(offline, self.learner.store.at(row))
 
     @property
     def step(self) -> int:
@@ -181,7 +208,7 @@ class OffPolicyLoop:
             if self.checkpoint is None:
                 self._report(log, {})
                 self._save()
-            rollouts = self._rollouts()
+            rollouts = self._rollouts(stop)
             try:
                 while self.step < r.steps:
                     self._until(min(r.steps, (self.step // r.eval_every + 1) * r.eval_every), rollouts, log, stop)
@@ -191,6 +218,8 @@ class OffPolicyLoop:
                     rollouts.restart(self.episodes)
             finally:
                 rollouts.close()
+                if self._port is not None:
+                    self._port.close()
                 for env in self.evaluation:
                     env.close()
 
@@ -222,6 +251,8 @@ class OffPolicyLoop:
             for fragment in rollouts.collect(learner, self.version):
                 for transition in fragment.steps:
                     learner.store.add(transition, fragment.slots)
+                    if self.recipe.operator:
+                        keep_interventions(learner.offline, transition)
                     credit += len(fragment.slots) / self.recipe.horizon
                     while credit >= 1.0:  # one update for each executed chunk
                         credit -= 1.0
@@ -272,14 +303,18 @@ class OffPolicyLoop:
     def _episode_seed(self, number: int) -> int:
         return self._first_seed + (self.scenes.draw() if self.scenes is not None else number)
 
-    def _rollouts(self) -> Rollouts:
+    def _rollouts(self, stop: Stop) -> Rollouts:
         r = self.recipe
         if r.rollouts == "local":
-            local = LocalRollouts(make_envs(r, r.num_envs, self.scale), self._episode_seed)
+            envs = make_envs(r, r.num_envs, self.scale)
+            hand = None
+            if r.operator:
+                hand, self._port = at_endpoint(envs[0], r.operator, lambda: stop.asked)
+            local = LocalRollouts(envs, self._episode_seed, hand=hand)
             local.restart(self.episodes)
             return local
-        if r.scenes:
-            raise UserError("'scenes' needs rollouts=local", "set scenes=0")
+        if r.scenes or r.operator:
+            raise UserError("'scenes' and 'operator' need rollouts=local", "set scenes=0 and leave 'operator' empty")
         from functools import partial
 
         first = self._first_seed + self.episodes

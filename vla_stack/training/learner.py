@@ -24,6 +24,7 @@ class Learner(Protocol):
 
     Attributes:
         store: Its buffer of online experience.
+        offline: Stored episodes.
         modules: All networks.
         acting: The ones that acting needs: what is published to actors elsewhere.
         optimizers: Of the networks.
@@ -33,6 +34,7 @@ class Learner(Protocol):
     """
 
     store: Store
+    offline: Store
     modules: dict[str, nn.Module]
     acting: dict[str, nn.Module]
     optimizers: dict[str, Any]

@@ -165,6 +165,11 @@ class Store:
         first = max(0, self.steps[slot] - self.capacity)
         return self._base[slot] + np.arange(first, self.steps[slot]) % self.capacity
 
+    def at(self, row: int) -> Transition:
+        """The control step of a row, of one environment."""
+        values = {name: self.columns[name][row][None] for name in Transition._fields[:-1]}
+        return Transition(**values, extras={name: self.columns[name][row][None] for name in self._extras})
+
     def sample(self, n: int, horizon: int, rng: np.random.Generator, closed: bool = False) -> Batch:
         """Draw chunk views uniformly from all steps at which one begins.
 
