@@ -9,6 +9,7 @@ import ray
 import torch
 
 from vla_stack.errors import UserError
+from vla_stack.rounds import off_policy
 from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe, load
 from vla_stack.training import learner as learners
 from vla_stack.training.recipe import build
@@ -58,6 +59,20 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, method):
     assert (tmp_path / "halves" / "learning_curve.png").stat().st_size > 1000
 
 
+def test_a_stop_in_the_offline_training_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(off_policy, "OFFLINE_SAVE", 1)
+    whole = OffPolicyLoop(recipe(**WSRL), tmp_path / "whole")
+    whole._pretrain(Stop())
+    halves, stop = OffPolicyLoop(recipe(**WSRL), tmp_path / "halves"), Stop()
+    stop.asked = True
+    with pytest.raises(KeyboardInterrupt):
+        halves._pretrain(stop)
+    halves = OffPolicyLoop(recipe(**WSRL), tmp_path / "halves")
+    assert halves.learner.pretrained == 1 and not halves.started
+    halves._pretrain(Stop())
+    assert torch.equal(final(whole), final(halves))
+
+
 def test_a_checkpoint_acts_as_the_learner_did(tmp_path):
     loop = finished(tmp_path, **WSRL)
     learner, env, scale = load(tmp_path / "checkpoints" / "last" / "pretrained_model")
@@ -87,7 +102,7 @@ def test_one_ray_actor_without_lag_is_the_local_run_and_a_killed_one_is_replaced
 
     two = recipe(**WSRL | {"steps": 80, "rollouts": "ray", "ray": {"workers": 2, "fragment": 4, "max_lag": 2}})
     loop = OffPolicyLoop(two, tmp_path / "two")
-    loop._pretrain()
+    loop._pretrain(Stop())
     rollouts = loop._rollouts(Stop())
     store, version, lags = loop.learner.store, 0, []
     while store.total < 48:

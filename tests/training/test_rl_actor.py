@@ -71,6 +71,13 @@ def test_evaluation_meets_each_seed_once_in_order():
     assert [(o.seed, o.success, o.steps) for o in out] == [(s, s % 2 == 0, s) for s in seeds]
 
 
+def test_evaluation_steps_no_environment_without_an_episode():
+    envs = [Counter(), Counter(), Counter()]
+    calls = []
+    evaluate(envs, planner(1, calls), [2, 2, 9])
+    assert sum(calls) == 2 + 2 + 9
+
+
 def test_success_ends_an_episode_and_a_limit_cuts_it_off():
     env = StateEnv(EnvRecipe("sim/pick-v0", limit=3))
     env.reset(0)
@@ -90,5 +97,5 @@ def test_scenes_are_drawn_by_the_variance_of_their_success():
         sampler.record(2, False)
     p = sampler.probabilities
     assert p[1] > 2 * p[0] and p[1] > 2 * p[2] and p.min() > 0.05
-    drawn = np.bincount([sampler.draw() for _ in range(2000)], minlength=3) / 2000
+    drawn = np.bincount([sampler.draw(i) for i in range(2000)], minlength=3) / 2000
     assert np.abs(drawn - p).max() < 0.05

@@ -29,7 +29,7 @@ from vla_stack.training import learner as learners
 from vla_stack.training.actor import Outcome, evaluate
 from vla_stack.training.environments import EnvRecipe, StateEnv, Vector
 from vla_stack.training.learner import Learner
-from vla_stack.training.log import Log, Window
+from vla_stack.training.log import Log, Window, truncate
 from vla_stack.training.recipe import plain
 from vla_stack.training.rollout_workers import SEEDS, LocalRollouts, RayRollouts, Rollouts
 from vla_stack.training.rollouts import Source, Store, Transition
@@ -37,6 +37,7 @@ from vla_stack.training.scripted import OfflineRecipe, stored, success_rate
 from vla_stack.training.stop import Stop
 from vla_stack.training.task_sampling import SceneSampler
 
+OFFLINE_SAVE = 2000  # steps of offline training between checkpoints
 RECENT = 20  # episodes that the logged training success is of
 
 
@@ -181,12 +182,13 @@ class OffPolicyLoop:
         self.scenes = SceneSampler(recipe.scenes, recipe.seed) if recipe.scenes else None
         self.episodes = self.version = 0
         self.recent: list[bool] = []
+        self.started = False  # whether the offline training is done and evaluated
         self._port: OperatorPort | None = None
         self.checkpoint = ckpt.latest(run_dir / "checkpoints")
         if self.checkpoint is not None:
             learners.load(self.learner, self.checkpoint / ckpt.STATE)
             facts = json.loads((self.checkpoint / ckpt.STATE / "state.json").read_text())
-            self.episodes, self.version = facts["episodes"], facts["version"]
+            self.episodes, self.version, self.started = facts["episodes"], facts["version"], facts["started"]
             if self.scenes is not None:
                 self.scenes.counts[:] = facts["scenes"]
             if recipe.operator:
@@ -202,11 +204,11 @@ class OffPolicyLoop:
         """Offline training, then online, until the recipe's steps are done or a signal asks to stop."""
         r = self.recipe
         shown: Any = r  # of a recipe the log reads `steps` and `wandb`
-        if self.checkpoint is None:
-            self._pretrain()
-        with Log(self.run_dir, shown, self.step) as log, Stop() as stop:
-            if self.checkpoint is None:
+        with Stop() as stop, Log(self.run_dir, shown, self.step) as log:
+            if not self.started:
+                self._pretrain(stop)
                 self._report(log, {})
+                self.started = True
                 self._save()
             rollouts = self._rollouts(stop)
             try:
@@ -232,10 +234,11 @@ class OffPolicyLoop:
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
-    def _pretrain(self) -> None:
-        learner, window = self.learner, Window()
-        path = self.run_dir / "pretraining.jsonl"
-        with path.open("w") as file:
+    def _pretrain(self, stop: Stop) -> None:
+        """What is missing of the offline training, with a checkpoint now and then."""
+        learner, window, path = self.learner, Window(), self.run_dir / "pretraining.jsonl"
+        truncate(path, learner.pretrained)
+        with path.open("a") as file:
             while learner.pretrained < learner.pretrain_steps:
                 window.add(learner.pretrained, learner.pretrain())
                 if learner.pretrained % self.recipe.log_every == 0:
@@ -243,6 +246,11 @@ class OffPolicyLoop:
                     file.write(json.dumps(record) + "\n")
                     told = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k != "step")
                     print(f"offline {learner.pretrained}/{learner.pretrain_steps}  {told}", flush=True)
+                if stop.asked or learner.pretrained % OFFLINE_SAVE == 0:
+                    file.flush()
+                    self._save()
+                if stop.asked:
+                    raise KeyboardInterrupt
 
     def _until(self, end: int, rollouts: Rollouts, log: Log, stop: Stop) -> None:
         """Act and learn until a number of control steps; then evaluate."""
@@ -282,7 +290,7 @@ class OffPolicyLoop:
 
     def _save(self) -> None:
         counts = self.scenes.counts.tolist() if self.scenes is not None else []
-        state = {"episodes": self.episodes, "version": self.version, "scenes": counts}
+        state = {"episodes": self.episodes, "version": self.version, "scenes": counts, "started": self.started}
 
         def fill(directory: Path) -> None:
             learners.save(self.learner, directory / ckpt.STATE)
@@ -301,7 +309,7 @@ class OffPolicyLoop:
         return SEEDS * (self.recipe.seed + 1)
 
     def _episode_seed(self, number: int) -> int:
-        return self._first_seed + (self.scenes.draw() if self.scenes is not None else number)
+        return self._first_seed + (self.scenes.draw(number) if self.scenes is not None else number)
 
     def _rollouts(self, stop: Stop) -> Rollouts:
         r = self.recipe
@@ -310,9 +318,7 @@ class OffPolicyLoop:
             hand = None
             if r.operator:
                 hand, self._port = at_endpoint(envs[0], r.operator, lambda: stop.asked)
-            local = LocalRollouts(envs, self._episode_seed, hand=hand)
-            local.restart(self.episodes)
-            return local
+            return LocalRollouts(envs, self._episode_seed, self.episodes, hand)
         if r.scenes or r.operator:
             raise UserError("'scenes' and 'operator' need rollouts=local", "set scenes=0 and leave 'operator' empty")
         from functools import partial

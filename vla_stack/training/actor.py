@@ -6,6 +6,7 @@ batch, so weights never change inside a chunk.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -106,9 +107,24 @@ class Actor:
 
 def evaluate(envs: Sequence[StateEnv], policy: Policy, seeds: Sequence[int]) -> list[Outcome]:
     """Outcomes of the episodes of ``seeds``, in their order; as many at a time as there are environments."""
-    todo = iter(seeds)
-    actor = Actor(envs[: len(seeds)], lambda: next(todo, seeds[0]))
-    while len({o.seed for o in actor.finished}) < len(set(seeds)):
-        actor.step(policy)
-    by_seed = {o.seed: o for o in reversed(actor.finished)}  # of one that ran again, the first run
-    return [by_seed[s] for s in seeds]
+    todo, out = deque(enumerate(seeds)), {}
+    running: dict[
+        int, tuple[int, Vector, deque[Vector], float]
+    ] = {}  # env -> episode, observation, plan, reward so far
+    while todo or running:
+        for i in set(range(len(envs))) - set(running):
+            if todo:
+                episode, seed = todo.popleft()
+                running[i] = episode, envs[i].reset(seed), deque(), 0.0
+        wanted = [i for i, (_, _, plan, _) in running.items() if not plan]
+        if wanted:
+            chunks = policy(np.stack([running[i][1] for i in wanted])).actions
+            for i, chunk in zip(wanted, chunks, strict=True):
+                running[i][2].extend(chunk)
+        for i, (episode, _, plan, earned) in list(running.items()):
+            obs, reward, terminated, truncated = envs[i].step(plan.popleft())
+            running[i] = episode, obs, plan, earned + reward
+            if terminated or truncated:
+                out[episode] = Outcome(seeds[episode], envs[i].success, envs[i].steps, earned + reward)
+                del running[i]
+    return [out[i] for i in range(len(seeds))]

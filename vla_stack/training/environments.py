@@ -1,8 +1,7 @@
 """Environments as reinforcement learning sees them: a vector in, an action in [-1, 1] out, one reward, success ends it.
 
-Our tasks and the benchmarks' are observed by their state (no cameras); any other gymnasium environment with boxes is
-taken as it is. Observations from a frozen policy's features, and rewards from a classifier or a judge, are given as
-functions.
+Our tasks and the benchmarks' are observed by their state (no cameras), or by the features of a frozen policy; any other
+gymnasium environment with boxes is taken as it is. Success may be judged by a function: a classifier's or a judge's.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ class EnvRecipe:
         limit: Control steps of an episode; 0 takes the environment's own.
         control_hz: Control steps a second of a task of ours or of a benchmark; 0 takes its own.
         reward: ``step`` pays -1 a step until success, ``success`` 1 at success, ``own`` the environment's reward.
+        features: Directory of a flow policy; observations are its frozen features and the robot's state, from its
+            cameras. Empty observes the state with the poses of the objects, and no cameras.
         options: Further keyword arguments of the environment.
     """
 
@@ -36,6 +37,7 @@ class EnvRecipe:
     limit: int = 0
     control_hz: float = 0.0
     reward: Literal["step", "success", "own"] = "step"
+    features: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -50,20 +52,18 @@ class StateEnv:
     Args:
         recipe: Which.
         judge: Success of a raw observation, in place of the environment's own: a classifier's or a world model's.
-        observe: Raw observation -> float32 [o], in place of the state: e.g. features of a frozen policy. The
-            environment then has the cameras of ``recipe.options``.
 
     Raises:
         UserError: There is no such environment, or it has no boxes.
     """
 
-    def __init__(
-        self,
-        recipe: EnvRecipe,
-        judge: Callable[[Any], bool] | None = None,
-        observe: Callable[[Any], Vector] | None = None,
-    ) -> None:
-        self.recipe, self._judge, self._features = recipe, judge, observe
+    def __init__(self, recipe: EnvRecipe, judge: Callable[[Any], bool] | None = None) -> None:
+        self.recipe, self._judge = recipe, judge
+        self._features = None
+        if recipe.features:
+            from vla_stack.training.frozen_features import frozen_features  # on demand: policies take seconds to import
+
+            self._features = frozen_features(recipe.features)
         self.native, self.benchmark = recipe.id.startswith("sim/"), False
         self.env = self._make()
         space = self.env.action_space
@@ -120,13 +120,12 @@ class StateEnv:
     def _make(self) -> gym.Env:
         r = self.recipe
         options: dict[str, Any] = {"control_mode": "ee_delta"} | ({"control_hz": r.control_hz} if r.control_hz else {})
-        if self._features is None:
-            options["cameras"] = ()
+        options |= {"cameras": ()} if self._features is None else self._features.options
         try:
             if self.native:
                 import sim  # noqa: F401  registers the tasks
 
-                options["privileged"] = True
+                options["privileged"] = self._features is None
                 return gym.make(r.id, disable_env_checker=True, **options | r.options).unwrapped
             if "/" in r.id:
                 from sim import external
@@ -152,14 +151,16 @@ class StateEnv:
         return seen if self.scale is None else normalised(seen, *self.scale)
 
     def _measure(self, raw: Any) -> Vector:
-        if self._features is not None:
-            return self._features(raw)
         task: Any = self.env.unwrapped
+        if self._features is not None:
+            seen = self._features(raw, task.task)
+        elif self.benchmark:
+            seen = getattr(task, "privileged", raw["agent_pos"])
+        else:
+            seen = raw["agent_pos"] if self.native else np.asarray(raw).reshape(-1)
         if self.native:  # a delta moves the commanded target, which the measured state does not tell
-            return np.concatenate([raw["agent_pos"], task.tool_command - task.tool]).astype(np.float32)
-        if self.benchmark:
-            return np.asarray(getattr(task, "privileged", raw["agent_pos"]), np.float32)
-        return np.asarray(raw, np.float32).reshape(-1)
+            seen = np.concatenate([seen, task.tool_command - task.tool])
+        return np.asarray(seen, np.float32)
 
 
 def normalised(obs: Vector, mean: Vector, std: Vector) -> Vector:

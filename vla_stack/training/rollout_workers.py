@@ -56,16 +56,16 @@ class LocalRollouts:
     Args:
         envs: The environments; one slot of the store each.
         next_seed: Seed of the episode of a number.
-        fragment: Control steps a call.
+        first_episode: Number of the first.
         hand: A person's actions, see :class:`Actor`.
     """
 
     def __init__(
-        self, envs: Sequence[StateEnv], next_seed: Callable[[int], int], fragment: int = 1, hand: Hand | None = None
+        self, envs: Sequence[StateEnv], next_seed: Callable[[int], int], first_episode: int, hand: Hand | None = None
     ) -> None:
-        self._envs, self._seed_of, self._fragment, self._hand = envs, next_seed, fragment, hand
+        self._envs, self._seed_of, self._hand = envs, next_seed, hand
         self.lost = self.lag = 0
-        self.restart(0)
+        self.restart(first_episode)
 
     def restart(self, first_episode: int) -> None:
         """Begin new episodes everywhere, counted from ``first_episode``: what was open is left."""
@@ -78,12 +78,11 @@ class LocalRollouts:
         self._actor = Actor(self._envs, next_seed, self._hand)
 
     def collect(self, learner: Learner, version: int) -> list[Fragment]:
-        """One fragment, by the learner's policy as it is."""
+        """One control step, by the learner's policy as it is."""
         source = learner.source
-        act = partial(learner.policy, source=source)
-        steps = [self._actor.step(act, source, version) for _ in range(self._fragment)]
+        step = self._actor.step(partial(learner.policy, source=source), source, version)
         finished, self._actor.finished = self._actor.finished, []
-        return [Fragment(range(len(self._envs)), steps, finished)]
+        return [Fragment(range(len(self._envs)), [step], finished)]
 
     def close(self) -> None:
         for env in self._envs:

@@ -20,7 +20,7 @@ class SceneSampler:
     """
 
     def __init__(self, scenes: int, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
+        self._seed = seed
         self.counts: NDArray[np.float64] = np.zeros((scenes, 2))  # faded failures and successes
 
     @property
@@ -30,8 +30,9 @@ class SceneSampler:
         variance = p * (1.0 - p)
         return variance / variance.sum()
 
-    def draw(self) -> int:
-        return int(self._rng.choice(len(self.counts), p=self.probabilities))
+    def draw(self, episode: int) -> int:
+        """Scene of an episode, by its number."""
+        return int(np.random.default_rng((self._seed, episode)).choice(len(self.counts), p=self.probabilities))
 
     def record(self, scene: int, success: bool) -> None:
         self.counts[scene] *= FORGET
