@@ -41,8 +41,8 @@ def test_smoke_run_fills_each_cell_once_and_reports(tools, tmp_path, monkeypatch
     assert set(cells) == {c.name for c in grid.cells(range(1))}
     result = json.loads((tmp_path / "results/smoke.json").read_text())
     assert set(result["data"]["tasks"][first]) == set(arms) and (tmp_path / "results/smoke.svg").exists()
-    logs = [(tmp_path / "out/runs" / f"{first}-{arm}-seed0/pretraining.jsonl").exists() for arm in arms]
-    assert logs == [True, False]  # one began with the shared offline training
+    states = [tmp_path / f"out/runs/{first}-{arm}-seed0/checkpoints/last/training_state/learner.json" for arm in arms]
+    assert [json.loads(s.read_text())["pretrained"] for s in states] == [2, 0]  # one began with the offline training
     assert grid_module.main(grid, None, experiment.report) == 0  # nothing is left to do
     assert cells == {path.stem: path.stat().st_mtime_ns for path in (tmp_path / "out/cells").glob("*.json")}
 
