@@ -167,3 +167,27 @@ def test_an_adapter_learns_as_the_native_policy_does(tmp_path) -> None:
 
 def test_rows_of_successful_episodes() -> None:
     assert make_data(make_learner()).succeeded.tolist() == [True, True, False, False, True, True]
+
+
+def test_the_deployed_chunk_moves_to_where_the_reward_is() -> None:
+    """A bandit: episodes of one decision, paid for the nearness of the first action to a point."""
+    wanted, rows = 0.5, 48
+    size = {"sigma_low": 0.3, "sigma_high": 0.6, "minibatch": 24, "target_kl": 9.0}
+    learner = make_learner(denoising_steps=2, actor_lr=3e-3, critic_lr=1e-2, **size)
+    pre, _ = processors_of(learner.policy)
+    context, inputs = observe(learner.policy, pre(make_batch(rows)))
+    g, ends = torch.Generator().manual_seed(0), torch.ones(rows, dtype=torch.bool)
+    noise = 0.1 * torch.randn(rows, learner.policy.horizon, learner.policy.noise_dim, generator=g)
+
+    def distance(chain: torch.Tensor) -> torch.Tensor:
+        return (chain[:, -1, 0] - wanted).square().mean(-1)
+
+    before = distance(learner.act(context, inputs, noise, g, explore=False)).mean()
+    for k in range(8):
+        chain = learner.act(context, inputs, noise, g)
+        reward, nothing = -distance(chain), torch.zeros_like(inputs)
+        one = torch.ones(rows, dtype=torch.long)
+        data = Experience(context, inputs, chain, one, reward, torch.zeros(rows), ends, nothing, ends, rows)
+        learner.update(data, g, warmup=k < 1)
+    after = distance(learner.act(context, inputs, noise, g, explore=False)).mean()
+    assert after < 0.8 * before, (after, before)
