@@ -72,5 +72,5 @@ def test_intervals_cover_chance(table):
 def test_a_result_file_and_its_plot_are_written(table, monkeypatch, tmp_path):
     for module in (table, importlib.import_module("results")):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
-    table.report("toy", {"base": runs(0.5, 0.4, 30, 0), "filtered": runs(0.6, 0.4, 30)})
+    table.report("toy", {"base": runs(0.5, 0.4, 30, 0), "filtered": runs(0.6, 0.4, 30)}, {"starts": 2})
     assert (tmp_path / "toy.json").is_file() and "svg" in (tmp_path / "toy.svg").read_text()[:400]

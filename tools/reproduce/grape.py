@@ -89,14 +89,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         from grape_cells import SMOKE, Settings, demonstrate
 
         changes = {k: json.loads(v) for k, _, v in (text.partition("=") for text in args.set)}
-        settings = dataclasses.replace(SMOKE if args.smoke else Settings(), **changes)
-        note(settings, args.out)
-        demonstrate(settings, args.out / "demos")
+        size = dataclasses.replace(SMOKE if args.smoke else Settings(), **changes)
+        note(size, args.out)
+        demonstrate(size, args.out / "demos")
         if args.pilot:
-            pilot(settings, args.out)
-        elif not grid(settings, range(args.seeds), args.out, args.jobs, argv or sys.argv[1:]):
+            pilot(size, args.out)
+        elif not grid(size, range(args.seeds), args.out, args.jobs, argv or sys.argv[1:]):
             return 1
-    grape_table.report(args.name, load_records(args.out, args.pilot))
+    noted = args.out / "settings.json"
+    settings = json.loads(noted.read_text()) if noted.is_file() else {}
+    grape_table.report(args.name, load_records(args.out, args.pilot), settings)
     return 0
 
 

@@ -50,6 +50,7 @@ class Settings:
         width: Of the policy.
         execute: Actions executed of a chunk of 8.
         num_envs: Episodes at a time.
+        half_trained: The policy succeeds now and then; where it never does, all arms pair best with worst.
     """
 
     demos: int = 120
@@ -65,9 +66,12 @@ class Settings:
     width: int = 64
     execute: int = 4
     num_envs: int = 16
+    half_trained: bool = True
 
 
-SMOKE = Settings(4, 3, 2, 3, 1, 2, 2, 1e-4, 5.0, 3, 16, 4, 3)
+SMOKE = Settings(
+    demos=4, sft_steps=3, starts=2, rollouts=3, updates=2, batch=2, episodes=3, width=16, num_envs=3, half_trained=False
+)
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def recipe(settings: Settings, name: str, seed: int, policy: Path) -> GrapeRecip
         constraints=str(ROOT / "configs" / "constraints" / f"{TASK}.yaml"),
         objective=arm.objective,  # type: ignore[arg-type]
         weights=WEIGHTS[arm.objective],
-        pairs=PairRecipe(how=arm.how, winner_succeeds=True),  # type: ignore[arg-type]
+        pairs=PairRecipe(arm.how, winner_succeeds=True) if s.half_trained else PairRecipe(),  # type: ignore[arg-type]
         rounds=s.rounds,
         starts=s.starts,
         rollouts=s.rollouts,

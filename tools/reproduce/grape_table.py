@@ -30,8 +30,8 @@ def line(name: str, seed: int, record: dict[str, Any]) -> str:
     return f"{name:<17} seed {seed}: {rates} steps {record['mean_steps']:.1f} pairs {record['pairs']}"
 
 
-def report(name: str, records: dict[str, Runs]) -> None:
-    """Write ``docs/results/<name>.json`` and its plot."""
+def report(name: str, records: dict[str, Runs], settings: dict[str, Any]) -> None:
+    """Write ``docs/results/<name>.json``, with the settings of its runs, and its plot."""
     arms = {arm: records[arm] for arm in ORDER if arm in records}
     if "base" not in arms:
         print("nothing is done yet")
@@ -46,7 +46,7 @@ def report(name: str, records: dict[str, Runs]) -> None:
         cells = (f"{m} {r[m]:.3g} [{r[f'{m}_interval'][0]:.3g}, {r[f'{m}_interval'][1]:.3g}]" for m in METRICS)
         print(f"{arm:<17}", *cells)
     seeds = sorted({seed for runs in done.values() for seed in runs})
-    write(name, checks(done, table), {"arms": table, "rounds": rounds - 1}, seeds)
+    write(name, checks(done, table), {"settings": settings, "arms": table, "rounds": rounds - 1}, seeds)
     plot(name, table)
 
 
