@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vla_stack.errors import UserError
 from vla_stack.schema import Observation, PolicySpec, RobotSpec
 
-IMAGINED = "imagined:"  # followed by a world model's directory, or ``shipped``
+IMAGINED = "imagined:"  # followed by a world model's directory
 
 
 def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> gym.Env:

@@ -222,7 +222,7 @@ class Dreams:
 
 
 def make_env(name: str, render_mode: str | None = None, device: str = "cpu") -> ImaginedEnv:
-    """The environment ``imagined:<name>``: a run directory, a world model's directory, or ``shipped``.
+    """The environment ``imagined:<name>``: a run directory, or a world model's.
 
     Raises:
         UserError: There is no such world model, or it was not of a task of ``sim`` and has no first frames.

@@ -192,13 +192,12 @@ class WorldModel(nn.Module):
 
 
 def resolve(name: str | Path) -> Path:
-    """The directory of a world model that a person named: it, or the run directory above it, or ``shipped``.
+    """The directory of a world model that a person named: it, or the run directory above it.
 
     Raises:
         UserError: There is none.
     """
-    shipped = Path(__file__).resolve().parent.parent / "assets" / "world_models" / "pick"
-    for path in (shipped,) if str(name) == "shipped" else (Path(name), Path(name) / "model"):
+    for path in (Path(name), Path(name) / "model"):
         if (path / CONFIG).is_file():
             return path
     raise UserError(
