@@ -120,8 +120,8 @@ class OffPolicyRecipe:
 
 def make_learner(recipe: OffPolicyRecipe, offline: Store, capacity: int) -> Learner:
     """The learner of a recipe, with an empty buffer of ``capacity`` control steps an environment."""
-    sizes = (offline.columns[name].shape[1] for name in ("obs", "action"))
-    store = Store(capacity, *sizes, recipe.slots, recipe.gamma, offline.tail)
+    obs, action = (offline.columns[name].shape[1] for name in ("obs", "action"))
+    store = Store(capacity, obs, action, recipe.slots, recipe.gamma, offline.tail)
     if recipe.method == "wsrl":
         return Wsrl(recipe.wsrl, offline, store, recipe.horizon, recipe.seed)
     return Expo(recipe.expo, offline, store, recipe.horizon, recipe.seed)
@@ -143,8 +143,8 @@ def make_envs(recipe: OffPolicyRecipe, count: int, scale: tuple[Vector, Vector] 
 
 def grown(store: Store, steps: int) -> Store:
     """The same store with room for more control steps."""
-    sizes = (store.columns[name].shape[1] for name in ("obs", "action"))
-    larger = Store(store.capacity + steps, *sizes, store.slots, store.gamma, store.tail)
+    obs, action = (store.columns[name].shape[1] for name in ("obs", "action"))
+    larger = Store(store.capacity + steps, obs, action, store.slots, store.gamma, store.tail)
     larger.load_state_dict(store.state_dict())
     return larger
 
@@ -154,8 +154,8 @@ def keep_interventions(demos: Store, transition: Transition) -> None:
     if transition.source[0] != Source.HUMAN:
         demos.cut()
         return
-    first = [np.asarray(x)[:1] for x in transition[:-1]]
-    demos.add(Transition(*first))
+    first = {name: getattr(transition, name)[:1] for name in Transition._fields[:-1]}
+    demos.add(Transition(**first))
 
 
 class OffPolicyLoop:

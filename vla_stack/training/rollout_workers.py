@@ -215,7 +215,7 @@ def connect(workers: int) -> tuple[Any, bool]:
         raise UserError("Ray is not installed", "pip install 'vla-stack[scale]', or rollouts=local") from None
     if ray.is_initialized():
         return ray, False
-    own = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers, "include_dashboard": False}
+    own: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers, "include_dashboard": False}
     trouble = ""
     for _ in range(ATTEMPTS):
         try:
