@@ -13,6 +13,7 @@ import torch
 
 from results import ROOT
 from vla_stack.data.collect import CollectConfig, collect
+from vla_stack.training import checkpoint
 from vla_stack.world_model.clips import Recording, open_recording
 from vla_stack.world_model.model import WorldModel, load
 from vla_stack.world_model.quality import decode, held_out_starts, imagine_along, measure, moving
@@ -82,12 +83,18 @@ def trained(settings: Settings, out: Path, arm: str, seed: int, root: Path, name
     ]
     if arm != "full":
         overrides += [f"vae_from={first}", "stages.heads.steps=1", "generated=2"]
-    if folder.exists():
-        run(folder / "recipe.yaml", [], folder)
-    else:
-        run(RECIPE, [*overrides, f"output_dir={folder}"], None)
-    if not (folder / "model").is_dir():
-        sys.exit(1)  # a signal; the run continues next time
+    finished = folder / "finished"
+    if not finished.exists():
+        resume = (folder / "recipe.yaml").exists()
+        run(
+            folder / "recipe.yaml" if resume else RECIPE,
+            [*overrides, f"output_dir={folder}"],
+            folder if resume else None,
+        )
+        last = settings.heads if arm == "full" else 1
+        if not checkpoint.path(folder / "heads" / "checkpoints", last).exists():
+            sys.exit(1)  # a signal; the run continues next time
+        finished.touch()
     return folder
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from world_cells import Settings, trained
 
 import sim
@@ -93,6 +94,7 @@ def memory(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]
     return result
 
 
+@torch.no_grad()
 def second_look(model: WorldModel, recording: Recording, starts: np.ndarray, change: str, seed: int) -> np.ndarray:
     """Wrist pictures uint8 [B, H, W, 3] imagined at the second look, from recorded history and a current frame that
     sees nothing of the cube."""
@@ -121,7 +123,5 @@ def second_look(model: WorldModel, recording: Recording, starts: np.ndarray, cha
     return decode(model, latents[:, -1])[:, model.cameras.index("wrist")]
 
 
-def torch_of(array: np.ndarray) -> Any:
-    import torch
-
+def torch_of(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
