@@ -132,6 +132,7 @@ class _Worker:
         env = cls.env
         raw, info = env.reset(seed=seed)
         make_expert = external.make_expert if external.is_external(config.task) else sim.make_expert
+        expert: Any
         if config.mixed:
             expert = behaviours.make_behaviour(env, behaviours.deal(seed), seed)
         else:

@@ -142,10 +142,9 @@ def loss(
     policy.eval()
     pair, side, decision = batch[PAIR], batch[SIDE], batch[DECISION]
     noise = shared_draws(policy, batch["action"], pair, decision, draws, generator)
-    how = {"draws": noise, "weighting": weighting, "sigma": sigma, "micro": micro}
     with torch.no_grad(), reference.active(policy):
-        fixed = score(policy, batch, **how)
-    now = score(policy, batch, spread=fixed.spread, **how)
+        fixed = score(policy, batch, noise, weighting, sigma, micro)
+    now = score(policy, batch, noise, weighting, sigma, micro, fixed.spread)
 
     shape = (int(pair.max()) + 1, 2, int(decision.max()) + 1)
     ratio = now.log_prob.new_zeros(shape).index_put((pair, side, decision), now.log_prob - fixed.log_prob)

@@ -6,6 +6,7 @@ import functools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,13 +61,14 @@ def train_on_pairs(recipe: Recipe, pairs: Path, run: Path, start: Path, beta: fl
     first = _start(recipe, start, placement.device)
     reference = grape.Reference(trainable(first))
     if checkpoint is None:
-        policy, processors = first, read_processors(start, config, str(placement.device))
+        policy, (pre, post) = first, read_processors(start, config, str(placement.device))
     else:
-        policy, *processors = restore(checkpoint, config, policy_recipe)
-    loss = functools.partial(find_loss("grape", recipe.method_options), reference=reference, beta=beta)
+        policy, pre, post = restore(checkpoint, config, policy_recipe)
+    given: Any = find_loss("grape", recipe.method_options)
+    loss = functools.partial(given, reference=reference, beta=beta)
     loader = PairLoader(pairs, recipe.batch_size, recipe.seed * 1000 + placement.rank)
     robot = RobotSpec.from_json(json.loads((start / ROBOT).read_text())) if (start / ROBOT).is_file() else None
-    parts = Parts(policy, *processors, loader, loss, robot, bool(recipe.policy.lora.rank))
+    parts = Parts(policy, pre, post, loader, loss, robot, bool(recipe.policy.lora.rank))
     write_run_files(recipe, run)
     outcome = Trainer(recipe, parts, placement, run, checkpoint).run()
     if outcome.stopped:

@@ -116,8 +116,8 @@ def roll_out(
                 yield _finished(r, end.value, env_id, traced), end.value
                 free.append(r.env)
         running = still
-    for env in made:
-        env.close()
+    for used in made:
+        used.close()
 
 
 def _observed(observation: Observation, cameras: Sequence[Any]) -> dict[str, Any]:

@@ -36,10 +36,12 @@ Evaluate = Callable[[Path, int], dict[str, float]]  # (policy directory, step) -
 class Trained(Protocol):
     """What the loop turns: :class:`vla_stack.training.build.Parts`, or a stage of a world model."""
 
-    policy: Any
-    loader: Loader
-    loss: Loss
-
+    @property
+    def policy(self) -> Any: ...
+    @property
+    def loader(self) -> Loader: ...
+    @property
+    def loss(self) -> Loss: ...
     @property
     def preprocess(self) -> Callable[[Batch], Batch]: ...
     @property

@@ -143,7 +143,7 @@ class Store:
             self.columns[name][at] = t.extras[name]
         self.columns["returns"][at] = np.nan
         self.steps[slots] += 1
-        for slot in np.arange(self.slots)[slots][t.terminated | t.truncated]:
+        for slot in np.arange(self.slots)[slots][np.logical_or(t.terminated, t.truncated)]:
             self._close(int(slot))
 
     def clear(self) -> None:

@@ -234,8 +234,12 @@ def make_env(name: str, render_mode: str | None = None, device: str = "cpu") -> 
 def _joined(parts: list[Frames]) -> Frames:
     """Films end to end."""
     pictures = {c: np.concatenate([f.pictures[c] for f in parts]) for c in parts[0].pictures}
-    columns = [np.concatenate([getattr(f, n) for f in parts]) for n in ("states", "success", "done", "ended")]
-    return Frames(pictures, *columns, [g for f in parts for g in f.tripped])
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(f, name) for f in parts])
+
+    tripped = [g for f in parts for g in f.tripped]
+    return Frames(pictures, column("states"), column("success"), column("done"), column("ended"), tripped)
 
 
 def simulated(model: WorldModel) -> SimulatedStarts:

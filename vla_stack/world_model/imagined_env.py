@@ -82,7 +82,9 @@ class ImaginedVectorEnv(VectorEnv):
     def __init__(self, backend: Backend, num_envs: int = 1) -> None:
         self.backend, self.num_envs = backend, num_envs
         robot = backend.robot
-        pictures = {c.name: spaces.Box(0, 255, (c.height, c.width, 3), np.uint8) for c in robot.cameras}
+        pictures: dict[str, spaces.Space[Any]] = {
+            c.name: spaces.Box(0, 255, (c.height, c.width, 3), np.uint8) for c in robot.cameras
+        }
         state = spaces.Box(-10.0, 10.0, (len(robot.state),), np.float32)
         self.single_observation_space = spaces.Dict({"agent_pos": state, "pixels": spaces.Dict(pictures)})
         self.single_action_space = spaces.Box(robot.action_low, robot.action_high, dtype=np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import Any
 
 import cv2
 import numpy as np
@@ -35,7 +36,7 @@ def judge(endpoint: Endpoint, film: NDArray[np.uint8], task: str) -> int:
     """
     votes = 0
     for vote in range(VOTES):
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "system", "content": RULES},
             {
                 "role": "user",

@@ -21,7 +21,10 @@ from vla_stack.errors import UserError
 from vla_stack.evaluation.constraints.trace import Trace
 
 Floats = NDArray[np.float64]
-Entity, Group, Held = str, str, str  # told apart by name: annotations are text here
+# Told apart by name: annotations are text here.
+type Entity = str
+type Group = str
+type Held = str
 KINDS = ("Entity", "Group", "Held", "float")
 COSTS: dict[str, Callable[..., Floats]] = {}
 Condition = Callable[..., NDArray[np.bool_]]

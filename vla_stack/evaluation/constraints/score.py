@@ -20,7 +20,7 @@ from vla_stack.evaluation.constraints.spec import Cost, Spec
 from vla_stack.evaluation.constraints.trace import Trace
 
 Floats = NDArray[np.float64]
-_REDUCE = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "last": lambda c: c[-1]}
+_REDUCE: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "last": lambda c: c[-1]}
 
 
 @dataclass(frozen=True)

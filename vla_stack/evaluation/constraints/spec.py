@@ -276,7 +276,7 @@ def schema(entities: Collection[str]) -> dict[str, Any]:
     for kind, function in COSTS.items():
         takes = parameters(function)
         own = {n: of[k] for n, (k, _) in takes.items()}
-        common = {"group": {"enum": list(GROUPS)}, "reduce": {"enum": list(REDUCES)}}
+        common: dict[str, Any] = {"group": {"enum": list(GROUPS)}, "reduce": {"enum": list(REDUCES)}}
         common |= dict.fromkeys(("tau", "weight", "scale"), numbers)
         needed = ["type", *(n for n, (_, d) in takes.items() if d is inspect.Parameter.empty)]
         costs.append(_object({"type": {"const": kind}, **own, **common}, needed))
