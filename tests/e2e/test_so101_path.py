@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,13 +47,15 @@ def driver_of(arm: Emulator) -> partial:
     return partial(make_driver, "lerobot", robot_type="so101_follower", **fields)
 
 
-def patiently(connect) -> None:
+def connect_patiently(robot: Any) -> None:
     """LeRobot alone asks each servo once, and spins meanwhile: on a crowded machine it may miss the answer."""
     for _ in range(4):
         try:
-            return connect()
+            return robot.connect()
         except Exception as e:
             error = e
+            if robot.bus.is_connected:
+                robot.bus.disconnect(disable_torque=False)
     raise error
 
 
@@ -114,6 +117,8 @@ def test_lerobot_calibrates_a_new_arm(tmp_path: Path, monkeypatch: pytest.Monkey
         robot = SO101Follower(SO101FollowerConfig(**device))
 
         def middle(_: str = "") -> str:
+            seen.clear()
+            swept.clear()
             arm.hand("follower", "middle")
             while np.abs(np.array(arm.status()["angles"]["follower"][:5])).max() > 0.01:
                 pass
@@ -133,7 +138,7 @@ def test_lerobot_calibrates_a_new_arm(tmp_path: Path, monkeypatch: pytest.Monkey
         seen: list[list[float]] = []
         monkeypatch.setattr(builtins, "input", middle)
         monkeypatch.setattr(motors_bus, "enter_pressed", enough)
-        patiently(robot.connect)
+        connect_patiently(robot)
         arm.hand("follower", "go")
         ranges = {name: c.range_max - c.range_min for name, c in robot.calibration.items()}
         robot.disconnect()

@@ -48,7 +48,7 @@ def shown(stream: CameraStream, source: Scripted, value: int, t_ns: int) -> None
 @pytest.fixture
 def pair():
     source = Scripted()
-    stream = CameraStream("wrist", source, size=(8, 8), max_age_s=5.0, identical_s=1.0)
+    stream = CameraStream("wrist", source, size=(8, 8), max_age_s=50.0, identical_s=1.0)
     source.gate.release()
     stream.start()
     yield stream, source
@@ -84,8 +84,8 @@ def test_an_old_picture_is_a_lost_camera_and_plugging_it_in_again_is_enough(pair
     deadline = time.monotonic() + PATIENCE_S
     while not stream._error:
         assert time.monotonic() < deadline
-    stream._frame = shown_before._replace(t_ns=time.monotonic_ns() - 6_000_000_000)
-    assert "camera 'wrist' has sent no picture for 6.0 s: " in stream.trouble()
+    stream._frame = shown_before._replace(t_ns=time.monotonic_ns() - 60_000_000_000)
+    assert stream.trouble().startswith("camera 'wrist' has sent no picture for 6")
     source.plugged = True
     shown(stream, source, 1, time.monotonic_ns())
     assert stream.trouble() == "" and stream.reopened >= 1
