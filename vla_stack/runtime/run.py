@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
         try:
             for i in range(args.episodes):
                 if args.robot != "sim":
-                    input(f"episode {i + 1} of {args.episodes}: set the scene, then press Enter ")
+                    _wait_for_scene(f"episode {i + 1} of {args.episodes}: set the scene, then press Enter ")
                 episodes.append(run_one(node, args, i))
                 _save(args, node, episodes, time.monotonic() - start)
                 print(_line(episodes, args.episodes), flush=True)
@@ -203,6 +203,13 @@ def _print_state(tick: int, state: str, why: str) -> None:
 
 def _yes() -> bool:
     return True
+
+
+def _wait_for_scene(question: str) -> None:
+    try:
+        input(question)
+    except EOFError:
+        raise UserError("nobody is at the keyboard to set the scene", "run it in a terminal") from None
 
 
 def _ask() -> bool:
