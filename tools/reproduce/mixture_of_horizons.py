@@ -19,16 +19,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fcntl
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import horizons_report  # noqa: E402
+from claims import claimed  # noqa: E402
 from horizons_arms import IMAGES, SMOKE, VALIDATION_SEED, Cell, Settings, arms  # noqa: E402
 
 from results import ROOT  # noqa: E402
@@ -73,19 +72,6 @@ def work(settings: Settings, seeds: Sequence[int], out: Path) -> None:
                 write_json(path, record)
                 rates = {task: sum(r["success"]) / len(r["success"]) for task, r in record["tasks"].items()}
                 print(cell.name, *(f"{t} {r:.0%}" for t, r in rates.items()), f"{record['cpu_s']:.0f} s", flush=True)
-
-
-@contextmanager
-def claimed(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Whether this process holds the lock; the kernel lets go of it when the process dies. ``wait`` for it: always."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 def main(argv: Sequence[str] | None = None) -> int:

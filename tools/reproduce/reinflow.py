@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import reinflow_report  # noqa: E402
-from mixture_of_horizons import claimed  # noqa: E402
+from claims import claimed  # noqa: E402
 
 from results import ROOT  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402

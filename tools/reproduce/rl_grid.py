@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from claims import claimed
 from rl_cells import Arm, Cell, run_cell
 
 from results import ROOT
@@ -82,16 +81,3 @@ def work(grid: Grid, seeds: Sequence[int], overrides: Sequence[str], out: Path) 
             tmp.replace(path)
             told = " ".join(f"{r['eval/success']:.2f}" for r in record["curve"])
             print(f"{cell.name}: {told}  {record['cpu_s']:.0f} s", flush=True)
-
-
-@contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Whether this process holds the lock; the kernel lets go of it when the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True

@@ -14,12 +14,10 @@ demonstrations).
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ import world_cells  # noqa: E402
 import world_memory  # noqa: E402
 import world_policies  # noqa: E402
 import world_report  # noqa: E402
+from claims import claimed  # noqa: E402
 from world_cells import SMOKE, Settings  # noqa: E402
 
 from results import ROOT  # noqa: E402
@@ -83,19 +82,6 @@ def work(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
                 partial.write_text(json.dumps(vars(cell) | record))
                 partial.replace(path)
                 print(f"done {cell.name}", flush=True)
-
-
-@contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Whether this process holds the lock; the kernel lets go of it when the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 def main(argv: Sequence[str] | None = None) -> int:
