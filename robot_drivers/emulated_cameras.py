@@ -24,7 +24,8 @@ def serve_cameras(connection: Connection, task: str, image_size: int) -> None:
     """Main function of the cameras' process: render each state that comes, until the other side hangs up.
 
     Args:
-        connection: Brings ``state`` (of the environment, with its monotonic time), ``unplug`` and ``plug``.
+        connection: Brings ``state`` (of the environment, with its monotonic time; answered by ``shown`` where it asks
+            to ``confirm``), ``unplug`` and ``plug``.
         task: Name in ``sim.TASKS``.
         image_size: Height and width, pixels.
     """
@@ -50,10 +51,10 @@ def serve_cameras(connection: Connection, task: str, image_size: int) -> None:
     unplugged: set[str] = set()
     try:
         while True:
-            newest = None
+            newest, confirm = None, False
             for message in link.receive(timeout_s=3600.0):
                 if message["kind"] == "state":
-                    newest = message
+                    newest, confirm = message, confirm or message.get("confirm", False)
                 elif message["kind"] == "unplug":
                     unplugged.add(message["camera"])
                 else:
@@ -67,6 +68,8 @@ def serve_cameras(connection: Connection, task: str, image_size: int) -> None:
                     text = {"images": {camera: base64.b64encode(picture).decode()}}
                     text["timestamps"] = {camera: newest["t_ns"] * 1e-9}  # type: ignore[dict-item]
                     socket.send_string(json.dumps(text), zmq.NOBLOCK)
+            if confirm:
+                link.send("shown")
     except EOFError:
         pass
     finally:

@@ -104,7 +104,7 @@ class Emulator:
         return {"port": str(self.ports[name]), "id": ID, "calibration_dir": str(self.folder / f"{name}_calibration")}
 
     def reset(self, seed: int, variant: Mapping[str, str] | None = None) -> str:
-        """Lay the scene out anew and bring the arm to its start; returns the instruction."""
+        """Lay the scene out anew and bring the arm to its start; returns the instruction once cameras have shown it."""
         return str(self._ask("reset", seed=seed, variant=dict(variant or {}))["instruction"])
 
     def status(self) -> Message:
@@ -156,7 +156,7 @@ def _main(connection: Connection, options: dict[str, Any]) -> None:
     """Main function of the emulator's process."""
     with contextlib.suppress(OSError, AttributeError):  # not every user may, not every system can
         # A servo's processor does nothing else, and drivers give up after 50 ms: go before all that is not real time.
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(2))
     link = Link(connection)
     running: _Running | None = None
     try:
@@ -298,6 +298,10 @@ class _Running:
     def _reset(self, seed: int, variant: dict[str, str]) -> str:
         _, info = self._env.reset(seed=seed, options={"variant": variant} if variant else {})
         self._plants["follower"].carried()
+        if self._cameras is not None:  # or whoever starts now sees what was there before
+            self._cameras.send("state", state=self._env.get_state().tobytes(), t_ns=time.monotonic_ns(), confirm=True)
+            while not any(message["kind"] == "shown" for message in self._cameras.receive(ANSWER_S)):
+                pass
         self._began_ns, self._success_s, self._stage = time.monotonic_ns(), -1.0, 0
         return str(info["task"])
 

@@ -1,5 +1,6 @@
 """A robot node without a policy server, driven through the real channels: processes, sockets, threads."""
 
+import contextlib
 import re
 import threading
 import time
@@ -39,6 +40,8 @@ class Person(threading.Thread):
                 assert time.monotonic() < deadline
         except BaseException as e:
             self.error = e
+            with contextlib.suppress(UserError):
+                self.client.call("discard", PATIENCE_S)  # or the node waits for a hand that will not come
         finally:
             self.client.close()
 
@@ -73,7 +76,8 @@ def test_a_demonstration_through_the_channels_to_the_frames(tmp_path):
         yield from p.until(lambda s: s.get("phase") == "teleop" and s["state"][0] > 0.4)
         seen.append(sorted(p.client.frames))
         p.engaged = False
-        yield from p.until(lambda s: s["phase"] == "hold" and s["why"] == "dead-man released")
+        # On a busy computer the hand may have been late, and the robot in hold, before it let go.
+        yield from p.until(lambda s: s["phase"] == "hold" and s["why"].endswith(("dead-man released", " old")))
         stood = p.client.state["action"]
         yield from p.until(lambda s, k=p.client.state["tick"]: s["tick"] > k + 3)
         assert p.client.state["action"] == stood
