@@ -1,6 +1,6 @@
 """RaC against HG-DAgger and full demonstrations at equal human frames, with a simulated operator.
 
-    python tools/reproduce/rac.py               # runs what is missing, the most informative first, then reports
+    python tools/reproduce/rac.py --jobs 2      # runs what is missing, the most informative first, then reports
     python tools/reproduce/rac.py --report      # reports what is there
     python tools/reproduce/rac.py --smoke       # the whole path at toy size; the figures mean nothing
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import rac_report  # noqa: E402
+from claims import claimed  # noqa: E402
 
 from results import ROOT  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
@@ -57,6 +59,7 @@ ARMS = {
     "no_rule2": Arm("RaC without rule 2", "hg_dagger"),
     "rewind": Arm("RaC with auto-rewind", rewind=True),
 }
+ABOUT = {name: arm.about for name, arm in ARMS.items()}
 ORDER = (
     ("rac", "hg_dagger", "demos"),
     ("masked",),
@@ -89,13 +92,12 @@ def run_cell(name: str, seed: int, out: Path, overrides: Sequence[str]) -> None:
     from vla_stack.rounds.rac import RacLoop
 
     plan, base = recipe(name, seed, overrides), out / f"base-seed{seed}"
-    RacLoop(replace(recipe("rac", seed, overrides), name="base", rounds=0), base).run()
     run = out / f"{name}-seed{seed}"
     if ARMS[name].masked:
         loop = RacLoop(plan, out / f"rac-seed{seed}")
         records = loop.folder.records()
-        path = run / f"round-{len(records) - 1:03d}" / "record.json"  # of the last round alone
-        if len(records) > 1 and not path.exists():
+        path = run / f"round-{plan.rounds:03d}" / "record.json"  # of the last round alone
+        if len(records) > plan.rounds and not path.exists():
             policy = loop.train(len(records) - 1, "no_recovery", "train_masked", records[-1]["episodes"])
             write_json(path, {**records[-1], **loop.evaluate(policy)})
         return
@@ -104,6 +106,26 @@ def run_cell(name: str, seed: int, out: Path, overrides: Sequence[str]) -> None:
         shutil.copytree(base, partial, symlinks=True)
         partial.rename(run)
     RacLoop(plan, run).run()
+
+
+def work(pairs: Sequence[tuple[str, int]], out: Path, overrides: Sequence[str]) -> None:
+    """Run cells until none is left; several processes may do so at once."""
+    import torch
+
+    from vla_stack.rounds.rac import RacLoop
+
+    torch.set_num_threads(1)
+    for arm, seed in pairs:
+        with claimed(out / "locks" / f"base-{seed}") as ours:
+            if not ours:
+                continue
+            plan = replace(recipe("rac", seed, overrides), name="base", rounds=0)
+            RacLoop(plan, out / f"base-seed{seed}").run()
+        data = "rac" if ARMS[arm].masked else arm
+        with claimed(out / "locks" / f"{data}-{seed}") as ours:
+            if ours:
+                run_cell(arm, seed, out, overrides)
+                rac_report.report("", ABOUT, load_records(out), quiet=True)
 
 
 def load_records(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
@@ -120,6 +142,7 @@ def load_records(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of configs/rac_stack.yaml")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
     parser.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
     parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
     parser.add_argument("--images", action="store_true", help="RaC and HG-DAgger on one seed from pixels")
@@ -135,14 +158,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = args.name or "rac" + "_images" * args.images
     out, seeds = args.out or OUT.with_name(name), range(args.seeds)
     if not args.report:
-        import torch
-
-        torch.set_num_threads(1)
-        pairs = [(arm, 0) for arm in ("rac", "hg_dagger")] if args.images else cells(seeds)
-        for arm, seed in pairs:
-            run_cell(arm, seed, out, overrides)
-            rac_report.report(name, {k: a.about for k, a in ARMS.items()}, load_records(out), quiet=True)
-    rac_report.report(name, {k: a.about for k, a in ARMS.items()}, load_records(out))
+        pairs = [(arm, 0) for arm in ("rac", "hg_dagger")] if args.images else list(cells(seeds))
+        command = [sys.executable, __file__, *(argv or sys.argv[1:]), "--jobs", "1"]  # the last --jobs counts
+        others = [subprocess.Popen(command) for _ in range(args.jobs - 1)]
+        work(pairs, out, overrides)
+        if any(process.wait() for process in others):
+            return 1
+        work(pairs, out, overrides)  # what another process held while this one passed by
+    rac_report.report(name, ABOUT, load_records(out))
     return 0
 
 
