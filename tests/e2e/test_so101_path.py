@@ -4,18 +4,22 @@ train, serve, deploy asynchronously.
 
 from __future__ import annotations
 
+import base64
 import builtins
 import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
+import zmq
 
 from robot_drivers import make_driver
 from robot_drivers.so101_emulator import Emulator
@@ -116,6 +120,31 @@ def test_teleoperate_record_train_serve_deploy(arm: Emulator, tmp_path: Path) ->
     assert (
         np.abs(np.subtract(arm.status()["angles"]["follower"], before)).max() > 0.01
     )  # rad: commands reached the plant
+
+
+def test_a_reset_is_over_once_the_cameras_show_it(arm: Emulator) -> None:
+    """Or a policy that starts at once acts on the scene before."""
+    socket = zmq.Context.instance().socket(zmq.SUB)
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+    socket.connect(f"tcp://127.0.0.1:{arm.cameras['front']['port']}")
+    pictures: list[tuple[float, np.ndarray]] = []
+
+    def look(until: float) -> None:
+        while not pictures or pictures[-1][0] < until:
+            message = json.loads(socket.recv_string())
+            png = np.frombuffer(base64.b64decode(message["images"]["front"]), np.uint8)
+            pictures.append((message["timestamps"]["front"], cv2.imdecode(png, cv2.IMREAD_COLOR).astype(float)))
+
+    arm.reset(11)
+    look(time.monotonic())
+    before = pictures[-1][1]
+    arm.reset(12)
+    over = time.monotonic()
+    look(over)
+    socket.close(linger=0)
+    shown, later = [p for t, p in pictures if t <= over][-1], pictures[-1][1]
+    assert np.abs(later - before).max() > 50  # another scene
+    assert np.abs(shown - later).max() < 50
 
 
 def test_lerobot_calibrates_a_new_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
