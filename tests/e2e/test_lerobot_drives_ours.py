@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from lerobot_commands import stock
 
 from vla_stack.cli import main
 from vla_stack.data.dataset import open_dataset
@@ -23,14 +21,6 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("lerobot_robot") / "pick"
     assert main(["collect", "--task", "pick", "--episodes", "2", "--root", str(root), "--workers", "1"]) == 0
     return root
-
-
-def stock(command: str, *args: str) -> str:
-    """Run a LeRobot command as it is installed; returns what it printed."""
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([Path(sys.executable).parent / command, *args], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
 
 
 def commands_sent(printed: str) -> int:

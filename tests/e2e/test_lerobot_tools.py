@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from lerobot_commands import stock
 
 import sim  # noqa: F401  registers the environments
 from vla_stack.cli import main
@@ -26,14 +24,6 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("lerobot") / "pick"
     assert main(["collect", "--task", "pick", "--episodes", "3", "--root", str(root), "--workers", "1"]) == 0
     return root
-
-
-def stock(command: str, *args: str) -> str:
-    """Run a LeRobot command as it is installed; returns what it printed."""
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([Path(sys.executable).parent / command, *args], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
 
 
 def acts(policy_dir: Path) -> None:
