@@ -34,7 +34,7 @@ def write_grape_report(loop: GrapeLoop) -> Path:
     records = loop.folder.records()
     title = f"{loop.recipe.name}: {loop.recipe.objective} on {loop.recipe.env}"
     parts = [
-        f'<h1>{escape(title)}</h1><p class="dim">{escape(loop.recipe.policy)} · {len(records) - 1} rounds</p>',
+        f'<h1>{escape(title)}</h1><p class="dim">{escape(loop.recipe.policy)} · {(n := len(records) - 1)} {"round" if n == 1 else "rounds"}</p>',
         _rounds(records),
         _change(records),
         *(_pairs(loop.folder.path(r["round"]), r["round"]) for r in records[1:]),
@@ -135,7 +135,7 @@ def _films(loop: GrapeLoop, records: Sequence[dict[str, Any]]) -> str:
 
     chosen = sorted(range(len(records[0]["success"])), key=lambda i: (-gain(i), i))[: loop.recipe.films]
     seeds = sorted(loop.recipe.eval_seed + i for i in chosen)
-    figures = []
+    figures: dict[int, str] = {}  # before and after of a start, side by side
     for name, k in (("before", 0), ("after", len(records) - 1)):
         episodes = loop.evaluate(loop.policy_dir(k), seeds)
         collided = {f.seed: f.collided for f, _ in episodes}
@@ -143,12 +143,12 @@ def _films(loop: GrapeLoop, records: Sequence[dict[str, Any]]) -> str:
             data = base64.b64encode(Path(e.video).read_bytes()).decode()
             outcome = "success" if e.success else "failure"
             touched = ", touches the wall" if collided[e.seed] else ""
-            figures.append(
+            figures[e.seed] = figures.get(e.seed, "") + (
                 f'<figure><video src="data:video/mp4;base64,{data}" controls muted loop playsinline></video>'
                 f"<figcaption><b>{name}</b>: {outcome}{touched} · start {e.seed}, {e.steps} steps</figcaption></figure>"
             )
     note = '<p class="dim">Chosen for the largest change, so they are no measure of it; the table above is.</p>'
-    return f'<h2>Films</h2>{note}<div class="films">{"".join(figures)}</div>' if figures else ""
+    return f'<h2>Films</h2>{note}<div class="films">{"".join(figures.values())}</div>' if figures else ""
 
 
 def _filmed(loop: GrapeLoop, episodes: Sequence[EpisodeRecord], label: str) -> list[EpisodeRecord]:
