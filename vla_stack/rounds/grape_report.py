@@ -34,7 +34,7 @@ def write_grape_report(loop: GrapeLoop) -> Path:
     records = loop.folder.records()
     title = f"{loop.recipe.name}: {loop.recipe.objective} on {loop.recipe.env}"
     parts = [
-        f'<h1>{escape(title)}</h1><p class="dim">{escape(loop.recipe.policy)} · {(n := len(records) - 1)} {"round" if n == 1 else "rounds"}</p>',
+        f'<h1>{escape(title)}</h1><p class="dim">{escape(loop.recipe.policy)} · round {len(records) - 1}</p>',
         _rounds(records),
         _change(records),
         *(_pairs(loop.folder.path(r["round"]), r["round"]) for r in records[1:]),
