@@ -43,6 +43,8 @@ def test_smoke_run_fills_each_cell_once_and_reports(tools, tmp_path, monkeypatch
     assert set(result["data"]["tasks"][first]) == set(arms) and (tmp_path / "results/smoke.svg").exists()
     states = [tmp_path / f"out/runs/{first}-{arm}-seed0/checkpoints/last/training_state/learner.json" for arm in arms]
     assert [json.loads(s.read_text())["pretrained"] for s in states] == [2, 0]  # one began with the offline training
+    with pytest.raises(SystemExit, match="holds cells of other settings"):
+        grid_module.same_settings(grid, ["gamma=0.5"], tmp_path / "out")
     assert grid_module.main(grid, None, experiment.report) == 0  # nothing is left to do
     assert cells == {path.stem: path.stat().st_mtime_ns for path in (tmp_path / "out/cells").glob("*.json")}
 
@@ -75,3 +77,11 @@ def test_a_dip_is_measured_from_the_start_and_after_the_warm_up(tools):
     check = wsrl.dip("task", "wsrl", made, 100)
     assert check.interval[0] == pytest.approx(-0.2) and check.value == pytest.approx(-0.1) and check.holds is False
     assert wsrl.dip("task", "no_warmup", made, 100).holds is True
+
+
+def test_two_that_never_arrive_are_not_one_that_is_faster(tools):
+    _, report, experiments = tools
+    wsrl, _ = experiments["wsrl"]
+    never, late = runs(report, [0.1, 0.2, 0.3, 0.4]), runs(report, [0.1, 0.2, 0.9, 0.9])
+    assert wsrl.faster("task", never, never, "RLPD").holds is False
+    assert wsrl.faster("task", late, never, "RLPD").holds is True

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import torch
 from lerobot.configs import FeatureType, PolicyFeature
@@ -13,11 +14,14 @@ from safetensors.torch import load_file
 
 import sim
 from vla_stack import cli
+from vla_stack.errors import UserError
 from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.rounds import reinflow
+from vla_stack.rounds.reinflow import ReinFlowLoop, ReinFlowRecipe
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import ACTION, OBS_STATE
 
@@ -99,3 +103,24 @@ def test_the_checkpoint_is_served_with_as_many_steps_as_it_was_trained_with(run:
 def test_without_a_policy_it_says_what_to_give(tmp_path: Path, capsys) -> None:
     assert cli.main(["train", str(CONFIG), "policy=", f"output_dir={tmp_path}/x"]) == 1
     assert "'policy' is missing" in capsys.readouterr().err
+
+
+def test_judges_pay_in_training_and_are_not_asked_in_evaluations(start: Path, tmp_path: Path, monkeypatch) -> None:
+    class Lenient(gym.Wrapper):
+        def __init__(self, env, name):
+            super().__init__(env)
+            assert name == "judges"
+
+        def step(self, action):
+            raw, reward, _, truncated, info = self.env.step(action)
+            return raw, reward, True, truncated, info | {"is_success": True}
+
+    monkeypatch.setattr(reinflow, "Judged", Lenient)
+    monkeypatch.setattr(reinflow, "showing", lambda name, options: options | {"cameras": ("wrist",), "image_size": 16})
+    size = {"num_envs": 2, "eval_episodes": 2, "env_options": {"max_episode_steps": 2}}
+    loop = ReinFlowLoop(ReinFlowRecipe(policy=str(start), judge="judges", **size), tmp_path)
+    seen = loop.practice.live([0, 1], torch.Generator().manual_seed(0))
+    assert seen.success.all() and seen.reward.tolist() == [1.0, 1.0]
+    assert loop.evaluate()["eval_success"] == [0, 0]
+    with pytest.raises(UserError, match="reward=task pays none"):
+        ReinFlowLoop(ReinFlowRecipe(policy=str(start), judge="judges", reward="task", **size), tmp_path)

@@ -78,14 +78,11 @@ def test_evaluation_steps_no_environment_without_an_episode():
     assert sum(calls) == 2 + 2 + 9
 
 
-def test_success_ends_an_episode_and_a_limit_cuts_it_off():
+def test_a_limit_cuts_an_episode_off():
     env = StateEnv(EnvRecipe("sim/pick-v0", limit=3))
     env.reset(0)
     rows = [env.step(np.zeros(env.action_dim, np.float32))[1:] for _ in range(3)]
     assert rows == [(-1.0, False, False)] * 2 + [(-1.0, False, True)]
-    judged = StateEnv(EnvRecipe("sim/pick-v0", reward="success"), judge=lambda raw: True)
-    judged.reset(0)
-    assert judged.step(np.zeros(env.action_dim, np.float32))[1:] == (1.0, True, False)
 
 
 def test_scenes_are_drawn_by_the_variance_of_their_success():

@@ -75,6 +75,7 @@ def report(grid: rl_grid.Grid, name: str, records: list[dict[str, Any]]) -> None
         others = {arm: runs for arm, runs in arms.items() if arm != "expo"}
         if "expo" in arms and others:
             seeds = sorted(set.intersection(*(set(r.seeds) for r in arms.values())))
+        if "expo" in arms and others and seeds:
             steps = {
                 arm: np.array([runs.to_threshold(THRESHOLD)[runs.seeds.index(s)] for s in seeds])
                 for arm, runs in arms.items()
@@ -86,7 +87,8 @@ def report(grid: rl_grid.Grid, name: str, records: list[dict[str, Any]]) -> None
             label = f"{task}: steps to {THRESHOLD:.0%}, EXPO over {ARMS[strongest].about}, the strongest baseline"
             checks.append(Check(label, value, BOUND, "<=", bounds, why))
         for arm, runs in arms.items():
-            for when, column in (("before", 0), ("at the end", -1)):
+            # Arms with a base share the evaluation before: critics that know nothing choose among EXPO's candidates.
+            for when, column in (("before", 0), ("at the end", -1))[arm not in ("expo", "rlpd") :]:
                 rate = runs.success[:, column]
                 checks.append(Check(f"{task}: {ARMS[arm].about}, success {when}", rate.mean(), interval=interval(rate)))
     data = {task: {arm: runs.curve() for arm, runs in arms.items()} for task, arms in tasks.items()}

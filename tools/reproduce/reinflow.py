@@ -34,7 +34,7 @@ from claims import claimed  # noqa: E402
 from results import ROOT  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
 
-OUT = ROOT / "outputs" / "reproduce" / "reinflow"
+OUT = ROOT / "outputs" / "reproduce"
 RECIPE, START = ROOT / "configs" / "rl_reinflow.yaml", ROOT / "configs" / "rl_start.yaml"
 
 
@@ -120,14 +120,15 @@ def calibrated(task: str, steps: int, out: Path, smoke: bool) -> int:
         return 2
     path = out / f"calibration-{task}-{steps}.json"
     tried: dict[str, float] = read_json(path) if path.exists() else {}
-    i = len(DEMOS) // 2
-    while str(DEMOS[i]) not in tried:
-        policy = imitation(task, DEMOS[i], CALIBRATION_SEED, out, smoke)
-        tried[str(DEMOS[i])] = success = measured(task, steps, policy)
-        write_json(path, tried)
-        print(f"{task}, {steps} steps, {DEMOS[i]} demonstrations: {success:.0%}", flush=True)
-        if not START_RANGE[0] <= success <= START_RANGE[1]:
-            i = min(max(0, i + (1 if success < START_RANGE[0] else -1)), len(DEMOS) - 1)
+    i, walked = len(DEMOS) // 2, set()
+    while i not in walked:  # what an earlier, stopped calibration has measured is walked over again
+        walked.add(i)
+        if (n := str(DEMOS[i])) not in tried:
+            tried[n] = measured(task, steps, imitation(task, DEMOS[i], CALIBRATION_SEED, out, smoke))
+            write_json(path, tried)
+            print(f"{task}, {steps} steps, {n} demonstrations: {tried[n]:.0%}", flush=True)
+        if not START_RANGE[0] <= tried[n] <= START_RANGE[1]:
+            i = min(max(0, i + (1 if tried[n] < START_RANGE[0] else -1)), len(DEMOS) - 1)
     return int(min(tried, key=lambda n: abs(tried[n] - sum(START_RANGE) / 2)))
 
 
@@ -196,19 +197,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5, help="seeds (5)")
     parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
     parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of demonstrations, runs and cells (%(default)s)")
-    parser.add_argument("--name", default="reinflow", help="stem of the result files (%(default)s)")
+    parser.add_argument("--out", type=Path, help="folder of demonstrations, runs and cells (outputs/reproduce/<name>)")
+    parser.add_argument("--name", help="stem of the result files (reinflow)")
     args = parser.parse_args(argv)
+    name = args.name or "reinflow" + "_smoke" * args.smoke  # toy cells never lie among the others
+    out = args.out or OUT / name
     if not args.report:
-        flags = argv or sys.argv[1:]  # the last --jobs counts
-        others = [subprocess.Popen([sys.executable, __file__, *flags, "--jobs", "1"]) for _ in range(args.jobs - 1)]
-        work(range(args.seeds), args.out, args.smoke)
+        flags = [*(argv or sys.argv[1:]), "--jobs", "0"]  # the last one counts; none: works, and leaves the report
+        others = [subprocess.Popen([sys.executable, __file__, *flags]) for _ in range(args.jobs - 1)]
+        work(range(args.seeds), out, args.smoke)
+        if not args.jobs:
+            return 0
         if any(process.wait() for process in others):
             return 1
-        if others:
-            return main([*flags, "--jobs", "1"])  # what another process held while this one passed by, and the report
-    cells = [read_json(path) for path in sorted((args.out / "cells").glob("*.json"))]
-    reinflow_report.report(args.name, cells)
+        work(range(args.seeds), out, args.smoke)  # what another process held while this one passed by
+    cells = [read_json(path) for path in sorted((out / "cells").glob("*.json"))]
+    reinflow_report.report(name, cells)
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,8 @@ from claims import claimed
 from rl_cells import Arm, Cell, run_cell
 
 from results import ROOT
+from vla_stack.data.layout import write_json
+from vla_stack.training.recipe import read_tree
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,34 @@ def main(grid: Grid, about: str | None, report: Callable[[Grid, str, list[dict[s
     parser.add_argument("--out", type=Path, help=f"folder of runs and cells (outputs/reproduce/{grid.name})")
     parser.add_argument("--name", help="stem of the result files")
     args = parser.parse_args()
-    name = args.name or grid.name
+    name = args.name or grid.name + "_smoke" * args.smoke  # toy cells never lie among the others
     out = args.out or ROOT / "outputs" / "reproduce" / name
     overrides = [*(grid.smoke if args.smoke else ()), *args.overrides]
     if not args.report:
-        flags = [*sys.argv[1:], "--jobs", "1"]  # the last one counts
+        if args.jobs:
+            same_settings(grid, overrides, out)
+        flags = [*sys.argv[1:], "--jobs", "0"]  # the last one counts; none: works, and leaves the report to this one
         others = [subprocess.Popen([sys.executable, sys.argv[0], *flags]) for _ in range(args.jobs - 1)]
         work(grid, range(args.seeds), overrides, out)
+        if not args.jobs:
+            return 0
         if any(process.wait() for process in others):
             return 1
         work(grid, range(args.seeds), overrides, out)  # what another held while this one passed by
     report(grid, name, [json.loads(p.read_text()) for p in sorted((out / "cells").glob("*.json"))])
     return 0
+
+
+def same_settings(grid: Grid, overrides: Sequence[str], out: Path) -> None:
+    """Note what the cells of a folder are of, or end where it holds cells of something else."""
+    arms = {name: list(arm.overrides) for name, arm in grid.arms.items()}
+    tasks = {name: list(keys) for name, keys in grid.tasks.items()}
+    now = {"recipe": read_tree(grid.config), "overrides": list(overrides), "tasks": tasks, "arms": arms}
+    path = out / "settings.json"
+    if not path.exists():
+        write_json(path, now)
+    elif json.loads(path.read_text()) != json.loads(json.dumps(now)):
+        sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
 
 
 def work(grid: Grid, seeds: Sequence[int], overrides: Sequence[str], out: Path) -> None:
@@ -75,9 +92,6 @@ def work(grid: Grid, seeds: Sequence[int], overrides: Sequence[str], out: Path) 
             if not ours or path.exists():
                 continue
             record = run_cell(cell, grid.arms[cell.arm], grid.config, [*grid.tasks[cell.task], *overrides], out)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            tmp = path.with_suffix(f".tmp{os.getpid()}")
-            tmp.write_text(json.dumps(record))
-            tmp.replace(path)
+            write_json(path, record)
             told = " ".join(f"{r['eval/success']:.2f}" for r in record["curve"])
             print(f"{cell.name}: {told}  {record['cpu_s']:.0f} s", flush=True)

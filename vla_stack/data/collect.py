@@ -30,6 +30,7 @@ from vla_stack.data.features import Column, ImageMode
 from vla_stack.data.layout import INFO, read_info
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
+from vla_stack.ray_cluster import Where, cluster
 from vla_stack.schema import Observation, RobotSpec
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ EXAMPLES = (
     "vla collect --task pick --episodes 200 --root datasets/pick",
     "vla collect --task pick place --episodes 100 --root datasets/two --noise 0.5 --workers 4",
     "vla collect --task pick --mixed --episodes 200 --root datasets/world   # for a world model",
+    "vla collect --task pick --episodes 2000 --root datasets/pick --rollouts ray --workers 32",
     "vla collect --env metaworld/push-v3 metaworld/drawer-open-v3 --control-hz 20 --cameras topview gripperPOV "
     "--episodes 100 --root datasets/metaworld",
     "vla collect --env aloha/transfer_cube --control-hz 10 --episodes 100 --root datasets/aloha",
@@ -49,6 +51,7 @@ SEED = "seed"  # int64 column: the environment seed of the episode, which replay
 COMMAND_SENT = "command.sent"  # float32 [A] column: the perturbed command that was executed; `action` is the label
 NO_JOINTS = np.zeros(0, np.float32)  # a benchmark's environment reports no joint targets
 LINGER = 6  # control steps recorded after a success where a mixture is collected: what success looks like
+RESTARTS = 3  # of an actor on Ray
 HOPELESS = 50  # attempts without a single success before giving up
 
 
@@ -114,22 +117,18 @@ class Rollout:
     rewards: NDArray[np.float32]  # [T]
 
 
-class _Worker:
-    """An environment and its expert, kept by each worker process."""
+class Simulator:
+    """An environment and its experts, kept by each worker."""
 
-    env: Any = None
+    def __init__(self, config: CollectConfig) -> None:
+        self._config, self._env = config, config.make_env()
 
-    @classmethod
-    def start(cls, config: CollectConfig) -> None:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        cls.env = config.make_env()
-
-    @classmethod
-    def roll(cls, config: CollectConfig, seed: int) -> Rollout:
+    def roll(self, seed: int) -> Rollout:
+        """The attempt of an environment seed."""
         import sim
         from sim import behaviours, external
 
-        env = cls.env
+        env, config = self._env, self._config
         raw, info = env.reset(seed=seed)
         make_expert = external.make_expert if external.is_external(config.task) else sim.make_expert
         expert: Any
@@ -156,8 +155,28 @@ class _Worker:
         return Rollout(seed, won, observations, *columns)
 
 
+class _Process:
+    """The simulator of a worker process."""
+
+    simulator: Simulator
+
+    @classmethod
+    def start(cls, config: CollectConfig) -> None:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        cls.simulator = Simulator(config)
+
+    @classmethod
+    def roll(cls, seed: int) -> Rollout:
+        return cls.simulator.roll(seed)
+
+
 def collect(
-    config: CollectConfig, root: str | Path, episodes: int, workers: int = 2, image_mode: ImageMode = "video"
+    config: CollectConfig,
+    root: str | Path,
+    episodes: int,
+    workers: int = 2,
+    image_mode: ImageMode = "video",
+    rollouts: Where = "local",
 ) -> tuple[int, int]:
     """Record until a dataset holds a number of episodes of a task.
 
@@ -167,6 +186,7 @@ def collect(
         episodes: Episodes of this task that the dataset shall hold.
         workers: Processes that simulate.
         image_mode: How a new dataset stores pictures.
+        rollouts: Where those are: on this machine, or actors on Ray. The dataset is the same.
 
     Returns:
         Attempts and successes of this call.
@@ -186,7 +206,8 @@ def collect(
         EpisodeRecorder(root, spec, image_mode, joints, extra) as recorder,
         tqdm(total=episodes, initial=have, desc=f"{config.task:<8}", unit=" episodes") as bar,
     ):
-        for rollout in _rollouts(config, attempt, workers):
+        attempts = _on_ray(config, attempt, workers) if rollouts == "ray" else _in_processes(config, attempt, workers)
+        for rollout in attempts:
             tried += 1
             succeeded += rollout.success
             if rollout.success or config.keep_failures or config.mixed:
@@ -239,21 +260,40 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _rollouts(config: CollectConfig, first: int, workers: int) -> Iterator[Rollout]:
+def _in_processes(config: CollectConfig, first: int, workers: int) -> Iterator[Rollout]:
     """Attempts in order, simulated ahead by as much as keeps the workers busy."""
     context = multiprocessing.get_context("spawn")  # a forked OpenGL context is not usable
-    pool = ProcessPoolExecutor(workers, context, _Worker.start, (config,))
+    pool = ProcessPoolExecutor(workers, context, _Process.start, (config,))
     pending: deque[Future[Rollout]] = deque()
     attempts = itertools.count(first)
     try:
         while True:
             while len(pending) < 3 * workers:
-                pending.append(pool.submit(_Worker.roll, config, config.env_seed(next(attempts))))
+                pending.append(pool.submit(_Process.roll, config.env_seed(next(attempts))))
             yield pending.popleft().result()
     except BrokenProcessPool:
         raise UserError("a simulation process died", "run `vla doctor`; fewer --workers need less memory") from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _on_ray(config: CollectConfig, first: int, workers: int) -> Iterator[Rollout]:
+    """The same by actors on Ray. One that dies is started again, elsewhere if need be, and repeats what it was at."""
+    attempts = itertools.count(first)
+    with cluster(workers) as ray:
+        make = ray.remote(num_cpus=1, max_restarts=RESTARTS, max_task_retries=RESTARTS)(Simulator)
+        actors = [make.remote(config) for _ in range(workers)]
+        turns, pending = itertools.cycle(actors), deque[Any]()
+        try:
+            while True:
+                while len(pending) < 3 * workers:
+                    pending.append(next(turns).roll.remote(config.env_seed(next(attempts))))
+                yield ray.get(pending.popleft())
+        except ray.exceptions.RayActorError as e:
+            raise UserError(f"a simulator on Ray keeps dying: {e}", "try --rollouts local") from None
+        finally:
+            for actor in actors:
+                ray.kill(actor)
 
 
 def _record(recorder: EpisodeRecorder, rollout: Rollout) -> None:
@@ -275,6 +315,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=int, default=200, help="episodes the dataset shall hold of each task (200)")
     parser.add_argument("--root", type=Path, required=True, help="dataset folder; continued if it exists")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="simulation processes (one per core)")
+    parser.add_argument("--rollouts", choices=("local", "ray"), default="local", help="where they run (local)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.0, help="noise on executed actions, labels stay clean (0)")
     parser.add_argument("--image-size", type=int, default=64, help="pixels (64)")
@@ -310,7 +351,7 @@ def main(args: argparse.Namespace) -> int:
             *(args.keep_failures, args.privileged, args.mixed, options),
         )
         try:
-            collect(config, args.root, args.episodes, args.workers, args.image_mode)
+            collect(config, args.root, args.episodes, args.workers, args.image_mode, args.rollouts)
         except KeyboardInterrupt:
             print(f"\nstopped; every finished episode is in {args.root}. Run the same command to continue.")
             return 130

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.schema import Observation, PolicySpec, RobotSpec
+from vla_stack.training.environments import SEEN, Seeing
 
 IMAGINED = "imagined:"  # followed by a world model's directory
 
@@ -20,7 +21,8 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
     """Build an environment that shows a policy what it was trained on.
 
     A task of ``sim`` or of a benchmark takes the policy's cameras, image size, control mode and rate. Any other
-    environment is taken as it is and compared.
+    environment is taken as it is and compared. A policy of reinforcement learning on states names the environment of
+    its training (``vla_stack.rounds.state_policy``): there it gets its options, and anywhere what it observed.
 
     Args:
         env_id: Gymnasium id, optionally ``module:id``, or a benchmark's task (see :mod:`sim.external`).
@@ -51,7 +53,8 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
     except UserError:
         env.close()
         raise
-    return env
+    trained = policy.extras.get("trained_in")
+    return env if trained is None else Seeing(env, trained["features"])
 
 
 def construct(env_id: str, **options: Any) -> gym.Env:
@@ -80,6 +83,9 @@ def options_for(env_id: str, policy: PolicySpec, options: dict[str, Any] | None 
         follow = _sim_options(policy.robot)
     elif is_benchmark(env_id):
         follow = _benchmark_options(env_id, policy.robot)
+    trained = policy.extras.get("trained_in", {})  # an `EnvRecipe`
+    if trained.get("id") == env_id:
+        follow |= trained["options"] | ({"max_episode_steps": trained["limit"]} if trained["limit"] else {})
     return follow | (options or {})
 
 
@@ -136,7 +142,7 @@ def observe(raw: dict[str, Any], policy: RobotSpec, task: str, step: int) -> Obs
     Virtual time: the capture of step k happened at exactly k control periods.
     """
     images = {c.name: np.asarray(raw["pixels"][c.name], np.uint8) for c in policy.cameras}
-    state: NDArray[np.float32] = np.asarray(raw["agent_pos"], np.float32)
+    state: NDArray[np.float32] = np.asarray(raw.get(SEEN, raw["agent_pos"]), np.float32)
     return Observation(state, images, task, step, round(step * policy.dt * 1e9))
 
 

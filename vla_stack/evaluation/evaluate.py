@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from vla_stack.evaluation.latency import JITTERS, parse_latencies
 from vla_stack.evaluation.metrics import frequency_averaged_score
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
 from vla_stack.evaluation.rollouts import ChunkPolicy, describe, evaluate
+from vla_stack.ray_cluster import cluster
 from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.statistics import wilson
 
@@ -30,10 +33,14 @@ EXAMPLES = (
     "vla eval --latency 200ms --jitter gamma --mode all        # every way in which the policy can be executed",
     "vla eval --mode all --execute 2 4 8                       # deciding more or less often; FAS is the mean over it",
     "vla eval --env imagined:outputs/train/RUN --episodes 20   # in a world model; docs/world_model.md",
+    "vla eval --policy outputs/rounds/rl_wsrl-... --mode sync  # WSRL or EXPO, on the states that it was trained on",
+    "vla eval --rollouts ray --workers 16                      # simulated by actors on Ray",
     "vla eval --swap-instruction                               # is the instruction really followed?",
     "vla eval --policy runs/metaworld --env metaworld/push-v3  # a benchmark: metaworld/<task>, aloha/transfer_cube,",
     "                                                          # aloha/insertion, libero/<suite>/<index of the task>",
 )
+
+STATE_POLICIES = ("wsrl", "expo")  # types of what the loop `off_policy` trains
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--visuals", choices=("fast", "official"), help="benchmarks: without shadows and antialiasing, or with (fast)")
     a("--num-envs", type=_positive, default=8, help="episodes that run at the same time (default: %(default)s)")
     a("--workers", type=int, help="processes for the environments; 0 for none (default: one a core)")
+    a("--rollouts", choices=("local", "ray"), default="local", help="where the workers are (default: %(default)s)")
     a("--device", default="cpu", help="where the policy runs (default: %(default)s)")
     a("--videos", type=int, default=3, help="films of each outcome and setting (default: %(default)s)")
     a("--out", type=Path, default=Path("outputs/eval"), help="directory of the report (default: %(default)s)")
@@ -59,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     path, policy = _load(args.policy, args.device, args.embodiment)
-    results = run_settings(policy, args)
+    with cluster(_workers(args)) if args.rollouts == "ray" else nullcontext():  # one for all settings
+        results = run_settings(policy, args)
     print(table(results))
     report = _report(results, args, path, policy)
     print(f"\nReport: {report}   figures: {report.with_suffix('.json')}")
@@ -91,6 +100,7 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace) -> list[EvalResu
                     instruct=instruct,
                     num_envs=args.num_envs,
                     workers=_workers(args),
+                    rollouts=args.rollouts,
                     env_options=options,
                     on_episode=on_episode,
                 )
@@ -145,7 +155,17 @@ def _load(name: str, device: str, embodiment: str | None) -> tuple[Path, ChunkPo
     from vla_stack.policies.shipped import resolve_policy
 
     path = resolve_policy(name)
+    if kind_of(path) in STATE_POLICIES:  # named at run time, as loops of rounds stand above this room
+        return path, importlib.import_module("vla_stack.rounds.state_policy").StatePolicy(path)
     return path, load_policy(path, device, embodiment)
+
+
+def kind_of(directory: Path) -> Any:
+    """The type of a policy, as its directory says; None where it does not."""
+    try:
+        return json.loads((directory / "config.json").read_text()).get("type")
+    except (ValueError, AttributeError):
+        return None  # whoever reads the rest says what is wrong with it
 
 
 def _workers(args: argparse.Namespace) -> int:

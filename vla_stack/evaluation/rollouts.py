@@ -10,6 +10,7 @@ import multiprocessing
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -20,10 +21,12 @@ from vla_stack.evaluation.episode import Episode, EpisodeConfig, Instruct, Query
 from vla_stack.evaluation.latency import Latency
 from vla_stack.evaluation.metrics import boundary_discontinuity
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
+from vla_stack.ray_cluster import Where, cluster
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.link import ignored_interrupts
 from vla_stack.schema import Chunks, Continuation, Observation, PolicySpec
 
+DEATHS = 3  # of actors on Ray, one after another, without an episode finished
 OnEpisode = Callable[[EpisodeRecord], None]
 
 
@@ -51,6 +54,7 @@ def evaluate(
     instruct: Instruct = None,
     num_envs: int = 8,
     workers: int = 0,
+    rollouts: Where = "local",
     env_options: dict[str, Any] | None = None,
     on_episode: OnEpisode | None = None,
 ) -> EvalResult:
@@ -70,6 +74,8 @@ def evaluate(
         num_envs: Episodes that advance at the same time, the largest batch of the policy.
         workers: Processes that hold the environments; 0 keeps them in this one. Each imports the caller's main
             module again, so more than 0 pays where that is light, as ``vla eval`` is, or the evaluation long.
+        rollouts: Where the workers are: processes of this machine, or actors on Ray. There, one that dies is replaced,
+            and what it had not finished is rolled out again; records are the same in any case.
         env_options: Further keyword arguments of the environment.
         on_episode: Called with each record as it is finished, in no fixed order.
 
@@ -84,14 +90,17 @@ def evaluate(
     robot, stages = robot_of(env, policy.spec), stages_of(env)
     env.close()
     seeds = range(seed, seed + episodes)
-    groups = _open_groups(config, seeds, min(num_envs, episodes), workers)
+    if rollouts == "ray" and workers < 1:
+        raise UserError("rollouts on Ray need at least one worker", "give --workers")
     records: list[EpisodeRecord] = []
-    try:
-        while groups:
-            _serve(policy, groups, records, on_episode)
-    finally:
-        for group in groups:
-            group.close()
+    with cluster(workers) if rollouts == "ray" else nullcontext() as ray:
+        groups = _open_groups(config, seeds, min(num_envs, episodes), workers, ray)
+        try:
+            while groups:
+                _serve(policy, groups, records, on_episode)
+        finally:
+            for group in groups:
+                group.close()
     result = EvalResult(
         name=env_id,
         label=describe(executor, latency, instruct),
@@ -223,7 +232,57 @@ class RemoteGroup:
         self._process.join()
 
 
-Group = RolloutGroup | RemoteGroup
+class RayGroup:
+    """A :class:`RolloutGroup` in an actor on Ray. Where that dies, another one begins its unfinished episodes anew."""
+
+    def __init__(self, ray: Any, config: EpisodeConfig, seeds: Sequence[int], num_envs: int) -> None:
+        self._ray, self._config, self._left, self._num_envs = ray, config, list(seeds), num_envs
+        self._deaths = 0
+        self._begin()
+
+    def receive(self) -> tuple[list[Query], list[EpisodeRecord]]:
+        errors = self._ray.exceptions
+        while True:
+            try:
+                queries, records = self._ray.get(self.pending)
+                break
+            except errors.RayActorError as e:
+                self._deaths += 1
+                if self._deaths == DEATHS:
+                    raise UserError(f"environments on Ray keep dying: {e}", "try --rollouts local") from None
+                self._begin()
+            except errors.RayTaskError as e:
+                if isinstance(e.cause, UserError):
+                    raise e.cause from None
+                raise RuntimeError(f"an environment process failed:\n{e}") from None
+        if records:
+            self._deaths = 0
+        done = {r.seed for r in records}
+        self._left = [seed for seed in self._left if seed not in done]
+        return queries, records
+
+    def send(self, replies: list[Reply]) -> None:
+        self.actor.send.remote(replies)
+        self.pending = self.actor.receive.remote()
+
+    def close(self) -> None:
+        self._ray.kill(self.actor)
+
+    def _begin(self) -> None:
+        make = self._ray.remote(num_cpus=1)(RolloutGroup)
+        self.actor = make.remote(self._config, self._left, self._num_envs)
+        self.pending = self.actor.receive.remote()
+
+    @classmethod
+    def ready(cls, groups: Sequence[RayGroup]) -> list[Group]:
+        """Those that have something to be received, at least one; waits for it."""
+        ray, pending = groups[0]._ray, {g.pending: g for g in groups}
+        ray.wait([*pending])
+        found, _ = ray.wait([*pending], num_returns=len(pending), timeout=0)
+        return [pending[ref] for ref in found]
+
+
+Group = RolloutGroup | RemoteGroup | RayGroup
 
 
 def _work(connection: Connection, config: EpisodeConfig, seeds: list[int], num_envs: int) -> None:
@@ -248,16 +307,19 @@ def _work(connection: Connection, config: EpisodeConfig, seeds: list[int], num_e
             group.close()
 
 
-def _open_groups(config: EpisodeConfig, seeds: Sequence[int], num_envs: int, workers: int) -> list[Group]:
+def _open_groups(config: EpisodeConfig, seeds: Sequence[int], num_envs: int, workers: int, ray: Any) -> list[Group]:
     if num_envs < 1:
         return []
     if workers == 0:
         return [RolloutGroup(config, seeds, num_envs)]
     workers = min(workers, num_envs)
-    return [RemoteGroup(config, seeds[w::workers], len(range(w, num_envs, workers))) for w in range(workers)]
+    shares = [(seeds[w::workers], len(range(w, num_envs, workers))) for w in range(workers)]
+    return [RemoteGroup(config, *share) if ray is None else RayGroup(ray, config, *share) for share in shares]
 
 
 def _ready(groups: list[Group]) -> list[Group]:
+    if remote := [g for g in groups if isinstance(g, RayGroup)]:
+        return RayGroup.ready(remote)
     by_connection = {g.connection: g for g in groups if isinstance(g, RemoteGroup)}
     if not by_connection:
         return list(groups)

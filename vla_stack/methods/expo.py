@@ -153,9 +153,9 @@ class Expo:
         """Chunks to execute for float32 [n, o] observations; in the warm-up the base's."""
         return self._plan(obs, self.agent.explorer, source is not Source.WARMUP)
 
-    def greedy(self, obs: NDArray) -> Plan:
-        """Chunks for evaluation. The on-the-fly policy has no mode: they are drawn, from a generator of their own."""
-        return self._plan(obs, self._examiner, not self._waiting)
+    def greedy(self, obs: NDArray, g: torch.Generator | None = None) -> Plan:
+        """Chunks for evaluation. The on-the-fly policy has no mode: they are drawn, from ``g`` or one of their own."""
+        return self._plan(obs, g or self._examiner, not self._waiting)
 
     def update(self) -> dict[str, Tensor]:
         """The updates of one executed chunk: ``utd`` critic steps, then one each of base, edit and temperature."""

@@ -142,8 +142,8 @@ class Wsrl:
             drawn = self.agent.act(torch.from_numpy(obs))
         return self._plan(drawn)
 
-    def greedy(self, obs: NDArray) -> Plan:
-        """Chunks of the mode, for evaluation."""
+    def greedy(self, obs: NDArray, g: torch.Generator | None = None) -> Plan:
+        """Chunks of the mode, for evaluation; nothing is drawn."""
         return self._plan(self.agent.act(torch.from_numpy(obs), explore=False))
 
     def update(self) -> dict[str, Tensor]:

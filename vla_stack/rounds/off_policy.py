@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from vla_stack.errors import UserError
 from vla_stack.methods.expo import Expo, ExpoRecipe
@@ -30,7 +31,7 @@ from vla_stack.training.actor import Outcome, evaluate
 from vla_stack.training.environments import EnvRecipe, StateEnv, Vector
 from vla_stack.training.learner import Learner
 from vla_stack.training.log import Log, Window, truncate
-from vla_stack.training.recipe import plain
+from vla_stack.training.recipe import build, plain
 from vla_stack.training.rollout_workers import SEEDS, LocalRollouts, RayRollouts, Rollouts
 from vla_stack.training.rollouts import Source, Store, Transition
 from vla_stack.training.scripted import OfflineRecipe, stored, success_rate
@@ -229,7 +230,8 @@ class OffPolicyLoop:
         """Outcomes of the fixed evaluation episodes."""
         r = self.recipe
         if not self.evaluation:
-            self.evaluation = make_envs(r, min(r.eval_envs, r.eval_episodes), self.scale)
+            real = dataclasses.replace(r, env=dataclasses.replace(r.env, judge=""))  # success is the task's own
+            self.evaluation = make_envs(real, min(r.eval_envs, r.eval_episodes), self.scale)
         return evaluate(self.evaluation, self.learner.greedy, range(r.eval_seed, r.eval_seed + r.eval_episodes))
 
     # Parts ----------------------------------------------------------------------------------------------------------
@@ -299,7 +301,8 @@ class OffPolicyLoop:
             save_file({k: t.contiguous() for k, t in learners.weights(self.learner.modules).items()},
                       pretrained / learners.WEIGHTS)  # fmt: skip
             sizes = {"mean": self.scale[0].tolist(), "std": self.scale[1].tolist()}
-            config = {"type": self.recipe.method, "recipe": plain(dataclasses.asdict(self.recipe)), **sizes}
+            recipe = plain(dataclasses.asdict(self.recipe))
+            config = {"type": self.recipe.method, "step": self.step, "recipe": recipe, **sizes}
             (pretrained / "config.json").write_text(json.dumps(config, indent=1))
 
         self.checkpoint = ckpt.commit(self.run_dir / "checkpoints", self.step, fill, state, 1)
@@ -332,6 +335,8 @@ class OffPolicyLoop:
 def run(recipe: OffPolicyRecipe, run_dir: Path) -> None:
     """``vla train`` of a recipe with ``loop: off_policy``."""
     OffPolicyLoop(recipe, run_dir).run()
+    if recipe.env.reward != "own":
+        print(f"try it: vla eval --policy {run_dir} --env {recipe.env.id} --mode sync")
 
 
 def load(directory: Path) -> tuple[Learner, EnvRecipe, tuple[NDArray, NDArray]]:
@@ -340,23 +345,28 @@ def load(directory: Path) -> tuple[Learner, EnvRecipe, tuple[NDArray, NDArray]]:
     Raises:
         UserError: The directory holds no policy of this loop.
     """
-    from vla_stack.training.recipe import build
-
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text())
         recipe = build(OffPolicyRecipe, config["recipe"], str(path))
         scale = np.array(config["mean"], np.float32), np.array(config["std"], np.float32)
-    except (OSError, KeyError, ValueError) as e:
+        weights = load_file(directory / learners.WEIGHTS)
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as e:
         raise UserError(
             f"{directory} holds no policy of this loop: {e}", "give checkpoints/last/pretrained_model"
         ) from e
-    envs, learner = make_actor(dataclasses.replace(recipe, num_envs=1), scale)
-    from safetensors.torch import load_file
-
-    learners.load_weights(learner.modules, load_file(directory / learners.WEIGHTS))
+    warmup = recipe.expo.warmup
+    if config.get("step", warmup) >= warmup:  # its count of steps is not kept: the warm-up is over
+        warmup = 0
+    expo = dataclasses.replace(recipe.expo, warmup=warmup)
+    env = dataclasses.replace(recipe.env, judge="")  # who acts needs no reward
+    envs, learner = make_actor(dataclasses.replace(recipe, env=env, num_envs=1, expo=expo), scale)
     envs[0].close()
-    return learner, recipe.env, scale
+    try:
+        learners.load_weights(learner.modules, weights)
+    except (KeyError, RuntimeError) as e:
+        raise UserError(f"{directory / learners.WEIGHTS} does not fit {path}: {e}", "copy the checkpoint again") from e
+    return learner, env, scale
 
 
 RECIPE = OffPolicyRecipe

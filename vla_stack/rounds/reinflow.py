@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vla_stack.errors import UserError
-from vla_stack.evaluation.environments import make_env
+from vla_stack.evaluation.environments import make_env, options_for
 from vla_stack.evaluation.environments import observe as observation_of
 from vla_stack.methods.reinflow import Learner, ReinFlowConfig, observe
 from vla_stack.policies.chunk_policy import load_policy
@@ -22,6 +22,7 @@ from vla_stack.statistics import wilson
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.experience import Experience
 from vla_stack.training.log import truncate
+from vla_stack.world_model.success import Judged, showing
 
 WEIGHTS = f"{ckpt.STATE}/learner.safetensors"
 METRICS, CURVE = "metrics.jsonl", "curve.png"
@@ -38,6 +39,7 @@ class ReinFlowRecipe:
         env: gymnasium id or a benchmark's task.
         env_options: Further keyword arguments of the environment, e.g. ``{max_episode_steps: 200}``.
         reward: ``success``: 1 at success, else 0; ``task``: the environment's own.
+        judge: Directory of a world model whose judges say what success is in training; evaluations ask the task.
         method: Options of ReinFlow.
         iterations: Rounds of rollouts and update.
         episodes: Episodes an iteration.
@@ -59,6 +61,7 @@ class ReinFlowRecipe:
     env: str = "sim/place-v0"
     env_options: dict[str, Any] = field(default_factory=dict)
     reward: Reward = "success"
+    judge: str = ""
     method: ReinFlowConfig = field(default_factory=ReinFlowConfig)
     iterations: int = 60
     episodes: int = 48
@@ -96,13 +99,21 @@ class ReinFlowLoop:
             raise UserError(f"{recipe.policy} is no flow policy", "train one with head=flow")
         steps = "num_steps" if hasattr(network.config, "num_steps") else "num_inference_steps"
         setattr(network.config, steps, recipe.method.denoising_steps)  # what the saved policy will be served with
-        self.envs = [make_env(recipe.env, self.policy.spec, recipe.env_options) for _ in range(recipe.num_envs)]
+        options = recipe.env_options
+        if recipe.judge:
+            if recipe.reward == "task":
+                raise UserError("'judge' says what success is, reward=task pays none", "set reward=success")
+            options = showing(recipe.judge, options_for(recipe.env, self.policy.spec, options))
+        self.envs = [make_env(recipe.env, self.policy.spec, options) for _ in range(recipe.num_envs)]
         raw, info = self.envs[0].reset(seed=0)
         first = self.policy.preprocess([observation_of(raw, self.policy.spec.robot, info["task"], 0)])
         with torch.random.fork_rng():
             torch.manual_seed(recipe.seed)
             self.learner = Learner(network, observe(network, first)[1].shape[-1], recipe.method).to(recipe.device)
-        self.rollouts = Rollouts(self.policy, self.learner, self.envs, recipe.reward)
+        self.rollouts = self.practice = Rollouts(self.policy, self.learner, self.envs, recipe.reward)
+        if recipe.judge:
+            judged = [Judged(env, recipe.judge) for env in self.envs]
+            self.practice = Rollouts(self.policy, self.learner, judged, recipe.reward)
         self.iteration = self.env_steps = 0
         if (saved := ckpt.latest(run_dir / "checkpoints")) is not None:
             self._load(saved)
@@ -118,7 +129,7 @@ class ReinFlowLoop:
             began = time.monotonic()
             self.learner.schedule(self.iteration / r.iterations)
             generator = self._generator("rollout", self.iteration)
-            data = self.rollouts.live(self._seeds(self.iteration), generator)
+            data = self.practice.live(self._seeds(self.iteration), generator)
             rolled = time.monotonic()
             metrics = self.update(data, generator)
             self.iteration, self.env_steps = self.iteration + 1, self.env_steps + data.steps

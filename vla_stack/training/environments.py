@@ -1,7 +1,7 @@
 """Environments as reinforcement learning sees them: a vector in, an action in [-1, 1] out, one reward, success ends it.
 
 Our tasks and the benchmarks' are observed by their state (no cameras), or by the features of a frozen policy; any other
-gymnasium environment with boxes is taken as it is. Success may be judged by a function: a classifier's or a judge's.
+gymnasium environment with boxes is taken as it is. Success may be what the judges of a world model say it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vla_stack.errors import UserError
 
 Vector = NDArray[np.float32]
+SEEN = "seen"  # key of an observation: what :class:`StateEnv` makes of it
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class EnvRecipe:
         reward: ``step`` pays -1 a step until success, ``success`` 1 at success, ``own`` the environment's reward.
         features: Directory of a flow policy; observations are its frozen features and the robot's state, from its
             cameras. Empty observes the state with the poses of the objects, and no cameras.
+        judge: Directory of a world model whose judges say what success is, from its cameras, in place of the task.
         options: Further keyword arguments of the environment.
     """
 
@@ -38,6 +40,7 @@ class EnvRecipe:
     control_hz: float = 0.0
     reward: Literal["step", "success", "own"] = "step"
     features: str = ""
+    judge: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -51,19 +54,14 @@ class StateEnv:
 
     Args:
         recipe: Which.
-        judge: Success of a raw observation, in place of the environment's own: a classifier's or a world model's.
 
     Raises:
-        UserError: There is no such environment, or it has no boxes.
+        UserError: There is no such environment, it has no boxes, or the judges of the recipe do not fit it.
     """
 
-    def __init__(self, recipe: EnvRecipe, judge: Callable[[Any], bool] | None = None) -> None:
-        self.recipe, self._judge = recipe, judge
-        self._features = None
-        if recipe.features:
-            from vla_stack.training.frozen_features import frozen_features  # on demand: policies take seconds to import
-
-            self._features = frozen_features(recipe.features)
+    def __init__(self, recipe: EnvRecipe) -> None:
+        self.recipe = recipe
+        self._features: Any = _features(recipe.features)
         self.native, self.benchmark = recipe.id.startswith("sim/"), False
         self.env = self._make()
         space = self.env.action_space
@@ -88,7 +86,7 @@ class StateEnv:
         raw, reward, terminated, truncated, info = self.env.step(command)
         self.steps += 1
         if self.recipe.reward != "own":
-            self.success = self._judge(raw) if self._judge else bool(info.get("is_success"))
+            self.success = bool(info.get("is_success"))
             reward = float(self.success) - (self.recipe.reward == "step")
             # What ended otherwise has failed for good: that is cut off, so that a failure never looks like relief.
             truncated, terminated = truncated or (terminated and not self.success), self.success
@@ -121,6 +119,17 @@ class StateEnv:
         r = self.recipe
         options: dict[str, Any] = {"control_mode": "ee_delta"} | ({"control_hz": r.control_hz} if r.control_hz else {})
         options |= {"cameras": ()} if self._features is None else self._features.options
+        if r.judge:
+            if r.reward == "own":
+                raise UserError("'env.judge' says what success is, env.reward=own pays none", "set env.reward=success")
+            from vla_stack.world_model.success import Judged, showing  # on demand: it imports torch
+
+            options = showing(r.judge, options)
+        env = self._bare(options)
+        return Judged(env, r.judge) if r.judge else env
+
+    def _bare(self, options: dict[str, Any]) -> gym.Env:
+        r = self.recipe
         try:
             if self.native:
                 import sim  # noqa: F401  registers the tasks
@@ -133,6 +142,8 @@ class StateEnv:
                 if external.is_external(r.id):
                     self.benchmark = True
                     return external.make(r.id, **options | r.options)
+            if r.judge:
+                raise UserError(f"'env.judge' looks at a robot, {r.id} is none", "use a task of sim or metaworld")
             return gym.make(r.id, disable_env_checker=True, **r.options)
         except gym.error.Error as e:
             raise UserError(f"env.id '{r.id}': {e}", "for example sim/pick-v0 or metaworld/peg-insert-side-v3") from e
@@ -147,20 +158,45 @@ class StateEnv:
         return self.env.spec.max_episode_steps or 1000 if self.env.spec else 1000
 
     def _observe(self, raw: Any) -> Vector:
-        seen = self._measure(raw)
+        seen = measure(raw, self.env.unwrapped, self._features)
         return seen if self.scale is None else normalised(seen, *self.scale)
 
-    def _measure(self, raw: Any) -> Vector:
-        task: Any = self.env.unwrapped
-        if self._features is not None:
-            seen = self._features(raw, task.task)
-        elif self.benchmark:
-            seen = getattr(task, "privileged", raw["agent_pos"])
-        else:
-            seen = raw["agent_pos"] if self.native else np.asarray(raw).reshape(-1)
-        if self.native:  # a delta moves the commanded target, which the measured state does not tell
-            seen = np.concatenate([seen, task.tool_command - task.tool])
-        return np.asarray(seen, np.float32)
+
+class Seeing(gym.ObservationWrapper):
+    """A task of ours or of a benchmark whose observations also hold, as :data:`SEEN`, what :class:`StateEnv` observes.
+
+    Args:
+        env: The task, made as the recipe says.
+        features: As :class:`EnvRecipe` has them.
+    """
+
+    def __init__(self, env: gym.Env, features: str) -> None:
+        super().__init__(env)
+        self._features = _features(features)
+
+    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
+        return observation | {SEEN: measure(observation, self.env.unwrapped, self._features)}
+
+
+def measure(raw: Any, task: Any, features: Callable[[Any, str], Vector] | None) -> Vector:
+    """What is observed, float32 [o], of an environment and its raw observation; not normalised."""
+    if features is not None:
+        seen = features(raw, task.task)
+    elif isinstance(raw, dict):
+        seen = getattr(task, "privileged", raw["agent_pos"])
+    else:
+        seen = np.asarray(raw).reshape(-1)
+    if hasattr(task, "tool_command"):  # a delta moves the commanded target, which the measured state does not tell
+        seen = np.concatenate([seen, task.tool_command - task.tool])
+    return np.asarray(seen, np.float32)
+
+
+def _features(path: str) -> Callable[[Any, str], Vector] | None:
+    if not path:
+        return None
+    from vla_stack.training.frozen_features import frozen_features  # on demand: policies take seconds to import
+
+    return frozen_features(path)
 
 
 def normalised(obs: Vector, mean: Vector, std: Vector) -> Vector:

@@ -30,6 +30,7 @@ class Learner(Protocol):
         optimizers: Of the networks.
         rng: Source of its batches.
         pretrained: Offline steps done.
+        horizon: Steps of a chunk.
         agent: Has the generators of noise: ``generator`` of updates and ``explorer`` of acting.
     """
 
@@ -40,6 +41,7 @@ class Learner(Protocol):
     optimizers: dict[str, Any]
     rng: np.random.Generator
     pretrained: int
+    horizon: int
     agent: Any
 
     @property
@@ -48,7 +50,7 @@ class Learner(Protocol):
     def source(self) -> Source: ...
     def pretrain(self) -> dict[str, Tensor]: ...
     def policy(self, obs: NDArray, source: Source) -> Plan: ...
-    def greedy(self, obs: NDArray) -> Plan: ...
+    def greedy(self, obs: NDArray, g: torch.Generator | None = None) -> Plan: ...
     def update(self) -> dict[str, Tensor]: ...
 
 

@@ -8,7 +8,6 @@ further behind. With no lag allowed and one actor the learner sees exactly what 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -16,13 +15,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from vla_stack.errors import UserError
+from vla_stack.ray_cluster import connect
 from vla_stack.training.actor import Actor, Hand, Outcome
 from vla_stack.training.environments import StateEnv
 from vla_stack.training.learner import Learner, load_weights, weights
 from vla_stack.training.rollouts import Source, Transition
 
-ATTEMPTS = 3  # to start Ray
 SEEDS = 1_000_000  # episode seeds of a run; of each worker a share
 
 
@@ -201,27 +199,3 @@ class RayRollouts:
             self._ray.kill(actor)
         if self._own:
             self._ray.shutdown()
-
-
-def connect(workers: int) -> tuple[Any, bool]:
-    """Ray, and whether it was connected to here: that of ``RAY_ADDRESS``, or a new one of ``workers`` processors.
-
-    Raises:
-        UserError: Ray is not installed, or does not start.
-    """
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise UserError("Ray is not installed", "pip install 'vla-stack[scale]', or rollouts=local") from None
-    if ray.is_initialized():
-        return ray, False
-    own: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers, "include_dashboard": False}
-    trouble = ""
-    for _ in range(ATTEMPTS):
-        try:
-            ray.init(log_to_driver=False, configure_logging=False, **own)
-            return ray, True
-        except Exception as e:  # Ray raises bare exceptions: a busy machine is too slow for its own limits at first
-            trouble = str(e).splitlines()[0]
-            ray.shutdown()
-    raise UserError(f"Ray does not start: {trouble}", "start it with `ray start --head`, or use rollouts=local")

@@ -70,6 +70,8 @@ def stored(path: Path, env: StateEnv, recipe: OfflineRecipe, gamma: float) -> tu
     store = Store(recipe.episodes * env.limit, env.obs_dim, env.action_dim, 1, gamma, tail)
     store.load_state_dict(load_file(path))
     seen = store.columns["obs"][store.rows()]
+    if not len(seen):  # an environment without an expert is observed as it is
+        return store, (np.zeros(env.obs_dim, np.float32), np.ones(env.obs_dim, np.float32))
     scale = seen.mean(0), np.maximum(seen.std(0), LEAST_STD)
     for name in ("obs", "next_obs"):
         store.columns[name][:] = normalised(store.columns[name], *scale)
