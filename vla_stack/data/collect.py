@@ -128,7 +128,8 @@ class Simulator:
         import sim
         from sim import behaviours, external
 
-        env, config = self._env, self._config
+        env: Any = self._env
+        config = self._config
         raw, info = env.reset(seed=seed)
         make_expert = external.make_expert if external.is_external(config.task) else sim.make_expert
         expert: Any

@@ -180,6 +180,7 @@ class Seeing(gym.ObservationWrapper):
 
 def measure(raw: Any, task: Any, features: Callable[[Any, str], Vector] | None) -> Vector:
     """What is observed, float32 [o], of an environment and its raw observation; not normalised."""
+    seen: Any
     if features is not None:
         seen = features(raw, task.task)
     elif isinstance(raw, dict):
