@@ -77,6 +77,8 @@ def test_a_dip_is_measured_from_the_start_and_after_the_warm_up(tools):
     check = wsrl.dip("task", "wsrl", made, 100)
     assert check.interval[0] == pytest.approx(-0.2) and check.value == pytest.approx(-0.1) and check.holds is False
     assert wsrl.dip("task", "no_warmup", made, 100).holds is True
+    rising = runs(report, [0.5, 0.5, 0.6, 0.9], [0.5, 0.5, 0.7, 0.9])
+    assert wsrl.dip("task", "no_warmup", rising, 0).holds is False
 
 
 def test_two_that_never_arrive_are_not_one_that_is_faster(tools):

@@ -1,7 +1,6 @@
 """The off-policy loop: bit-exact when stopped and resumed, the same on one Ray actor, alive when one is killed."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +8,16 @@ import pytest
 import ray
 import torch
 
-import sim
-from vla_stack.data import collect
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import _load
-from vla_stack.evaluation.rollouts import RayGroup, evaluate
+from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.ray_cluster import connect
 from vla_stack.rounds import off_policy
 from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe, load, make_envs
 from vla_stack.rounds.state_policy import StatePolicy
 from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.schema import Chunks, Observation, PolicySpec
+from vla_stack.schema import Observation
 from vla_stack.training import learner as learners
-from vla_stack.training.environments import EnvRecipe
 from vla_stack.training.recipe import build
 from vla_stack.training.stop import Stop
 
@@ -168,46 +164,3 @@ def test_one_ray_actor_without_lag_is_the_local_run_and_a_killed_one_is_replaced
         rows = store.rows(slot)
         follows = np.isclose(store.columns["next_obs"][rows[:-1]], store.columns["obs"][rows[1:]]).all(1)
         assert (follows | cut[rows[:-1]]).all()
-
-
-class Wanderer:
-    """Draws by its seed, and reacts to what it sees."""
-
-    robot = sim.TASKS["pick"].arm.spec("ee_delta", (), 64, 10.0, True)
-    spec = PolicySpec(robot, 4, extras={"trained_in": asdict(EnvRecipe(limit=8))})
-
-    def infer(self, observations, seeds):
-        drawn = [
-            np.random.default_rng(s).normal(o.state[:5], 1.0, (4, 5)) for o, s in zip(observations, seeds, strict=True)
-        ]
-        return Chunks(np.array(drawn, np.float32))
-
-
-def test_evaluation_and_collection_on_ray_are_the_local_ones_though_workers_are_killed(cluster, monkeypatch):
-    begun, begin = [], RayGroup._begin
-
-    def noted(group):
-        begin(group)
-        begun.append(group)
-
-    def kill(record):
-        if len(begun) == 2:
-            ray.kill(begun[0].actor)
-
-    monkeypatch.setattr(RayGroup, "_begin", noted)
-    local = evaluate(Wanderer(), "sim/pick-v0", 5, num_envs=2)
-    remote = evaluate(Wanderer(), "sim/pick-v0", 5, num_envs=2, workers=2, rollouts="ray", on_episode=kill)
-    assert len(begun) == 3 and begun[2] is begun[0]
-    assert [(e.seed, e.success, e.steps) for e in remote.episodes] == [(e.seed, False, 8) for e in local.episodes]
-    for a, b in zip(remote.episodes, local.episodes, strict=True):
-        np.testing.assert_array_equal(a.actions, b.actions)
-
-    config = collect.CollectConfig("pick", seed=3, noise=0.3, privileged=True)
-    attempts, simulator = collect._on_ray(config, 0, 2), collect.Simulator(config)
-    for i in range(4):
-        rollout, wanted = next(attempts), simulator.roll(config.env_seed(i))
-        assert (rollout.seed, rollout.success) == (wanted.seed, wanted.success)
-        np.testing.assert_array_equal(rollout.actions, wanted.actions)
-        if i == 0:
-            ray.kill(attempts.gi_frame.f_locals["actors"][1], no_restart=False)
-    attempts.close()
