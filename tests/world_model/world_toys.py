@@ -20,7 +20,7 @@ world_model: tiny
 env: sim/pick-v0
 vae: {stem: 2, widths: [8], channels: 4}
 dynamics: {history: 2, future: 2, width: 8, blocks: 1, heads: 2, patch: 2, members: 2}
-heads: {width: 8, judges: 2, window: 4}
+heads: {width: 8, judges: 2, window: 4, rollout: 6}
 generated: 4
 stages:
   vae: {steps: 2, batch_size: 4, save_every: 1}

@@ -7,57 +7,21 @@ hue (one of six, dealt to each episode) is in no input but the history.
 from __future__ import annotations
 
 import colorsys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
-from world_cells import Settings, trained
+from world_hues import HUES
+from world_training import Settings, data, folders
 
-import sim
-from sim.behaviours import Behaviour
-from vla_stack.data import EpisodeRecorder, open_dataset
-from vla_stack.data.collect import COMMAND_SENT, SEED
-from vla_stack.data.features import Column
-from vla_stack.schema import Observation
 from vla_stack.world_model.clips import Recording, open_recording
 from vla_stack.world_model.memory import Memory, history_chunks
 from vla_stack.world_model.model import End, WorldModel, load
 from vla_stack.world_model.quality import chunk_noise, decode
 
-HUES = 6
 AWAY = 20  # a frame out of sight: 9 control steps over the cube, 9 away, then back
 BACK = 2  # chunks from out of sight to there
-CUBES = ("cube_red", "cube_green", "cube_blue")
-
-
-def colour(hue: int) -> tuple[float, float, float]:
-    return colorsys.hsv_to_rgb(hue / HUES, 0.75, 0.85)
-
-
-def record(root: Path, episodes: int) -> None:
-    """Episodes of looking away and back; all three cubes of an episode have its hue, the front camera sees nothing."""
-    env = gym.make(sim.TASKS["pick"].id, image_size=64)
-    arm: Any = env.unwrapped
-    names = tuple(d.name for d in arm.spec_robot.action)
-    extra = {SEED: Column("int64"), COMMAND_SENT: Column("float32", (len(names),), names)}
-    done = open_dataset(root).num_episodes if (root / "meta" / "info.json").exists() else 0
-    with EpisodeRecorder(root, arm.spec_robot, "image", (), extra) as recorder:
-        for seed in range(done, episodes):
-            for cube in CUBES:
-                arm.model.geom(cube).rgba[:3] = colour(seed % HUES)
-            raw, info = env.reset(seed=seed)
-            behaviour = Behaviour(env, "look_away", seed)
-            for k in range(4 * 9):
-                pictures = raw["pixels"] | {"front": np.zeros_like(raw["pixels"]["front"])}
-                action = behaviour.act()
-                observed = Observation(raw["agent_pos"], pictures, info["task"], k, k * 100_000_000)
-                raw, _, _, _, info = env.step(action)
-                recorder.add_frame(observed, action, None, 0.0, **{SEED: seed, COMMAND_SENT: action})
-            recorder.save_episode(False)
-    env.close()
 
 
 def hue_of(pictures: np.ndarray) -> np.ndarray:
@@ -74,12 +38,8 @@ def hue_of(pictures: np.ndarray) -> np.ndarray:
 
 def memory(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]:
     """Hue accuracy of an arm at the second look, with its own history, a swapped one, and shuffled history poses."""
-    root = out / "hues"
-    record(root, settings.hue_episodes)
-    settings = replace(settings, heads=1)
-    if arm != "full":
-        trained(settings, out, "full", seed, root, name="hue-full")
-    model, recording = load(trained(settings, out, arm, seed, root, name=f"hue-{arm}")), open_recording(root)
+    model = load(folders(out, "memory", arm, seed)[-1])
+    recording = open_recording(data(settings, out, hue=True))
     starts = np.unique(recording.start[recording.held_out])
     truth = (np.unique(recording.start).searchsorted(starts)) % HUES
     result: dict[str, Any] = {"n": len(starts)}

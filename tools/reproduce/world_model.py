@@ -7,8 +7,8 @@ Claims (Ctrl-World, arXiv:2510.10125): poses of every frame and remembered frame
 for seconds; success of policies in imagination orders them as success in the world does; imagined successes improve a
 policy. The world is the simulator. A cell is one arm of one seed and one small file: a stopped run continues, and a
 report can be made at any time. Parts: quality, control (arms: full, without memory, with the mean of all poses), memory
-(the hue of a cube out of sight), ranking (eight policies, paired starts), improvement (imagined against real
-demonstrations).
+(the hue of a cube out of sight), ranking (eight policies, paired starts), improvement (by imagined episodes, also
+planned ones and ones chosen by critics, against as many real demonstrations).
 """
 
 from __future__ import annotations
@@ -24,21 +24,35 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import world_cells  # noqa: E402
+import world_cost  # noqa: E402
+import world_improve  # noqa: E402
 import world_memory  # noqa: E402
 import world_policies  # noqa: E402
 import world_report  # noqa: E402
+import world_training  # noqa: E402
 from claims import claimed  # noqa: E402
-from world_cells import SMOKE, Settings  # noqa: E402
+from world_training import SMOKE, Settings  # noqa: E402
 
 from results import ROOT  # noqa: E402
+from vla_stack.evaluation.constraints.propose import Endpoint  # noqa: E402
 
-PARTS: dict[str, tuple[Callable[[Settings, Path, str, int], dict[str, Any]], tuple[str, ...]]] = {
-    "quality": (world_cells.quality, ("full", "no_memory", "mean_pose")),
-    "control": (world_cells.control, ("full", "mean_pose")),
-    "ranking": (world_policies.ranking, tuple(world_policies.CANDIDATES)),
-    "memory": (world_memory.memory, ("full", "no_memory")),
-    "improvement": (world_policies.improvement, ("unchanged", "imagined", "real")),
+PARTS: dict[str, Callable[[Settings, Path, str, int], dict[str, Any]]] = {
+    "quality": world_cells.quality,
+    "control": world_cells.control,
+    "ranking": world_policies.ranking,
+    "memory": world_memory.memory,
+    "improvement": world_improve.improvement,
 }
+ORDER = (  # most informative first; the first four rows share one world model
+    ("quality", ("full",)),
+    ("control", ("full",)),
+    ("ranking", tuple(world_policies.CANDIDATES)),
+    ("improvement", ("unchanged", "imagined", "real")),
+    ("memory", ("full", "no_memory")),
+    ("quality", ("no_memory", "mean_pose")),
+    ("control", ("mean_pose",)),
+    ("improvement", ("planned", "critics")),
+)
 ONE_SEED = ("ranking", "improvement")  # of the world model
 
 
@@ -60,28 +74,36 @@ def grid(parts: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
     return [
         Cell(part, arm, seed)
         for seed in seeds
-        for part in parts
-        if seed == seeds[0] or part not in ONE_SEED
-        for arm in PARTS[part][1]
+        for part, arms in ORDER
+        for arm in arms
+        if part in parts and (seed == seeds[0] or part not in ONE_SEED)
     ]
 
 
 def work(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
-    """Run cells until none is left; several processes may do so at once, each in other runs."""
+    """Run cells until none is left; several processes may do so at once.
+
+    A cell whose trainings are not finished holds the lock of the first of them, so others pass it by and come back.
+    """
     import torch
 
     torch.set_num_threads(1)
     for cell in cells:
         path = out / "cells" / f"{cell.name}.json"
-        # Cells of one seed share training runs, and wait for each other by passing on.
-        with claimed(out / "locks" / f"{'memory' if cell.part == 'memory' else 'world'}-{cell.seed}") as ours:
-            if ours and not path.exists():
-                record = PARTS[cell.part][0](settings, out, cell.arm, cell.seed)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial = path.with_suffix(".tmp")
-                partial.write_text(json.dumps(vars(cell) | record))
-                partial.replace(path)
-                print(f"done {cell.name}", flush=True)
+        while not path.exists():
+            missing = world_training.unfinished(out, cell.part, cell.arm, cell.seed)
+            with claimed(out / "locks" / (missing[0] if missing else cell.name)) as ours:
+                if not ours:
+                    break
+                if missing:
+                    world_training.train(settings, out, missing[0])
+                elif not path.exists():
+                    record = PARTS[cell.part](settings, out, cell.arm, cell.seed)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    partial = path.with_suffix(".tmp")
+                    partial.write_text(json.dumps(vars(cell) | record))
+                    partial.replace(path)
+                    print(f"done {cell.name}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,28 +115,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=number", help="settings, e.g. dynamics=4000")
     parser.add_argument("--out", type=Path, help="folder of data, runs and cells (outputs/reproduce/<name>)")
+    parser.add_argument("--words", nargs=2, metavar=("URL", "MODEL"), help="have a language model write paraphrases")
     parser.add_argument("--name", default="world_model", help="stem of the result file")
+    parser.add_argument("--helper", action="store_true", help=argparse.SUPPRESS)  # one of several processes
     args = parser.parse_args(argv)
     settings = SMOKE if args.smoke else Settings()
     given = {k: int(v) for k, _, v in (text.partition("=") for text in args.set)}
-    settings = Settings(**world_cells.plain(settings) | given)
+    settings = Settings(**world_training.plain(settings) | given)
     out = args.out or ROOT / "outputs" / "reproduce" / args.name
     parts = list(PARTS) if "all" in args.part else args.part
     if not args.report:
         out.mkdir(parents=True, exist_ok=True)
         note = out / "settings.json"
-        text = json.loads(json.dumps(world_cells.plain(settings)))
+        text = json.loads(json.dumps(world_training.plain(settings)))
         if note.exists() and json.loads(note.read_text()) != text:
             sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
         note.write_text(json.dumps(text))
+        if args.words:
+            world_improve.ask_words(settings, out, Endpoint(*args.words))
         cells = grid(parts, range(args.seeds))
+        if not args.helper:
+            print(world_cost.plan(settings, out, cells), flush=True)
         flags = list(argv or sys.argv[1:])  # the last --jobs counts
-        others = [subprocess.Popen([sys.executable, __file__, *flags, "--jobs", "1"]) for _ in range(args.jobs - 1)]
+        command = [sys.executable, __file__, *flags, "--jobs", "1", "--helper"]
+        others = [subprocess.Popen(command) for _ in range(args.jobs - 1)]
         work(settings, cells, out)
         if any(process.wait() for process in others):
             return 1
         work(settings, cells, out)  # what another process held while this one passed by
-        if args.jobs == 1 and any(not (out / "cells" / f"{c.name}.json").exists() for c in cells):
+        if args.helper or any(not (out / "cells" / f"{c.name}.json").exists() for c in cells):
             return 0  # another process is at them, and will report
     cells_there = [json.loads(path.read_text()) for path in sorted((out / "cells").glob("*.json"))]
     world_report.report(args.name, settings, cells_there)

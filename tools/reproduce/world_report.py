@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from world_cells import Settings, plain
+from world_training import Settings, plain
 
 from results import Check, write
 from vla_stack.statistics import wilson
+from vla_stack.world_model.quality import METRICS
 from vla_stack.world_model.ranking import compare
 
 SHORT = "a small model trained for hours on CPU cores on few episodes"
@@ -24,7 +25,7 @@ def report(name: str, settings: Settings, cells: Sequence[dict[str, Any]]) -> No
     write(name, checks, data, sorted({c["seed"] for c in cells}))
 
 
-NOTE = "perceptual distance: SSIM alone; weights for LPIPS are not available here"
+NOTE = "perceptual distance: of the autoencoder's own latents, root mean square; weights for LPIPS are not at hand"
 
 
 def of(cells: Sequence[dict[str, Any]], part: str, arm: str) -> list[dict[str, Any]]:
@@ -40,7 +41,7 @@ def table(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             for k in sorted({r["k"] for r in rows}):
                 some = [r for r in rows if (r["view"], r["k"]) == (view, k)]
                 row: dict[str, Any] = {"arm": arm, "view": view, "k": k, "n": len(some)}
-                for metric in ("psnr", "psnr_moving", "ssim"):
+                for metric in METRICS:
                     for who in ("model", "copy_last", "autoencoder"):
                         values = np.array([r[metric][who] for r in some], float)
                         row[f"{metric}_{who}"] = float(np.nanmean(values)) if not np.isnan(values).all() else None
@@ -136,19 +137,30 @@ def ranking(cells: Sequence[dict[str, Any]]) -> list[Check]:
             value = -1.0 if np.isnan(value) else value  # rates that do not vary order nothing
             name = f"{key} over {len(policies)} policies{label}"
             checks.append(Check(name, value, bound, sense, interval[key], why))  # type: ignore[arg-type]
+        inner = s["pearson_inner"]
+        name = f"pearson without the best and the worst policy{label}"
+        checks.append(Check(name, -1.0 if np.isnan(inner) else inner))
+    won, said = (np.concatenate([np.array(c[key], bool) for c in policies]) for key in ("real", "judged"))
+    for outcome, name in ((True, "successes"), (False, "failures")):
+        if (won == outcome).any():
+            right = float((said == outcome)[won == outcome].mean())
+            checks.append(Check(f"share of simulated {name} that the judges see as such", right))
     return checks
 
 
 def improvement(cells: Sequence[dict[str, Any]]) -> list[Check]:
     rates = {}
-    for arm in ("unchanged", "imagined", "real"):
-        outcomes = [s for c in of(cells, "improvement", arm) for s in c["successes"] or ()]
-        if outcomes:
-            rates[arm] = (sum(outcomes) / len(outcomes), wilson(sum(outcomes), len(outcomes)))
-    checks = [Check(f"success in the simulator, {arm}", r, interval=i) for arm, (r, i) in rates.items()]
-    if {"unchanged", "imagined"} <= set(rates):
-        gain = rates["imagined"][0] - rates["unchanged"][0]
-        checks.append(
-            Check("gain by imagined episodes", gain, 0.0, why="imagined successes are not close enough to real ones")
-        )
+    for cell in (c for c in cells if c["part"] == "improvement"):
+        if outcomes := cell["successes"]:
+            rates[cell["arm"]] = (np.mean(outcomes), wilson(sum(outcomes), len(outcomes)))
+    checks = [
+        Check(f"success in the simulator in other words and from other places, {arm}", float(r), interval=i)
+        for arm, (r, i) in rates.items()
+    ]
+    why = "imagined successes are not close enough to real ones"
+    for arm in ("imagined", "planned", "critics"):
+        if {"unchanged", arm} <= set(rates):
+            checks.append(Check(f"gain by {arm} episodes", float(rates[arm][0] - rates["unchanged"][0]), 0.0, why=why))
+        if {"real", arm} <= set(rates):
+            checks.append(Check(f"{arm} less as many real demonstrations", float(rates[arm][0] - rates["real"][0])))
     return checks

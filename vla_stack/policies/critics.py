@@ -50,14 +50,17 @@ class Ensemble(nn.Module):
         shifts = [nn.Parameter(torch.zeros(members, 1, w)) for w in hidden] if layer_norm else []
         self.scales, self.shifts = nn.ParameterList(scales), nn.ParameterList(shifts)
 
-    def forward(self, x: Float[Tensor, "b d"], members: Tensor | None = None) -> Float[Tensor, "e b"]:
-        """Outputs ``[E, b]``, or ``[E, b, outputs]`` where there are several; ``members`` evaluates those alone."""
+    def forward(self, x: Float[Tensor, "*e b d"], members: Tensor | None = None) -> Float[Tensor, "e b"]:
+        """Outputs ``[E, b]``, or ``[E, b, outputs]`` where there are several; ``members`` evaluates those alone.
+
+        Inputs ``[E, b, d]`` are each member's own.
+        """
 
         def of(parameter: Tensor) -> Tensor:
             return parameter if members is None else parameter[members]
 
         count = self.members if members is None else len(members)
-        h = x.expand(count, *x.shape)
+        h = x.expand(count, *x.shape[-2:])
         last = len(self.weights) - 1
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             h = torch.baddbmm(of(bias), h, of(weight))

@@ -99,7 +99,7 @@ def sweep(root: Path) -> None:
 def save_state(directory: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None) -> None:
     """Write optimiser and, where the policy directory holds averaged weights, the raw ones."""
     parameters = trainable(policy)
-    slots = {f"{key}/{name}": v for name, p in parameters.items() for key, v in optimizer.state[p].items()}
+    slots = {f"{key}/{name}": _own(v, p) for name, p in parameters.items() for key, v in optimizer.state[p].items()}
     _save(slots, directory / _OPTIMIZER_FILE)
     if ema is not None:
         _save(parameters, directory / _RAW_FILE)
@@ -120,8 +120,7 @@ def load_state(directory: Path, policy: nn.Module, optimizer: torch.optim.Optimi
     for slot, value in load_file(directory / _OPTIMIZER_FILE).items():
         key, _, name = slot.partition("/")
         p = parameters[name]
-        # In the parameter's own memory layout: the fused update walks both side by side.
-        optimizer.state[p][key] = torch.empty_like(p).copy_(value) if value.ndim else _step_like(value, p, optimizer)
+        optimizer.state[p][key] = _placed(value, p, optimizer)
     if ema is not None:
         ema.restart()  # the policy directory's weights are the average
         raw = load_file(directory / _RAW_FILE)
@@ -140,8 +139,22 @@ def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
     save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
 
 
-def _step_like(value: Tensor, parameter: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
-    return value.to(parameter.device if optimizer.defaults["fused"] else "cpu")
+def _own(value: Tensor | int, parameter: Tensor) -> Tensor:
+    """A slot as a tensor of its own: 8-bit AdamW counts steps in an int, and its parameters share a table."""
+    value = torch.as_tensor(value)
+    return value if value.shape == parameter.shape else value.clone()
+
+
+def _placed(value: Tensor, parameter: Tensor, optimizer: torch.optim.Optimizer) -> Tensor | int:
+    """A slot as the optimiser keeps it."""
+    if not value.ndim:
+        if not value.is_floating_point():
+            return int(value)
+        return value.to(parameter.device if optimizer.defaults["fused"] else "cpu")
+    if value.dtype != parameter.dtype or value.shape != parameter.shape:  # quantised, or a table of its scales
+        return value.to(parameter.device)
+    # In the parameter's own memory layout: the fused update walks both side by side.
+    return torch.empty_like(parameter).copy_(value)
 
 
 def _steps(root: Path) -> list[Path]:

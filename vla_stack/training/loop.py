@@ -7,6 +7,7 @@ nothing that happens between two steps (an evaluation, a checkpoint) can change 
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 import time
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vla_stack.errors import UserError
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.build import Batch, Loader, Loss, Objective, preprocessed, to_device
 from vla_stack.training.ema import Ema
@@ -205,8 +207,12 @@ class Rate:
         return rates
 
 
-def make_optimizer(policy: nn.Module, recipe: OptimizerRecipe) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; only matrices decay, and a pretrained backbone has groups of its own."""
+def make_optimizer(policy: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Optimizer:
+    """AdamW over the trainable parameters; only matrices decay, and a pretrained backbone has groups of its own.
+
+    Raises:
+        UserError: Moments in 8 bits are wanted, and bitsandbytes is not installed.
+    """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     parameters = ckpt.trainable(policy)
     for name, p in parameters.items():
@@ -216,7 +222,19 @@ def make_optimizer(policy: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Ad
         {"params": params, "backbone": backbone, "weight_decay": recipe.weight_decay if matrix else 0.0}
         for (backbone, matrix), params in groups.items()
     ]
+    if recipe.eight_bit:
+        return _bitsandbytes().optim.AdamW8bit(options, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
     return torch.optim.AdamW(options, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
+
+
+def _bitsandbytes() -> Any:
+    try:
+        return importlib.import_module("bitsandbytes")
+    except ImportError:
+        raise UserError(
+            "optimizer.eight_bit=true needs bitsandbytes, which is not installed",
+            "pip install bitsandbytes, or set optimizer.eight_bit=false",
+        ) from None
 
 
 def backbone_scale(step: int, recipe: OptimizerRecipe) -> float:

@@ -76,7 +76,7 @@ def estimate(policy: nn.Module, recipe: Recipe) -> Memory:
     return Memory(
         parameters=_bytes(policy.parameters()) + _bytes(policy.buffers()),
         gradients=weights,
-        optimizer=2 * weights + 4 * len(trained),
+        optimizer=2 * (_eighth(trained) if recipe.optimizer.eight_bit else weights) + 4 * len(trained),
         average=weights if recipe.ema else 0,
         activations=kept,
     )
@@ -133,6 +133,11 @@ def expert_layer(width: int, heads: int) -> int:
 def capacity(device: torch.device) -> int | None:
     """Bytes of a GPU's memory; None for other devices."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def _eighth(trained: Iterable[Tensor]) -> int:
+    """Bytes of one moment in 8 bits, with a scale for each block of 256; small tensors stay in 32 bits."""
+    return sum(p.numel() + p.numel() // 64 if p.numel() >= 4096 else 4 * p.numel() for p in trained)
 
 
 def _size(n: int) -> str:

@@ -142,6 +142,8 @@ class OptimizerRecipe:
         backbone_lr_scale: Learning rate of a pretrained backbone (what is trained of modules named ``backbone``,
             adapters included), as a fraction of ``lr``.
         backbone_from_step: Steps before which the backbone's learning rate is 0, so that a new expert settles first.
+        eight_bit: Keep the moments of large matrices in 8 bits (Dettmers et al., arXiv:2110.02861), a quarter of the
+            memory; needs the package bitsandbytes.
     """
 
     lr: float = 1e-3
@@ -153,6 +155,7 @@ class OptimizerRecipe:
     final_lr_ratio: float = 0.05
     backbone_lr_scale: float = 1.0
     backbone_from_step: int = 0
+    eight_bit: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,10 @@ from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.imagined_env import Frames, ImaginedEnv
 from vla_stack.world_model.memory import Memory
 from vla_stack.world_model.model import End, WorldModel, load
+from vla_stack.world_model.offline import Critics
 from vla_stack.world_model.poses import POSE
 from vla_stack.world_model.quality import chunk_noise
+from vla_stack.world_model.selection import choose
 
 PREFIX = "imagined:"
 
@@ -152,6 +154,29 @@ class Dreams:
         first = {c: start.pictures[c][None] for c in self.model.cameras}
         no = np.zeros(1, bool)
         return Frames(first, state[None], p, no, no), start.task
+
+    def choose(
+        self,
+        row: int,
+        candidates: NDArray[np.float32],
+        seed: int,
+        caution: float = 0.5,
+        critics: Critics | None = None,
+    ) -> int:
+        """Which of chunks [n, L, A] a rollout at a chunk's end should carry out; the first where no judge knows it.
+
+        See :func:`vla_stack.world_model.selection.choose`.
+        """
+        dream = self._dreams[row]
+        if dream.task is None:
+            return 0
+        commands = torch.from_numpy(candidates[..., :POSE].copy()).to(self.model.bank.device)
+        return choose(self.model, dream.memory, dream.before, commands, dream.task, seed, caution, critics)[0]
+
+    def propose(self, row: int, critics: Critics) -> NDArray[np.float32]:
+        """The chunk [H, A] of the critics' actor for a rollout at a chunk's end."""
+        dream = self._dreams[row]
+        return critics.propose(dream.memory.current, dream.task or 0)[0].cpu().numpy()
 
     def advance(self, rows: Sequence[int], actions: NDArray[np.float32]) -> list[Frames]:
         films: list[list[Frames]] = [[] for _ in rows]

@@ -24,11 +24,14 @@ class HeadsConfig:
         width: Features of a picture.
         judges: Success heads, each with its own random start.
         window: Frames of a training sequence.
+        rollout: Frames of the imagined rollouts that such sequences are cut from and limits are taken from: those of an
+            episode, as pictures and doubt of its end are others than of its beginning.
     """
 
     width: int = 96
     judges: int = 3
     window: int = 12
+    rollout: int = 40
 
 
 class Eye(nn.Module):

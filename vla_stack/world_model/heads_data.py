@@ -19,12 +19,10 @@ from vla_stack.world_model.quality import decode, imagine_along
 BANK = 2000  # recorded (pose, command) pairs that a model carries
 
 
-def window_starts(
-    recording: Recording, n: int, length: int, held_out: bool, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """``n`` first frames of windows of ``length`` frames; every second one holds a success, if there is any."""
+def window_starts(recording: Recording, n: int, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """``n`` training frames from which windows of ``length`` begin; every second one holds a success, if any does."""
     frames = np.arange(len(recording.end))
-    usable = (recording.held_out == held_out) & (frames + 1 < recording.end)
+    usable = ~recording.held_out & (frames + 1 < recording.end)
     won = np.concatenate([[0], np.cumsum(recording.success)])
     soon = usable & (won[np.minimum(frames + length, recording.end)] > won[frames])
     anywhere, winning = np.flatnonzero(usable), np.flatnonzero(soon)
@@ -42,17 +40,27 @@ def window_index(starts: NDArray[np.int64], length: int, recording: Recording) -
 def imagine_rollouts(
     model: WorldModel, recording: Recording, n: int, seed: int, held_out: bool = False
 ) -> dict[str, Tensor]:
-    """Rollouts along recorded poses.
+    """Rollouts along recorded poses, from the first frames of episodes, of which every second one succeeds if any does.
 
     Returns:
-        ``latents`` [n, T, V, C, h, w] with T the heads' window rounded to chunks, ``index`` int64 [n, T] of the frames
+        ``latents`` [n, T, V, C, h, w] with T the heads' rollout rounded to chunks, ``index`` int64 [n, T] of the frames
         that were recorded there, ``start`` int64 [n], and ``spread`` [n, chunks].
     """
-    length = max(1, model.config.heads.window // model.horizon) * model.horizon
-    starts = window_starts(recording, n, length, held_out, np.random.default_rng([seed, held_out]))
+    length = _whole(model, model.config.heads.rollout)
+    rng = np.random.default_rng([seed, held_out])
+    first = np.unique(recording.start[recording.held_out == held_out])
+    winning = first[np.isin(first, recording.start[recording.success])]
+    starts = rng.choice(first, n)
+    if len(winning):
+        starts[::2] = rng.choice(winning, len(starts[::2]))
     latents, spread = imagine_along(model, recording, starts, length, seed)
     index = torch.from_numpy(window_index(starts + 1, length, recording))
     return {"latents": latents.cpu(), "index": index, "start": torch.from_numpy(starts), "spread": spread.cpu()}
+
+
+def _whole(model: WorldModel, frames: int) -> int:
+    """Frames, rounded to chunks."""
+    return max(1, frames // model.horizon) * model.horizon
 
 
 class HeadsLoader:
@@ -72,7 +80,7 @@ class HeadsLoader:
         seed: int,
     ) -> None:
         self._model, self._recording, self._latents, self._generated = model, recording, latents, generated
-        self._length = generated["index"].shape[1]
+        self._length = min(_whole(model, model.config.heads.window), generated["index"].shape[1])
         self._batch_size, self._seed, self._position = batch_size, seed, 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -83,12 +91,15 @@ class HeadsLoader:
         self._position += 1
         r, n = self._recording, self._batch_size
         quarter = n // 4
-        index = window_index(window_starts(r, n - quarter, self._length, False, rng), self._length, r)
+        index = window_index(window_starts(r, n - quarter, self._length, rng), self._length, r)
         again = decode(self._model, self._latents[torch.from_numpy(index[:quarter])].to(self._model.bank.device))
         which = rng.integers(len(self._generated["index"]), size=quarter)
-        imagined = decode(self._model, self._generated["latents"][which].to(self._model.bank.device))
+        cut = rng.integers(self._generated["index"].shape[1] - self._length + 1, size=quarter)
+        part = torch.from_numpy(cut[:, None] + np.arange(self._length))
+        rows = torch.from_numpy(which)[:, None]
+        imagined = decode(self._model, self._generated["latents"][rows, part].to(self._model.bank.device))
         pictures = np.concatenate([again, r.stacked(index[quarter:]), imagined])
-        index = np.concatenate([index, self._generated["index"][which].numpy()])
+        index = np.concatenate([index, self._generated["index"][rows, part].numpy()])
         return {
             "pictures": pictures,
             "measured": r.states[index][..., :5],

@@ -69,8 +69,9 @@ class ImaginedVectorEnv(VectorEnv):
     there on. The reward is the success probability; an episode is terminated by success, truncated by time or by a
     guard, and restarted at the next step (``AutoresetMode.NEXT_STEP``, as gymnasium's own vector environments do).
 
-    ``info``: ``is_success``, ``stage``, ``task``, ``cost`` as the simulator's, and ``tripped`` (bool [N]) with
-    ``guards`` (names). A success after a guard has fired is none.
+    ``info``: ``is_success``, ``stage``, ``task``, ``cost`` as the simulator's; ``tripped`` (bool [N]) with ``guards``
+    (names); ``steps`` (int [N]) of the episodes; ``frames`` and ``states`` of the chunk. A success after a guard has
+    fired is none.
 
     Args:
         backend: What makes the frames.
@@ -175,7 +176,9 @@ class ImaginedVectorEnv(VectorEnv):
             "cost": np.zeros(self.num_envs),
             "tripped": np.array([bool(t) for t in self._tripped]),
             "guards": [tuple(t) for t in self._tripped],
+            "steps": self._steps.copy(),
             "frames": [None if f is None else f.pictures for f in films or [None] * self.num_envs],
+            "states": [None if f is None else f.states for f in films or [None] * self.num_envs],
         }
 
 

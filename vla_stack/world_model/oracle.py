@@ -26,11 +26,11 @@ class Oracle:
     def __init__(self, env_id: str, rows: int, **options: Any) -> None:
         made = [gym.make(env_id, **options) for _ in range(rows)]
         self._max_steps = int(made[0].spec.max_episode_steps)  # type: ignore[union-attr, arg-type]
-        self._envs: list[Any] = [env.unwrapped for env in made]  # time is the class's business
+        self.envs: list[Any] = [env.unwrapped for env in made]  # without their limit: time is the class's business
 
     @property
     def robot(self) -> RobotSpec:
-        return self._envs[0].spec_robot
+        return self.envs[0].spec_robot
 
     @property
     def max_steps(self) -> int:
@@ -38,10 +38,10 @@ class Oracle:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        return self._envs[0].stages
+        return self.envs[0].stages
 
     def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[Frames, str]:
-        raw, info = self._envs[row].reset(seed=seed, options=options)
+        raw, info = self.envs[row].reset(seed=seed, options=options)
         return _frames([(raw, info, False)]), info["task"]
 
     def advance(self, rows: Sequence[int], actions: NDArray[np.float32]) -> list[Frames]:
@@ -49,13 +49,13 @@ class Oracle:
         for row, chunk in zip(rows, actions, strict=True):
             steps = []
             for action in chunk:
-                raw, _, terminated, _, info = self._envs[row].step(action)
+                raw, _, terminated, _, info = self.envs[row].step(action)
                 steps.append((raw, info, terminated))
             films.append(_frames(steps))
         return films
 
     def close(self) -> None:
-        for env in self._envs:
+        for env in self.envs:
             env.close()
 
 

@@ -19,6 +19,8 @@ from vla_stack.world_model.vae import psnr, ssim, to_planes
 
 MOVING = 0.1  # change of a colour since the first frame, of its range, from which on a pixel has moved
 BATCH = 16  # rollouts imagined together
+# dB, dB, similarity, and the distance of features: root mean square, of the autoencoder's standardised latents.
+METRICS = ("psnr", "psnr_moving", "ssim", "feature_distance")
 
 
 def held_out_starts(recording: Recording, frames: int) -> NDArray[np.int64]:
@@ -119,8 +121,8 @@ def measure(
         starts: Where rollouts begin instead.
 
     Returns:
-        One row for each k, camera and clip: ``{"k", "view", "start", "psnr" | "psnr_moving" | "ssim": {arm: value}}``,
-        the arms being ``model``, ``copy_last`` and ``autoencoder``.
+        One row for each k, camera and clip: ``{"k", "view", "start", metric: {arm: value}}``, the arms being ``model``,
+        ``copy_last`` and ``autoencoder``, the metrics :data:`METRICS`.
     """
     starts = held_out_starts(recording, max(ks))[:clips] if starts is None else starts
     if not len(starts):
@@ -133,16 +135,25 @@ def measure(
     rows = []
     for i, k in enumerate(ks):
         real = recording.stacked(starts + k)
-        with torch.no_grad():
-            again = decode(model, model.vae.encode(torch.from_numpy(real).to(model.bank.device)))
+        seen = _encoded(model, real)
+        arms = {"model": imagined[:, i], "copy_last": first, "autoencoder": decode(model, seen)}
+        apart = {a: (_encoded(model, p) - seen).square().mean((2, 3, 4)).sqrt().cpu().numpy() for a, p in arms.items()}
         masks = moving(real, first)
         for b, start in enumerate(starts):
             for v, view in enumerate(model.cameras):
-                arms = {"model": imagined[b, i, v], "copy_last": first[b, v], "autoencoder": again[b, v]}
-                of = {arm: scores(real[b, v], picture, masks[b, v]) for arm, picture in arms.items()}
+                of = {
+                    arm: scores(real[b, v], pictures[b, v], masks[b, v]) | {"feature_distance": float(apart[arm][b, v])}
+                    for arm, pictures in arms.items()
+                }
                 row: dict[str, Any] = {"k": int(k), "view": view, "start": int(start)}
-                rows.append(row | {m: {arm: s[m] for arm, s in of.items()} for m in ("psnr", "psnr_moving", "ssim")})
+                rows.append(row | {m: {arm: s[m] for arm, s in of.items()} for m in METRICS})
     return rows
+
+
+def _encoded(model: WorldModel, pictures: NDArray[np.uint8]) -> Tensor:
+    """Latents [B, V, C, h, w] of pictures [B, V, H, W, 3]."""
+    with torch.no_grad():
+        return model.vae.encode(torch.from_numpy(np.ascontiguousarray(pictures)).to(model.bank.device))
 
 
 def write_strip(

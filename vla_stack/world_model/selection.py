@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vla_stack.world_model.memory import Memory
 from vla_stack.world_model.model import End, WorldModel
+from vla_stack.world_model.offline import Critics
 from vla_stack.world_model.quality import chunk_noise
 
 
@@ -19,6 +20,7 @@ def choose(
     task: int,
     seed: int,
     caution: float = 0.5,
+    critics: Critics | None = None,
 ) -> tuple[int, Tensor]:
     """The best of n chunks of commands.
 
@@ -26,19 +28,34 @@ def choose(
         model: The world model.
         memory: The rollout so far.
         before: Command before the chunk, [5].
-        candidates: Commands [n, L, 5]; L may span several chunks.
+        candidates: Commands [n, L, 5]; L may span several chunks, and is one of them for critics.
         task: Index of the instruction.
         seed: Of the noise, the same for all candidates.
         caution: What disagreement costs. Positive for rollouts that are trained on; negative explores the real robot
             where the model knows least.
+        critics: Say what a chunk is worth, instead of the judges.
 
     Returns:
-        The index, and the score of each [n]: success probability at the end less ``caution`` times the sum of the
-        members' disagreement.
+        The index, and the score of each [n]: success probability at the end, or the smallest of the critics' values,
+        less ``caution`` times the sum of the members' disagreement.
     """
+    latents, spread = look_ahead(model, memory, before, candidates, seed)
+    if critics is not None:
+        score = critics.value(memory.current, task, candidates) - caution * spread
+        return int(score.argmax()), score
+    told = torch.full((len(candidates),), task, device=candidates.device)
+    success, _ = model.heads.success(model.vae.pictures(latents), told)
+    score = success[:, -1] - caution * spread
+    return int(score.argmax()), score
+
+
+def look_ahead(
+    model: WorldModel, memory: Memory[End], before: Tensor, candidates: Tensor, seed: int
+) -> tuple[Tensor, Tensor]:
+    """What follows from candidates [n, L, 5]: latents [n, L, V, C, h, w], and disagreement [n], summed over chunks."""
     n, h = len(candidates), model.horizon
     memories = [memory.copy() for _ in range(n)]
-    known, score = before.expand(n, -1), torch.zeros(n, device=candidates.device)
+    known, doubt = before.expand(n, -1), torch.zeros(n, device=candidates.device)
     seen: list[Tensor] = []
     for c in range(-(-candidates.shape[1] // h)):
         commands = candidates[:, c * h : (c + 1) * h]
@@ -46,11 +63,8 @@ def choose(
         noise = chunk_noise(model, [seed], memory.chunks + c).expand(n, *[-1] * 5)
         latents, spread = model.chunk(memories, poses, noise)
         seen.append(latents[:, : commands.shape[1]])
-        score -= caution * spread
+        doubt += spread
         for row, m in enumerate(memories):
             m.push(End(latents[row, -1], poses[row, -1]))
         known = commands[:, -1]
-    pictures = model.vae.pictures(torch.cat(seen, 1))
-    success, _ = model.heads.success(pictures, torch.full((n,), task, device=score.device))
-    score += success[:, -1]
-    return int(score.argmax()), score
+    return torch.cat(seen, 1), doubt

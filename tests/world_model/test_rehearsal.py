@@ -1,0 +1,178 @@
+"""Paraphrases; episodes under varied conditions; critics on imagined chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from world_toys import ROBOT, SIZE, TASKS, record
+
+import sim
+from vla_stack.data import open_dataset
+from vla_stack.errors import UserError
+from vla_stack.evaluation.constraints.propose import Endpoint
+from vla_stack.methods.ravl import RavlRecipe
+from vla_stack.methods.sac import SacRecipe
+from vla_stack.schema import Observation
+from vla_stack.world_model import instructions, offline, rehearsal
+from vla_stack.world_model.clips import encode_all, open_recording
+from vla_stack.world_model.dynamics import DynamicsConfig
+from vla_stack.world_model.heads import HeadsConfig
+from vla_stack.world_model.imagined_env import Frames, ImaginedVectorEnv
+from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
+from vla_stack.world_model.poses import PoseScale
+from vla_stack.world_model.selection import choose
+from vla_stack.world_model.vae import VaeConfig
+
+
+def test_every_task_has_other_words_that_name_the_same_things() -> None:
+    for info in sim.TASKS.values():
+        for task in info.instructions:
+            found = instructions.paraphrases(task)
+            named = {w for w in task.split() if w in {"red", "green", "blue", "yellow", "cube", "zone", "drawer"}}
+            assert task not in found and len(set(found)) == len(found) >= 2, task
+            assert all(named <= set(text.split()) for text in found), task
+    assert instructions.paraphrases("dance") == ("dance",)
+    assert rehearsal.in_other_words("dance", 3) == "dance"
+    assert rehearsal.in_other_words("dance", 3, {"dance": ["twirl", "hop"]}) == "hop"
+
+
+def test_a_language_model_may_not_forget_what_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    replies = iter(
+        ('```json\n{"instructions": ["Grab the  red cube", "get it", 3]}\n```', '{"instructions": ["no"]}', "?")
+    )
+    monkeypatch.setattr(instructions, "ask", lambda *_: next(replies))
+    endpoint = Endpoint("http://127.0.0.1:1/v1", "m")
+    assert instructions.ask_paraphrases(endpoint, TASKS[0], ("red", "cube")) == ("Grab the red cube",)
+    with pytest.raises(UserError, match="names red"):
+        instructions.ask_paraphrases(endpoint, TASKS[0], ("red",))
+    with pytest.raises(UserError, match="gives no instructions"):
+        instructions.ask_paraphrases(endpoint, TASKS[0], ("red",))
+
+
+class Counting:
+    """A backend whose frame k shows k; row i is done at frame 6 + i."""
+
+    robot, max_steps, stages = ROBOT, 9, ("done",)
+
+    def begin(self, row, seed, options):
+        self.at = getattr(self, "at", {}) | {row: 0}
+        return self._frames(row, [0]), TASKS[0]
+
+    def advance(self, rows, actions):
+        films = []
+        for row, chunk in zip(rows, actions, strict=True):
+            films.append(self._frames(row, [self.at[row] + 1 + k for k in range(len(chunk))]))
+            self.at[row] += len(chunk)
+        return films
+
+    def _frames(self, row, shown):
+        pictures = {c: np.stack([np.full((SIZE, SIZE, 3), k, np.uint8) for k in shown]) for c in ("front", "wrist")}
+        states = np.stack([np.full(12, 0.01 * k, np.float32) for k in shown])
+        done = np.array([k >= 6 + row for k in shown])
+        return Frames(pictures, states, done.astype(np.float32), done, np.zeros_like(done))
+
+    def close(self) -> None: ...
+
+
+def test_an_episode_holds_every_frame_once_and_its_words(tmp_path: Path) -> None:
+    seen: list[Observation] = []
+
+    def act(observations, seeds, k):
+        seen.extend(observations)
+        return np.full((len(seeds), 3, 5), 0.3, np.float32) + 0.01 * np.arange(3, dtype=np.float32)[:, None]
+
+    env = ImaginedVectorEnv(Counting(), 4)
+    episodes = rehearsal.roll(env, act, [0, 1, 2, 3], rehearsal.in_other_words, drive=0.05)
+    assert [e.success for e in episodes] == [True, True, True, True]
+    assert [len(e.actions) for e in episodes] == [2, 3, 4, 5]  # the arm was driven for the first four steps
+    for episode in episodes:
+        assert [o.images["front"][0, 0, 0] for o in episode.observations] == [
+            4 + k for k in range(len(episode.actions))
+        ]
+        assert {o.task for o in episode.observations} == {rehearsal.in_other_words(TASKS[0], episode.seed)}
+    np.testing.assert_allclose([a[0] for a in episodes[3].actions], [0.3, 0.31, 0.32, 0.3, 0.31])
+    episodes[1].success = False
+    assert rehearsal.record(tmp_path / "kept", ROBOT, episodes, most=2) == 2
+    kept = open_dataset(tmp_path / "kept")
+    assert (kept.episode_to - kept.episode_from).tolist() == [2, 4]
+
+    still = rehearsal.roll(ImaginedVectorEnv(Counting(), 1), act, [0])
+    assert len(still[0].actions) == 6 and still[0].observations[0].task == TASKS[0]
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory):
+    return open_recording(record(tmp_path_factory.mktemp("rehearsal") / "data"))
+
+
+@pytest.fixture
+def model(recording) -> WorldModel:
+    torch.manual_seed(0)
+    dynamics = DynamicsConfig(history=2, future=2, width=8, blocks=1, heads=2, patch=2, members=2, steps=1)
+    vae, heads = VaeConfig(stem=2, widths=(8,), channels=4), HeadsConfig(8, 2, 4, 6)
+    scale = PoseScale.of(recording.poses)
+    return WorldModel(WorldConfig("", recording.tasks, scale, vae, dynamics, heads), recording.robot).eval()
+
+
+RAVL = RavlRecipe(SacRecipe(members=3, subset=3, actor=(8,), critic=(8,), batch=16), horizon=2, real=0.25, gamma=0.5)
+
+
+def test_chunks_are_told_relative_to_where_they_begin(recording, model: WorldModel) -> None:
+    reach = offline.Reach.of(recording, 2)
+    pose = torch.tensor([[0.4, 0.0, 0.1, 0.5, 1.0]])
+    unit = torch.rand(1, 10) * 2 - 1
+    torch.testing.assert_close(reach.unit(pose, reach.commands(pose, unit)), unit)
+    far = pose[:, None].repeat(1, 2, 1) + 100
+    assert (reach.unit(pose, far) == 1).all()
+    critics = offline.Critics.new(model, recording, RAVL, 0)
+    latents = encode_all(model.vae, recording, torch.device("cpu"))
+    batch = offline.recorded(critics, recording, latents, 64, 0.5, np.random.default_rng(0))
+    now = offline.whole_chunks(recording, 2)
+    assert not recording.held_out[now].any() and not recording.success[now].any()
+    assert (recording.end[now] - now > 2).all()
+    won = batch.reward == 1
+    assert won.any() and not won.all()
+    assert (batch.discount[won] == 0).all() and (batch.discount[~won] == 0.5).all()
+
+
+def test_imagined_chunks_end_at_success_and_are_cut_by_guards(recording, model: WorldModel) -> None:
+    critics = offline.Critics.new(model, recording, RAVL, 0)
+    starts = offline.whole_chunks(recording, 2)[: offline.ROWS]
+    width = critics.agent.critic.weights[0].shape[1] - critics.agent.width
+
+    def rolled(**limits: float):
+        model.config = dataclasses.replace(model.config, limits=Limits(**limits))
+        store = offline.Store(8, width, critics.agent.width, len(starts), 0.5)
+        offline.imagine(critics, recording, starts, 2, 0, store)
+        return store
+
+    free = rolled(success=1.0)
+    rows = free.rows(0)
+    assert len(free) == 2 * len(starts)
+    assert free.columns["truncated"][rows].tolist() == [False, True] and not free.columns["terminated"][rows].any()
+    assert free.sample(8, 1, np.random.default_rng(0)).discount.eq(0.5).all()  # a cut is no end
+    np.testing.assert_array_equal(free.columns["next_obs"][rows[0]], free.columns["obs"][rows[1]])
+    won = rolled(success=0.0)
+    assert len(won) == len(starts) and won.columns["terminated"][won.rows(0)].all()
+    assert won.sample(8, 1, np.random.default_rng(0)).discount.eq(0).all()
+    tripped = rolled(success=0.0, disagreement=-1.0)
+    assert len(tripped) == len(starts) and tripped.columns["truncated"][tripped.rows(0)].all()
+    assert not tripped.columns["reward"].any()
+
+
+def test_critics_are_trained_and_choose(recording, model: WorldModel) -> None:
+    latents = encode_all(model.vae, recording, torch.device("cpu"))
+    critics, log = offline.train(model, recording, latents, RAVL, 2, seed=0)
+    assert np.isfinite(list(log[0].values())).all() and {"td", "term", "entropy"} <= set(log[0])
+    memory = model.begin(recording.stacked(np.array([0])), recording.poses[:1])[0]
+    now = memory.current
+    options = torch.from_numpy(recording.commands[:6].reshape(3, 2, 5).copy())
+    values = critics.value(now, 0, options)
+    best, scores = choose(model, memory, now.pose, options, 0, seed=0, caution=0.0, critics=critics)
+    assert best == int(values.argmax())
+    torch.testing.assert_close(scores, values)
+    assert critics.propose(now, 1).shape == (1, 2, 5)

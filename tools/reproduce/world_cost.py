@@ -1,0 +1,70 @@
+"""What the parts of ``world_model.py`` cost, in minutes of one core, before they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from world_training import Settings, unfinished
+
+# Seconds of one core; measured on a server's Xeon core, others differ by a factor of two.
+SECONDS = {
+    "episode": 2.5,  # recorded, two cameras of 64 px in software
+    "vae": 0.25,  # a step of 32 pictures
+    "clip": 0.02,  # of a step of the dynamics
+    "encode": 0.2,  # an episode
+    "heads": 0.45,  # a step
+    "imagined": 1.5,  # an episode of ten chunks
+    "simulated": 3.0,
+    "measured": 1.5,  # a clip of the quality table
+    "tuning": 0.8,  # a step
+    "critics": 0.6,
+}
+
+
+def minutes(settings: Settings, part: str, arm: str, runs: Sequence[str]) -> float:
+    """Of one cell; ``runs`` are the trainings that it has to do first."""
+    s, of = settings, SECONDS
+    cost = 0.0
+    for run in runs:
+        hue, full = run.startswith("hue-"), "full" in run
+        episodes = s.hue_episodes if hue else s.episodes
+        cost += s.dynamics * s.batch * of["clip"] + episodes * of["encode"] + full * s.vae * of["vae"]
+        if full and not hue:
+            cost += s.heads * of["heads"] + 2 * s.generated * of["imagined"]
+    match part:
+        case "quality":
+            cost += s.clips * of["measured"]
+        case "control":
+            cost += 2 * s.clips * of["measured"]
+        case "memory":
+            cost += s.hue_episodes / 10 * of["imagined"]
+        case "ranking":
+            cost += s.starts * (of["imagined"] + of["simulated"])
+        case "improvement":
+            cost += s.improved * of["simulated"]
+            cost += (arm != "unchanged") * s.tuning * of["tuning"] + (arm == "real") * s.improved * of["simulated"]
+            tries = {"imagined": 4, "planned": 48, "critics": 20}.get(arm, 0)
+            cost += tries * s.improved * of["imagined"] + (arm == "critics") * s.critics * of["critics"]
+    return cost / 60
+
+
+def plan(settings: Settings, out: Path, cells: Sequence[Any]) -> str:
+    """A line for each cell that is still to be done, in order."""
+    lines, total, planned = [], 0.0, set()
+    for hue, episodes in ((False, settings.episodes), (True, settings.hue_episodes)):
+        if (
+            any((c.part == "memory") == hue for c in cells)
+            and not (out / f"{'hues' if hue else 'data'}.finished").exists()
+        ):
+            total += (cost := episodes * SECONDS["episode"] / 60)
+            lines.append(f"  {'hues' if hue else 'data'}: {cost:.0f}")
+    for cell in cells:
+        if (out / "cells" / f"{cell.name}.json").exists():
+            continue
+        runs = [r for r in unfinished(out, cell.part, cell.arm, cell.seed) if r not in planned]
+        planned.update(runs)
+        total += (cost := minutes(settings, cell.part, cell.arm, runs))
+        lines.append(f"  {cell.name}: {cost:.0f}" + (f" (trains {', '.join(runs)})" if runs else ""))
+    return "\n".join([f"about {total:.0f} minutes of one core are left:", *lines])

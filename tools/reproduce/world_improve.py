@@ -1,0 +1,178 @@
+"""Cells of ``world_model.py`` that improve the shipped policy where it is weak.
+
+It is told its task in words that it does not know, and begins where the arm was driven to. Arms: as it is; fine-tuned
+on imagined episodes of its own that succeeded; on as many demonstrations of the expert in the simulator, which begin
+and are told alike; on imagined episodes in which the best of several chunks was carried out, as the judges say
+(planned) or as pessimistic critics do. All are judged in the simulator, under the same conditions.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from world_policies import BATCH, EXECUTED, imagined_env, noisy, shipped, simulated_env
+from world_training import Settings, data, folders
+
+import sim
+from vla_stack.cli import main as vla
+from vla_stack.evaluation.constraints.propose import Endpoint
+from vla_stack.methods.ravl import RavlRecipe
+from vla_stack.methods.sac import SacRecipe
+from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.shipped import resolve_policy
+from vla_stack.schema import Observation
+from vla_stack.training import checkpoint
+from vla_stack.world_model import offline
+from vla_stack.world_model.clips import encode_all, open_recording
+from vla_stack.world_model.dreams import Dreams
+from vla_stack.world_model.instructions import ask_paraphrases
+from vla_stack.world_model.model import WorldModel, load
+from vla_stack.world_model.offline import Critics
+from vla_stack.world_model.rehearsal import DRIVE, Act, Tell, in_other_words, record, roll
+
+TESTED = 60_000  # seed of the first episode that a policy is judged on
+PRACTISED = 80_000  # and of the first one that it learns from
+TRIES = 4  # episodes imagined at most for one that is wanted
+NOISE = 0.008  # m, on the chunks that are tried
+WORDS = "words.json"
+CANDIDATES = 4  # chunks of which one is chosen
+RAVL = RavlRecipe(SacRecipe(members=10, subset=10, actor=(256, 256), critic=(256, 256), layer_norm=True, batch=128))
+
+
+def improvement(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]:
+    """Successes in the simulator, and how many episodes the policy learned from."""
+    model = load(folders(out, "improvement", arm, seed)[-1])
+    result: dict[str, Any] = {"kept": 0}
+    policy = shipped()
+    if arm != "unchanged":
+        root = out / f"improve-{arm}-{seed}"
+        result |= practise(settings, out, model, root, arm, seed)
+        if not result["kept"]:
+            return result | {"successes": None, "why": "no imagined episode succeeded without a guard firing"}
+        policy = load_policy(tune(settings, root, out / "runs" / root.name, seed))
+    successes: list[bool] = []
+    for i in range(0, settings.improved, BATCH):
+        seeds = range(TESTED + i, TESTED + min(i + BATCH, settings.improved))
+        env = simulated_env(model, len(seeds))
+        successes += [e.success for e in roll(env, follow(policy), seeds, words(out), DRIVE)]
+        env.close()
+    return result | {"successes": successes}
+
+
+def practise(settings: Settings, out: Path, model: WorldModel, root: Path, arm: str, seed: int) -> dict[str, Any]:
+    """The dataset of an arm: how many episodes it holds, of how many that were tried."""
+    note = root.with_suffix(".json")
+    if note.exists():
+        return json.loads(note.read_text())
+    shutil.rmtree(root, ignore_errors=True)  # of a run that was stopped on the way
+    first, kept, tried = PRACTISED + seed * 10_000, 0, 0
+    critics = pessimists(settings, out, model, seed) if arm == "critics" else None
+    rows = 1 if arm == "real" else min(BATCH, settings.improved)
+    while kept < settings.improved and tried < TRIES * settings.improved:
+        seeds = range(first + tried, first + tried + rows)
+        env = simulated_env(model, rows) if arm == "real" else imagined_env(model, rows)
+        if arm == "real":
+            act = demonstrate(env.backend.envs[0])
+        elif arm == "imagined":
+            act = follow(shipped(), NOISE)
+        else:
+            act = consider(env.backend, shipped(), critics)
+        kept = record(root, model.robot, roll(env, act, seeds, words(out), DRIVE), settings.improved)
+        tried += rows
+        env.close()
+    result = {"kept": kept, "tried": tried}
+    note.write_text(json.dumps(result))
+    return result
+
+
+def ask_words(settings: Settings, out: Path, endpoint: Endpoint) -> None:
+    """Have a language model write the paraphrases of the task's instructions, once."""
+    path, info = out / WORDS, sim.TASKS[settings.task]
+    if not path.exists():
+        named = zip(info.instructions, info.variants, strict=True)
+        path.write_text(json.dumps({t: ask_paraphrases(endpoint, t, tuple(v.values())) for t, v in named}))
+
+
+def words(out: Path) -> Tell:
+    """What policies are told instead of an instruction."""
+    path = out / WORDS
+    return partial(in_other_words, given=json.loads(path.read_text()) if path.exists() else None)
+
+
+def follow(policy: ChunkPolicy, noise: float = 0.0) -> Act:
+    """A policy, with noise on its chunks."""
+
+    def act(observations: Sequence[Observation], seeds: NDArray[np.int64], k: int) -> NDArray[np.float32]:
+        chunks = policy.infer(observations, [int(s) * 1000 + k for s in seeds]).actions[:, :EXECUTED]
+        return noisy(chunks, noise, seeds, k) if noise else chunks
+
+    return act
+
+
+def demonstrate(env: Any) -> Act:
+    """The expert of one simulated arm, a control step at a time."""
+    expert = sim.make_expert(env)
+    return lambda observations, seeds, k: expert.act()[None, None]
+
+
+def consider(dreams: Dreams, policy: ChunkPolicy, critics: Critics | None) -> Act:
+    """The best of several noisy chunks of a policy, and of the critics' own where there are critics."""
+
+    def act(observations: Sequence[Observation], seeds: NDArray[np.int64], k: int) -> NDArray[np.float32]:
+        drawn = []
+        for c in range(CANDIDATES):
+            words = [(int(s) * 1000 + k) * CANDIDATES + c for s in seeds]
+            chunks = policy.infer(observations, words).actions
+            drawn.append(noisy(chunks, NOISE, np.array(words), k))
+        chosen = []
+        for row, seed in enumerate(seeds):
+            options = np.stack([chunks[row] for chunks in drawn])
+            if critics is not None:
+                options = np.concatenate([options[:, :EXECUTED], dreams.propose(row, critics)[None]])
+            chosen.append(options[dreams.choose(row, options, int(seed) * 1000 + k, critics=critics)][:EXECUTED])
+        return np.stack(chosen)
+
+    return act
+
+
+def pessimists(settings: Settings, out: Path, model: WorldModel, seed: int) -> Critics:
+    """Critics trained on imagined chunks."""
+    recording = open_recording(data(settings, out))
+    latents = encode_all(model.vae, recording, model.bank.device)
+    critics, log = offline.train(model, recording, latents, RAVL, settings.critics, seed)
+    (out / f"critics-{seed}.json").write_text(json.dumps(log))
+    return critics
+
+
+def tune(settings: Settings, root: Path, folder: Path, seed: int) -> Path:
+    """The shipped policy, fine-tuned on a dataset."""
+    policy = resolve_policy("shipped")
+    last = checkpoint.path(folder / "checkpoints", settings.tuning)
+    if not last.exists():
+        command = ["train", "--resume", str(folder)]
+        if not (folder / "recipe.yaml").exists():
+            command = [
+                "train",
+                str(policy / "recipe.yaml"),
+                f"policy.pretrained={policy}",
+                f"data.root=[{root}]",
+                f"output_dir={folder}",
+                f"steps={settings.tuning}",
+                "save_every=50",
+                "batch_size=16",
+                "optimizer.lr=1e-4",
+                f"seed={seed}",
+                "threads=1",
+                "precision=auto",
+            ]
+        if vla(command) or not last.exists():
+            sys.exit(1)  # a signal; it continues next time
+    return last / checkpoint.PRETRAINED

@@ -1,0 +1,144 @@
+"""Data and trainings of ``world_model.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from claims import claimed
+from world_hues import record
+
+from results import ROOT
+from vla_stack.data.collect import CollectConfig, collect
+from vla_stack.training import checkpoint
+from vla_stack.world_model.train import run
+
+RECIPE = ROOT / "configs" / "world_model_tiny.yaml"
+ARMS: dict[str, list[str]] = {
+    "full": [],
+    "no_memory": ["dynamics.history=0"],
+    "mean_pose": ["dynamics.conditioning=mean"],
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Size of the experiment; equal for all arms.
+
+    Attributes:
+        task: Of ``sim``.
+        episodes: Recorded, of the mixture.
+        vae, dynamics, heads: Training steps.
+        batch: Clips a step.
+        generated: Imagined rollouts that judges learn from, and as many that limits are taken from.
+        clips: Held-out rollouts that pictures are measured on.
+        ks: Frames after which.
+        starts: Paired starts of the policy ranking.
+        hue_episodes: Of the memory proof.
+        improved: Episodes that a policy is improved by, and on which it is judged.
+        tuning: Steps of its fine-tuning.
+        critics: Steps of the critics.
+    """
+
+    task: str = "pick"
+    episodes: int = 600
+    vae: int = 3000
+    dynamics: int = 20_000
+    heads: int = 800
+    batch: int = 16
+    generated: int = 96
+    clips: int = 40
+    ks: tuple[int, ...] = (1, 4, 8, 16, 32)
+    starts: int = 50
+    hue_episodes: int = 400
+    improved: int = 60
+    tuning: int = 300
+    critics: int = 2000
+
+
+SMOKE = Settings(  # the figures mean nothing
+    episodes=10,
+    vae=2,
+    dynamics=2,
+    heads=2,
+    batch=2,
+    generated=2,
+    clips=1,
+    ks=(1, 4),
+    starts=1,
+    hue_episodes=10,
+    improved=1,
+    tuning=1,
+    critics=2,
+)
+
+
+def data(settings: Settings, out: Path, hue: bool = False) -> Path:
+    """The recorded mixture, or the episodes of the memory proof; whoever comes second waits for it."""
+    root = out / ("hues" if hue else "data")
+    finished = out / f"{root.name}.finished"
+    with claimed(out / "locks" / root.name, wait=True):
+        if not finished.exists():
+            if hue:
+                record(root, settings.hue_episodes)
+            else:
+                mixture = CollectConfig(settings.task, mixed=True)
+                collect(mixture, root, settings.episodes, workers=1, image_mode="image")
+            finished.touch()
+    return root
+
+
+def runs(part: str, arm: str, seed: int) -> list[str]:
+    """Training runs that a cell needs, in order; every arm takes over the first one's autoencoder."""
+    prefix = "hue-" if part == "memory" else ""
+    arms = ["full", arm] if arm in ARMS and arm != "full" else ["full"]
+    return [f"{prefix}{a}-{seed}" for a in arms]
+
+
+def folders(out: Path, part: str, arm: str, seed: int) -> list[Path]:
+    """Where they are."""
+    return [out / "runs" / name for name in runs(part, arm, seed)]
+
+
+def unfinished(out: Path, part: str, arm: str, seed: int) -> list[str]:
+    """Those of them that are still to be trained."""
+    return [f.name for f in folders(out, part, arm, seed) if not (f / "finished").exists()]
+
+
+def train(settings: Settings, out: Path, name: str) -> None:
+    """Train a run, or continue it. Judges are trained for the first arm alone, as no other is rolled out in.
+
+    Exits where a signal stopped it: it continues next time.
+    """
+    folder, hue = out / "runs" / name, name.startswith("hue-")
+    arm, _, seed = name.removeprefix("hue-").rpartition("-")
+    judged = arm == "full" and not hue
+    heads, generated = (settings.heads, settings.generated) if judged else (1, 2)
+    overrides = [
+        f"data.root={data(settings, out, hue)}",
+        f"env=sim/{settings.task}-v0",
+        f"stages.vae.steps={settings.vae}",
+        f"stages.dynamics.steps={settings.dynamics}",
+        f"stages.dynamics.batch_size={settings.batch}",
+        f"stages.heads.steps={heads}",
+        f"generated={generated}",
+        f"seed={seed}",
+        "threads=1",
+        *ARMS[arm],
+    ]
+    if arm != "full":
+        overrides.append(f"vae_from={out / 'runs' / name.replace(arm, 'full')}")
+    resume = (folder / "recipe.yaml").exists()
+    source = folder / "recipe.yaml" if resume else RECIPE
+    run(source, [*overrides, f"output_dir={folder}"], folder if resume else None)
+    if not checkpoint.path(folder / "heads" / "checkpoints", heads).exists():
+        sys.exit(1)
+    (folder / "finished").touch()
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    """As JSON."""
+    return dataclasses.asdict(settings)
