@@ -46,6 +46,8 @@ def test_relative_statistics_cover_every_real_pair():
     np.testing.assert_allclose(stats["std"], rows.std(0), atol=1e-6)
     np.testing.assert_array_equal(stats["min"], rows.min(0))
     np.testing.assert_allclose(stats["q99"], np.quantile(rows, 0.99, axis=0), atol=1e-6)
+    longer, all_of_it = (relative_action_stats(*episodes(), h, mask) for h in (1000, len(episodes()[0])))
+    assert longer["count"] == all_of_it["count"]  # a chunk may be longer than the whole dataset
 
 
 def test_lerobot_metadata_is_adopted(tmp_path):

@@ -30,7 +30,8 @@ def minutes(settings: Settings, part: str, arm: str, runs: Sequence[str]) -> flo
     for run in runs:
         hue, full = run.startswith("hue-"), "full" in run
         episodes = s.hue_episodes if hue else s.episodes
-        cost += s.dynamics * s.batch * of["clip"] + episodes * of["encode"] + full * s.vae * of["vae"]
+        steps = s.hue_dynamics if hue else s.dynamics
+        cost += steps * s.batch * of["clip"] + episodes * of["encode"] + full * s.vae * of["vae"]
         if full and not hue:
             cost += s.heads * of["heads"] + 2 * s.generated * of["imagined"]
     match part:

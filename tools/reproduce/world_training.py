@@ -37,7 +37,7 @@ class Settings:
         clips: Held-out rollouts that pictures are measured on.
         ks: Frames after which.
         starts: Paired starts of the policy ranking.
-        hue_episodes: Of the memory proof.
+        hue_episodes, hue_dynamics: Episodes and steps of the memory proof.
         improved: Episodes that a policy is improved by, and on which it is judged.
         tuning: Steps of its fine-tuning.
         critics: Steps of the critics.
@@ -54,6 +54,7 @@ class Settings:
     ks: tuple[int, ...] = (1, 4, 8, 16, 32)
     starts: int = 50
     hue_episodes: int = 400
+    hue_dynamics: int = 8000
     improved: int = 60
     tuning: int = 300
     critics: int = 2000
@@ -70,6 +71,7 @@ SMOKE = Settings(  # the figures mean nothing
     ks=(1, 4),
     starts=1,
     hue_episodes=10,
+    hue_dynamics=2,
     improved=1,
     tuning=1,
     critics=2,
@@ -121,7 +123,7 @@ def train(settings: Settings, out: Path, name: str) -> None:
         f"data.root={data(settings, out, hue)}",
         f"env=sim/{settings.task}-v0",
         f"stages.vae.steps={settings.vae}",
-        f"stages.dynamics.steps={settings.dynamics}",
+        f"stages.dynamics.steps={settings.hue_dynamics if hue else settings.dynamics}",
         f"stages.dynamics.batch_size={settings.batch}",
         f"stages.heads.steps={heads}",
         f"generated={generated}",

@@ -45,7 +45,8 @@ def relative_action_stats(
     """
     anchor = state[:, : action.shape[1]] * mask
     rows = [
-        (action[h:] - anchor[: len(anchor) - h])[episode[h:] == episode[: len(episode) - h]] for h in range(horizon)
+        (action[h:] - anchor[: len(anchor) - h])[episode[h:] == episode[: len(episode) - h]]
+        for h in range(min(horizon, len(action)))
     ]
     x = np.concatenate(rows).astype(np.float64)
     stats = {"mean": x.mean(0), "std": x.std(0), "min": x.min(0), "max": x.max(0)}
