@@ -44,7 +44,9 @@ TRIES = 4  # episodes imagined at most for one that is wanted
 NOISE = 0.008  # m, on the chunks that are tried
 WORDS = "words.json"
 CANDIDATES = 4  # chunks of which one is chosen
-RAVL = RavlRecipe(SacRecipe(members=10, subset=10, actor=(256, 256), critic=(256, 256), layer_norm=True, batch=128))
+RAVL = RavlRecipe(
+    SacRecipe(members=10, subset=10, actor=(256, 256), critic=(256, 256), layer_norm=True, batch=128, temperature=0.05)
+)
 
 
 def improvement(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]:
