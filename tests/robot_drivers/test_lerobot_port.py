@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from robot_drivers import lerobot_port
 from robot_drivers.lerobot_port import ATTEMPTS, WAIT_S, insist, prepare
 
 
@@ -44,7 +45,8 @@ def test_a_device_without_a_port_is_left_alone():
     prepare(SimpleNamespace())
 
 
-def test_an_attempt_begins_on_a_silent_line(device):
+def test_an_attempt_begins_on_a_silent_line(device, monkeypatch):
+    monkeypatch.setattr(lerobot_port, "SILENCE_S", 60.0)  # however busy the computer
     answers = [ConnectionError("corrupt"), 7]
 
     def call():

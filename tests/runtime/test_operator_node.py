@@ -18,7 +18,8 @@ from vla_stack.runtime.node import Operator, RobotNode
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.schema import Observation
 
-PATIENCE_S = 120.0  # upper bound of waits; nothing depends on how long they take
+pytestmark = pytest.mark.timeout(600)
+PATIENCE_S = 400.0  # upper bound of waits; nothing depends on how long they take
 
 
 class Person(threading.Thread):
