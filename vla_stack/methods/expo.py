@@ -88,7 +88,6 @@ class Expo:
         self.average.load_state_dict(self.base.state_dict())
         self.base_optimizer = torch.optim.AdamW(self.base.parameters(), lr=recipe.lr_base, fused=True)
         self.rng = np.random.default_rng(seed)
-        self._examiner = torch.Generator().manual_seed(seed + 2)
         self.pretrained = 0  # imitation steps done
         self.modules: dict[str, nn.Module] = {"agent": self.agent, "base": self.base, "average": self.average}
         self.acting: dict[str, nn.Module] = {
@@ -153,9 +152,9 @@ class Expo:
         """Chunks to execute for float32 [n, o] observations; in the warm-up the base's."""
         return self._plan(obs, self.agent.explorer, source is not Source.WARMUP)
 
-    def greedy(self, obs: NDArray, g: torch.Generator | None = None) -> Plan:
-        """Chunks for evaluation. The on-the-fly policy has no mode: they are drawn, from ``g`` or one of their own."""
-        return self._plan(obs, g or self._examiner, not self._waiting)
+    def greedy(self, obs: NDArray, g: torch.Generator) -> Plan:
+        """Chunks for evaluation. The on-the-fly policy has no mode: they are drawn, from a generator of their own."""
+        return self._plan(obs, g, not self._waiting)
 
     def update(self) -> dict[str, Tensor]:
         """The updates of one executed chunk: ``utd`` critic steps, then one each of base, edit and temperature."""

@@ -142,7 +142,7 @@ class Wsrl:
             drawn = self.agent.act(torch.from_numpy(obs))
         return self._plan(drawn)
 
-    def greedy(self, obs: NDArray, g: torch.Generator | None = None) -> Plan:
+    def greedy(self, obs: NDArray, g: torch.Generator) -> Plan:
         """Chunks of the mode, for evaluation; nothing is drawn."""
         return self._plan(self.agent.act(torch.from_numpy(obs), explore=False))
 

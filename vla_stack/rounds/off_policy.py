@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -227,12 +228,13 @@ class OffPolicyLoop:
                     env.close()
 
     def evaluate(self) -> list[Outcome]:
-        """Outcomes of the fixed evaluation episodes."""
+        """Outcomes of the fixed evaluation episodes, with noise that is as fixed."""
         r = self.recipe
         if not self.evaluation:
             real = dataclasses.replace(r, env=dataclasses.replace(r.env, judge=""))  # success is the task's own
             self.evaluation = make_envs(real, min(r.eval_envs, r.eval_episodes), self.scale)
-        return evaluate(self.evaluation, self.learner.greedy, range(r.eval_seed, r.eval_seed + r.eval_episodes))
+        policy = partial(self.learner.greedy, g=torch.Generator().manual_seed(r.eval_seed))
+        return evaluate(self.evaluation, policy, range(r.eval_seed, r.eval_seed + r.eval_episodes))
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
@@ -324,8 +326,6 @@ class OffPolicyLoop:
             return LocalRollouts(envs, self._episode_seed, self.episodes, hand)
         if r.scenes or r.operator:
             raise UserError("'scenes' and 'operator' need rollouts=local", "set scenes=0 and leave 'operator' empty")
-        from functools import partial
-
         first = self._first_seed + self.episodes
         alone = self.learner.agent.explorer.get_state().numpy() if r.ray.workers == 1 else None
         how = (r.ray.workers, r.num_envs, first, r.ray.fragment, r.ray.max_lag, alone)
