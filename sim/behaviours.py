@@ -48,7 +48,7 @@ class Behaviour:
         self._offset: NDArray[np.float64] = np.zeros(3)
         self._goal: NDArray[np.float64] = np.zeros(3)
         self._yaw, self._gripper, self._flip = 0.0, 1.0, False
-        self._subject = str(self._rng.choice(sorted(set(self._env.keypoints()) - {"tcp"})))  # type: ignore[attr-defined]
+        self.subject = str(self._rng.choice(sorted(set(self._env.keypoints()) - {"tcp"})))  # type: ignore[attr-defined]
 
     def act(self) -> NDArray[np.float32]:
         """The next action, in the environment's control mode."""
@@ -75,7 +75,7 @@ class Behaviour:
             self._offset = np.append(rng.normal(0.0, MISS, 2), rng.normal(0.0, MISS / 2))
             self._flip = bool(rng.random() < 0.15)
             return
-        here = self._env.position(self._subject)  # type: ignore[attr-defined]
+        here = self._env.position(self.subject)  # type: ignore[attr-defined]
         self._yaw = float(rng.uniform(-0.8, 0.8))
         if self._kind == "look_away":
             away = (self._until // AWAY) % 2 == 1
@@ -87,8 +87,8 @@ class Behaviour:
         self._goal = rng.uniform(LOW, HIGH)
         self._gripper = float(rng.random() < 0.6)
         if rng.random() < 0.5:
-            self._subject = str(rng.choice(sorted(set(self._env.keypoints()) - {"tcp"})))  # type: ignore[attr-defined]
-            self._goal = self._env.position(self._subject) + rng.normal(0.0, 0.015, 3)  # type: ignore[attr-defined]
+            self.subject = str(rng.choice(sorted(set(self._env.keypoints()) - {"tcp"})))  # type: ignore[attr-defined]
+            self._goal = self._env.position(self.subject) + rng.normal(0.0, 0.015, 3)  # type: ignore[attr-defined]
             self._goal[2] = max(self._goal[2], LOW[2])
 
 

@@ -34,7 +34,7 @@ def test_a_behaviour_is_a_function_of_its_seed_and_moves_within_limits(kind: Kin
     assert (films[0] >= env.action_space.low).all() and (films[0] <= env.action_space.high).all()  # type: ignore[attr-defined]
     assert np.ptp(films[0][:, :3], axis=0).max() > 0.03
     if kind == "look_away":
-        subject = env.unwrapped.position(behaviour._subject)  # type: ignore[attr-defined]
+        subject = env.unwrapped.position(behaviour.subject)  # type: ignore[attr-defined]
         away = np.linalg.norm(films[0][:, :2] - subject[:2], axis=1)
         assert away[AWAY - 1] < 0.03 and away[2 * AWAY - 1] > 0.1
 

@@ -8,18 +8,18 @@ from typing import Any
 
 from world_training import Settings, unfinished
 
-# Seconds of one core; measured on a server's Xeon core, others differ by a factor of two.
+# Seconds of one core of a server's Xeon at 2.5 GHz; others differ by a factor of two.
 SECONDS = {
-    "episode": 2.5,  # recorded, two cameras of 64 px in software
-    "vae": 0.25,  # a step of 32 pictures
-    "clip": 0.02,  # of a step of the dynamics
-    "encode": 0.2,  # an episode
-    "heads": 0.45,  # a step
-    "imagined": 1.5,  # an episode of ten chunks
-    "simulated": 3.0,
-    "measured": 1.5,  # a clip of the quality table
-    "tuning": 0.8,  # a step
-    "critics": 0.6,
+    "episode": 1.2,  # recorded, two cameras of 64 px in software
+    "vae": 0.22,  # a step of 32 pictures
+    "clip": 0.015,  # of a step of the dynamics
+    "encode": 0.1,  # an episode
+    "heads": 0.6,  # a step
+    "imagined": 0.5,  # an episode of ten chunks
+    "simulated": 1.2,
+    "measured": 0.5,  # a clip of the quality table
+    "tuning": 0.6,  # a step
+    "critics": 0.4,
 }
 
 
@@ -46,7 +46,7 @@ def minutes(settings: Settings, part: str, arm: str, runs: Sequence[str]) -> flo
         case "improvement":
             cost += s.improved * of["simulated"]
             cost += (arm != "unchanged") * s.tuning * of["tuning"] + (arm == "real") * s.improved * of["simulated"]
-            tries = {"imagined": 4, "planned": 48, "critics": 20}.get(arm, 0)
+            tries = {"imagined": 4, "planned": 20, "critics": 10}.get(arm, 0)
             cost += tries * s.improved * of["imagined"] + (arm == "critics") * s.critics * of["critics"]
     return cost / 60
 

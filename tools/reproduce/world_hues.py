@@ -20,12 +20,18 @@ HUES = 6
 CUBES = ("cube_red", "cube_green", "cube_blue")
 
 
-def colour(hue: int) -> tuple[float, float, float]:
-    return colorsys.hsv_to_rgb(hue / HUES, 0.75, 0.85)
+def hue(episode: int) -> int:
+    """Class of an episode; every tenth one, which is held out, has another."""
+    return (episode + episode // 10) % HUES
+
+
+def colour(episode: int) -> tuple[float, float, float]:
+    return colorsys.hsv_to_rgb(hue(episode) / HUES, 0.75, 0.85)
 
 
 def record(root: Path, episodes: int) -> None:
-    """Episodes of looking away and back; all three cubes of an episode have its hue, the front camera sees nothing."""
+    """Episodes of looking away from a cube and back; it alone is there and has the episode's hue, and the front camera
+    sees nothing."""
     env = gym.make(sim.TASKS["pick"].id, image_size=64)
     arm: Any = env.unwrapped
     names = tuple(d.name for d in arm.spec_robot.action)
@@ -33,10 +39,11 @@ def record(root: Path, episodes: int) -> None:
     done = open_dataset(root).num_episodes if (root / "meta" / "info.json").exists() else 0
     with EpisodeRecorder(root, arm.spec_robot, "image", (), extra) as recorder:
         for seed in range(done, episodes):
-            for cube in CUBES:
-                arm.model.geom(cube).rgba[:3] = colour(seed % HUES)
-            raw, info = env.reset(seed=seed)
+            _, info = env.reset(seed=seed)
             behaviour = Behaviour(env, "look_away", seed)
+            for cube in CUBES:  # a reset restores the colours
+                arm.model.geom(cube).rgba[:] = (*colour(seed), float(cube == behaviour.subject))
+            raw = arm._observe()
             for k in range(4 * 9):
                 pictures = raw["pixels"] | {"front": np.zeros_like(raw["pixels"]["front"])}
                 action = behaviour.act()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from world_hues import HUES
+from world_hues import HUES, hue
 from world_training import Settings, data, folders
 
 from vla_stack.world_model.clips import Recording, open_recording
@@ -20,8 +20,8 @@ from vla_stack.world_model.memory import Memory, history_chunks
 from vla_stack.world_model.model import End, WorldModel, load
 from vla_stack.world_model.quality import chunk_noise, decode
 
-AWAY = 20  # a frame out of sight: 9 control steps over the cube, 9 away, then back
-BACK = 2  # chunks from out of sight to there
+AWAY = 16  # a frame out of sight: 9 control steps over the cube, 9 away, then back
+BACK = 2  # chunks from out of sight to there; what is remembered reaches back to frame 8 until then
 
 
 def hue_of(pictures: np.ndarray) -> np.ndarray:
@@ -41,16 +41,21 @@ def memory(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]
     model = load(folders(out, "memory", arm, seed)[-1])
     recording = open_recording(data(settings, out, hue=True))
     starts = np.unique(recording.start[recording.held_out])
-    truth = (np.unique(recording.start).searchsorted(starts)) % HUES
-    result: dict[str, Any] = {"n": len(starts)}
+    truth = np.array([hue(int(e)) for e in np.unique(recording.start).searchsorted(starts)])
+    now, again = (starts + (AWAY // model.horizon + c) * model.horizon for c in (0, BACK))
+    wrist = list(recording.pictures).index("wrist")
+    visible = hue_of(recording.stacked(again)[:, wrist])
+    hidden = hue_of(recording.stacked(now)[:, wrist]) == -1
+    usable = hidden & (visible != -1)  # the cube is out of sight, and is back in it
+    result: dict[str, Any] = {"episodes": len(starts), "n": int(usable.sum())}
+    result["classifier"] = float((visible == truth)[usable].mean()) if usable.any() else 0.0
+    if usable.sum() > 1:
+        starts, truth = starts[usable], truth[usable]
     for name in ("own", "swapped", "shuffled_poses"):
         seen = hue_of(second_look(model, recording, starts, name, seed))
         result[name] = float((seen == truth).mean())
         if name == "swapped":
             result["follows_swap"] = float((seen == np.roll(truth, 1)).mean())
-    again = starts + AWAY // model.horizon * model.horizon + BACK * model.horizon
-    real = recording.stacked(again)[:, list(recording.pictures).index("wrist")]
-    result["classifier"] = float((hue_of(real) == truth).mean())
     return result
 
 

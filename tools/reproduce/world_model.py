@@ -95,6 +95,8 @@ def work(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
             with claimed(out / "locks" / (missing[0] if missing else cell.name)) as ours:
                 if not ours:
                     break
+                if missing != world_training.unfinished(out, cell.part, cell.arm, cell.seed):
+                    continue  # another process has just finished one
                 if missing:
                     world_training.train(settings, out, missing[0])
                 elif not path.exists():
