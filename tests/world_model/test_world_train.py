@@ -13,6 +13,7 @@ from world_toys import RECIPE, record
 
 from vla_stack.cli import main
 from vla_stack.errors import UserError
+from vla_stack.world_model import model as world
 from vla_stack.world_model.clips import clip_batch, clip_index, open_recording
 from vla_stack.world_model.memory import history_chunks
 from vla_stack.world_model.model import load
@@ -30,7 +31,9 @@ def train(root: Path, folder: Path, *overrides: str) -> Path:
     return folder / "model"
 
 
-def test_a_run_that_lost_its_last_checkpoints_ends_with_the_same_bits(root: Path, tmp_path: Path) -> None:
+def test_a_run_that_lost_its_last_checkpoints_ends_with_the_same_bits(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     folder = train(root, run)
     before = {part: load_file(folder / f"{part}.safetensors") for part in ("vae", "dynamics", "heads")}
@@ -42,6 +45,9 @@ def test_a_run_that_lost_its_last_checkpoints_ends_with_the_same_bits(root: Path
     for part, weights in before.items():
         after = load_file(run / "model" / f"{part}.safetensors")
         assert all(torch.equal(weights[k], after[k]) for k in weights), part
+    monkeypatch.setattr(world, "SHIPPED", tmp_path / "shipped")
+    shutil.copytree(run / "model", tmp_path / "shipped" / "pick")
+    assert world.resolve("shipped") == world.resolve("pick") == tmp_path / "shipped" / "pick"
     model = load(run)
     assert model.config.limits.disagreement >= 0 and len(model.bank) and model.cameras == ("front", "wrist")
 

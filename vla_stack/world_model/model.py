@@ -29,6 +29,8 @@ from vla_stack.world_model.vae import Vae, VaeConfig
 CONFIG, BANK = "world_model.json", "bank.safetensors"
 FEATURES = 10
 PARTS = ("vae", "dynamics", "heads")
+SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "world_models"  # by tools/ship_world_model.py
+DEFAULT = "pick"
 
 
 @dataclass(frozen=True)
@@ -192,12 +194,14 @@ class WorldModel(nn.Module):
 
 
 def resolve(name: str | Path) -> Path:
-    """The directory of a world model that a person named: it, or the run directory above it.
+    """The directory of a world model that a person named: it, the run directory above it, or one of the package's.
+
+    ``shipped`` is the default one of these.
 
     Raises:
         UserError: There is none.
     """
-    for path in (Path(name), Path(name) / "model"):
+    for path in (Path(name), Path(name) / "model", SHIPPED / (DEFAULT if str(name) == "shipped" else name)):
         if (path / CONFIG).is_file():
             return path
     raise UserError(

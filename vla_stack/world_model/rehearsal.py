@@ -73,7 +73,7 @@ def roll(
     obs, info = env.reset(seed=[int(s) for s in seeds])
     told = [tell(task, int(s)) for task, s in zip(info["task"], seeds, strict=True)]
     episodes = [Episode(int(s), task) for s, task in zip(seeds, info["task"], strict=True)]
-    over = np.zeros(len(episodes), bool)
+    over: NDArray[np.bool_] = np.zeros(len(episodes), bool)
     if drive:
         obs, _, terminated, truncated, info = env.step(driving(obs["agent_pos"], env.backend.robot, seeds, drive))
         over = terminated | truncated

@@ -1,0 +1,43 @@
+"""Put a trained world model into the package: half-precision weights beside its recipe and training logs.
+
+    python tools/ship_world_model.py outputs/train/world pick
+
+Weights are stored as float16 and load as float32; `vla eval --env imagined:shipped` then finds it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from vla_stack.world_model.model import SHIPPED, resolve
+from vla_stack.world_model.recipe import STAGES
+
+LARGEST = 25.0  # MB
+
+
+def main(run: str, name: str) -> int:
+    source, target = Path(run), SHIPPED / name
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(resolve(source), target)
+    for path in target.glob("*.safetensors"):
+        weights = load_file(path)
+        save_file({k: v.half() if v.dtype == torch.float32 else v for k, v in weights.items()}, path)
+    recipe = yaml.safe_load((source / "recipe.yaml").read_text())
+    recipe["data"]["root"], recipe["output_dir"] = Path(recipe["data"]["root"]).name, ""
+    (target / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    for stage in STAGES:
+        if (log := source / stage / "metrics.jsonl").exists():
+            shutil.copy(log, target / f"{stage}.jsonl")
+    size = sum(f.stat().st_size for f in target.iterdir()) / 1e6
+    print(f"{target}: {size:.1f} MB; try: vla eval --env imagined:{name}")
+    return 0 if size <= LARGEST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
