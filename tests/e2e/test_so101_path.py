@@ -8,7 +8,6 @@ import base64
 import builtins
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import numpy as np
 import pytest
 import zmq
 
-from robot_drivers import make_driver
+from robot_drivers import lerobot_port, make_driver
 from robot_drivers.so101_emulator import Emulator
 from robot_drivers.teleop import make_teleop
 from vla_stack.cli import main
@@ -54,24 +53,30 @@ def driver_of(arm: Emulator) -> partial:
 
 
 def connect_patiently(robot: Any) -> None:
-    """LeRobot alone asks each servo once, and spins meanwhile: on a crowded machine it misses answers that wait for it.
+    """LeRobot alone asks each servo once, spins meanwhile, and then reads whatever comes late as the next answer.
 
-    So it goes before the crowd here, where the system allows that, and is connected anew where it misses one.
+    On a crowded machine who spins is descheduled for longer than it waits: let it sleep, and ask again in silence.
     """
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    try:
-        for _ in range(10):
-            try:
-                return robot.connect()
-            except Exception as e:
-                error = e
-                if robot.bus.is_connected:
-                    robot.bus.disconnect(disable_torque=False)
-        raise error
-    finally:
-        with contextlib.suppress(OSError, AttributeError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    lerobot_port.prepare(robot)
+    ask = robot.bus.ping
+
+    def ping(servo: int) -> int | None:
+        for _ in range(5):
+            with contextlib.suppress(IndexError):  # the SDK's, on an answer without data
+                if (model := ask(servo)) is not None:
+                    return int(model)
+            lerobot_port.silence(robot)
+        return None
+
+    robot.bus.ping = ping
+    for _ in range(5):
+        try:
+            return robot.connect()
+        except Exception as e:
+            error = e
+            if robot.bus.is_connected:
+                robot.bus.disconnect(disable_torque=False)
+    raise error
 
 
 def test_teleoperate_record_train_serve_deploy(arm: Emulator, tmp_path: Path) -> None:
