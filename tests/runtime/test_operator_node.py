@@ -42,7 +42,7 @@ class Person(threading.Thread):
         except BaseException as e:
             self.error = e
             with contextlib.suppress(UserError):
-                self.client.call("discard", PATIENCE_S)  # or the node waits for a hand that will not come
+                self.client.call("discard", 60.0)  # or the node waits for a hand that will not come
         finally:
             self.client.close()
 
