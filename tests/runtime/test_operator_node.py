@@ -16,6 +16,7 @@ from vla_stack.errors import UserError
 from vla_stack.runtime.frames import Frame, FrameQueue
 from vla_stack.runtime.node import Operator, RobotNode
 from vla_stack.runtime.operator_client import OperatorClient
+from vla_stack.runtime.rewind import RewindConfig
 from vla_stack.schema import Observation
 
 pytestmark = pytest.mark.timeout(600)
@@ -32,13 +33,16 @@ class Person(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline, asked = time.monotonic() + PATIENCE_S, 0.0
         try:
             for _ in self.script(self):
-                late = self.client.state.get("why", "").endswith(" old")  # a busy computer: let go, then hold again
-                self.client.teleop(self.velocity, engaged=self.engaged and not late, rewind=self.rewind)
+                holds = not self._must_let_go()
+                self.client.teleop(self.velocity, engaged=self.engaged and holds, rewind=self.rewind and holds)
                 self.client.poll(10)
-                assert time.monotonic() < deadline
+                if self.client.state.get("lease") == "" and time.monotonic() > asked + 0.5:
+                    self.client.event("acquire")  # the lease ends after a second of silence
+                    asked = time.monotonic()
+                assert time.monotonic() < deadline, self.client.state
         except BaseException as e:
             self.error = e
             with contextlib.suppress(UserError):
@@ -46,11 +50,18 @@ class Person(threading.Thread):
         finally:
             self.client.close()
 
+    def _must_let_go(self) -> bool:
+        """On a busy computer the hand may be late: let go for five ticks, hold again for five, until it is taken."""
+        return self.client.state.get("phase") == "hold" and self.client.state["tick"] // 5 % 2 == 0
+
     def ask(self, name):
-        wanted = self.client.event(name)
-        while wanted not in self.client.replies:
-            yield
-        return self.client.replies.pop(wanted)
+        while True:
+            wanted = self.client.event(name)
+            while wanted not in self.client.replies:
+                yield
+            reply = self.client.replies.pop(wanted)
+            if reply.error != "acquire the lease first":
+                return reply
 
     def until(self, condition):
         while not condition(self.client.state):
@@ -162,13 +173,14 @@ def test_the_whole_protocol_on_the_simulated_arm(still, tmp_path):
         yield from p.ask("start")
         yield from p.until(lambda s: s.get("phase") == "auto" and s["tick"] > 5)
         assert (yield from p.ask("takeover")).phase == "hold"
-        at["taken"] = np.array(p.client.state["state"][:3])
+        at["taken"], taken_ns = np.array(p.client.state["state"][:3]), p.client.state["t_ns"]
         p.velocity, p.engaged = [0.05, 0.02, 0.05, 0.0, 0.0], True
         yield from p.until(lambda s: s["phase"] == "recovery" and s["state"][0] > at["taken"][0] + 0.04)
         p.engaged = False
         yield from p.until(lambda s: s["phase"] == "hold")
         assert (yield from p.ask("rewind")).ok
         at["far"], p.rewind = np.array(p.client.state["state"][:3]), True
+        at["remembered"] = p.client.state["t_ns"] - taken_ns < RewindConfig().window_s * 1e9  # not on a busy computer
         yield from p.until(lambda s: s["why"] == "rewound as far as is remembered")
         at["back"], p.rewind = np.array(p.client.state["state"][:3]), False
         yield
@@ -188,7 +200,7 @@ def test_the_whole_protocol_on_the_simulated_arm(still, tmp_path):
         episode = node.run_episode(seed=0, on_frame=frames.append)
         finish(person)
     assert np.linalg.norm(at["far"] - at["taken"]) > 0.04
-    assert np.linalg.norm(at["back"] - at["taken"]) < 0.01
+    assert np.linalg.norm(at["back"] - at["taken"]) < (0.01 if at["remembered"] else 0.04)
     labels = "".join(str(f.labels["segment_type"]) for f in frames)
     assert re.fullmatch("1+2+3+", labels) and episode.summary["operator"]["phase"] == "end_intervened"
     assert [f.labels["gap"] for f in frames] == [0] * len(frames)
