@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -11,3 +13,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # starts and then interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+REAL_TIME = ("console", "e2e", "robot_drivers", "runtime", "serving")
+
+
+def pytest_collection_modifyitems(items):
+    """Second try for tests of real processes under the wall clock, whose deadlines are the product's own.
+
+    A shared machine may stop any process for seconds, and a dead-man's 0.2 s are then over; that is no defect. What
+    fails twice is one. Each second try is shown in the summary.
+    """
+    for item in items:
+        if item.path.parent.name in REAL_TIME:
+            item.add_marker(pytest.mark.flaky(reruns=1))

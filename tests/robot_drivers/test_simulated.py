@@ -31,18 +31,27 @@ def later(arm, step: int):
     return obs
 
 
+def start(arm, seed: int):
+    """Reset and read its first step, again where a busy computer was too late for it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        instruction, obs = arm.reset(seed), arm.read()
+        if obs.step == 0:
+            return instruction, obs
+        assert time.monotonic() < deadline
+
+
 def test_it_is_an_episodic_driver_with_the_native_description(arm):
     assert isinstance(arm, EpisodicDriver)
     assert arm.spec.name == "native/arm7" and arm.spec.rate_hz == 10.0
 
 
 def test_the_same_seed_is_the_same_start(arm):
-    first, again, other = ((arm.reset(seed), arm.read()) for seed in (3, 3, 4))
+    first, again, other = (start(arm, seed) for seed in (3, 3, 4))
     assert first[0] == again[0] and "cube" in first[0]
     np.testing.assert_array_equal(first[1].state, again[1].state)
     np.testing.assert_array_equal(first[1].images["front"], again[1].images["front"])
     assert not np.array_equal(first[1].state, other[1].state)
-    assert first[1].step == 0
     first[1].check(arm.spec)
 
 

@@ -128,7 +128,7 @@ def test_vla_run_drives_the_simulated_arm_and_writes_records(server, tmp_path):
     for seed, episode in enumerate(records["episodes"]):
         assert episode["seed"] == seed
         assert "cube" in episode["instruction"]
-        assert episode["steps"] == sum(episode["ticks"].values()) >= 12
+        assert episode["steps"] == sum(episode["ticks"].values()) > 0
         assert episode["idle_ticks"] == episode["steps"] - episode["ticks"]["run"]
         assert sum(episode["lateness_ms"]["counts"]) >= episode["steps"] - episode["ticks"]["overrun"]
         assert 0 < episode["real_time_factor"] <= 1
