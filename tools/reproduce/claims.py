@@ -3,9 +3,33 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+COPY = "REPRODUCE_COPY"  # set in the environment of the other processes
+
+
+def together(jobs: int, work: Callable[[], None]) -> None:
+    """Run ``work`` here and, at once, in ``jobs - 1`` copies of this command; all is done when this returns.
+
+    A copy comes as far as this call and ends in it: it neither reports nor starts others.
+
+    Raises:
+        SystemExit: A copy failed.
+    """
+    if os.environ.get(COPY):
+        work()
+        sys.exit(0)
+    copies = [subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, COPY: "1"}) for _ in range(jobs - 1)]
+    work()
+    if any([copy.wait() for copy in copies]):
+        sys.exit(1)
+    if copies:
+        work()  # what a copy held while this one passed by
 
 
 @contextmanager

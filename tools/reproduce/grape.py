@@ -21,15 +21,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import grape_table  # noqa: E402
-from claims import claimed  # noqa: E402
+from claims import claimed, together  # noqa: E402
 
 from results import ROOT  # noqa: E402
 
@@ -94,23 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         demonstrate(size, args.out / "demos")
         if args.pilot:
             pilot(size, args.out)
-        elif not grid(size, range(args.seeds), args.out, args.jobs, argv or sys.argv[1:]):
-            return 1
+        else:
+            together(args.jobs, partial(work, size, range(args.seeds), args.out))
     noted = args.out / "settings.json"
     settings = json.loads(noted.read_text()) if noted.is_file() else {}
     grape_table.report(args.name, load_records(args.out, args.pilot), settings)
     return 0
-
-
-def grid(settings: Any, seeds: Sequence[int], out: Path, jobs: int, flags: Sequence[str]) -> bool:
-    """Run all cells, with other processes; False where one of these failed."""
-    command = [sys.executable, __file__, *flags, "--jobs", "1"]  # the last --jobs counts
-    others = [subprocess.Popen(command) for _ in range(jobs - 1)]
-    work(settings, seeds, out)
-    if any(process.wait() for process in others):
-        return False
-    work(settings, seeds, out)  # what another process held while this one passed by
-    return True
 
 
 def note(settings: Any, out: Path) -> None:

@@ -20,14 +20,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import horizons_report  # noqa: E402
-from claims import claimed  # noqa: E402
+from claims import claimed, together  # noqa: E402
 from horizons_arms import IMAGES, SMOKE, VALIDATION_SEED, Cell, Settings, arms  # noqa: E402
 
 from results import ROOT  # noqa: E402
@@ -91,12 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.out or OUT / name
     if not args.report:
         prepare(settings, out)
-        flags = argv or sys.argv[1:]  # the last --jobs counts
-        others = [subprocess.Popen([sys.executable, __file__, *flags, "--jobs", "1"]) for _ in range(args.jobs - 1)]
-        work(settings, seeds, out)
-        if any(process.wait() for process in others):
-            return 1
-        work(settings, seeds, out)  # what another process held while this one passed by
+        together(args.jobs, partial(work, settings, seeds, out))
     horizons_report.report(name, settings, seeds, load_cells(out))
     return 0
 

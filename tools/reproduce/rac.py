@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import rac_report  # noqa: E402
-from claims import claimed  # noqa: E402
+from claims import claimed, together  # noqa: E402
 
 from results import ROOT  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
@@ -159,12 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out, seeds = args.out or OUT.with_name(name), range(args.seeds)
     if not args.report:
         pairs = [(arm, 0) for arm in ("rac", "hg_dagger")] if args.images else list(cells(seeds))
-        command = [sys.executable, __file__, *(argv or sys.argv[1:]), "--jobs", "1"]  # the last --jobs counts
-        others = [subprocess.Popen(command) for _ in range(args.jobs - 1)]
-        work(pairs, out, overrides)
-        if any(process.wait() for process in others):
-            return 1
-        work(pairs, out, overrides)  # what another process held while this one passed by
+        together(args.jobs, partial(work, pairs, out, overrides))
     rac_report.report(name, ABOUT, load_records(out))
     return 0
 

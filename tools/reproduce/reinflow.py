@@ -19,17 +19,17 @@ import argparse
 import dataclasses
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import reinflow_report  # noqa: E402
-from claims import claimed  # noqa: E402
+from claims import claimed, together  # noqa: E402
 
 from results import ROOT  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
@@ -203,14 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = args.name or "reinflow" + "_smoke" * args.smoke  # toy cells never lie among the others
     out = args.out or OUT / name
     if not args.report:
-        flags = [*(argv or sys.argv[1:]), "--jobs", "0"]  # the last one counts; none: works, and leaves the report
-        others = [subprocess.Popen([sys.executable, __file__, *flags]) for _ in range(args.jobs - 1)]
-        work(range(args.seeds), out, args.smoke)
-        if not args.jobs:
-            return 0
-        if any(process.wait() for process in others):
-            return 1
-        work(range(args.seeds), out, args.smoke)  # what another process held while this one passed by
+        together(args.jobs, partial(work, range(args.seeds), out, args.smoke))
     cells = [read_json(path) for path in sorted((out / "cells").glob("*.json"))]
     reinflow_report.report(name, cells)
     return 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from claims import claimed
+from claims import claimed, together
 from rl_cells import Arm, Cell, run_cell
 
 from results import ROOT
@@ -58,16 +58,8 @@ def main(grid: Grid, about: str | None, report: Callable[[Grid, str, list[dict[s
     out = args.out or ROOT / "outputs" / "reproduce" / name
     overrides = [*(grid.smoke if args.smoke else ()), *args.overrides]
     if not args.report:
-        if args.jobs:
-            same_settings(grid, overrides, out)
-        flags = [*sys.argv[1:], "--jobs", "0"]  # the last one counts; none: works, and leaves the report to this one
-        others = [subprocess.Popen([sys.executable, sys.argv[0], *flags]) for _ in range(args.jobs - 1)]
-        work(grid, range(args.seeds), overrides, out)
-        if not args.jobs:
-            return 0
-        if any(process.wait() for process in others):
-            return 1
-        work(grid, range(args.seeds), overrides, out)  # what another held while this one passed by
+        same_settings(grid, overrides, out)
+        together(args.jobs, partial(work, grid, range(args.seeds), overrides, out))
     report(grid, name, [json.loads(p.read_text()) for p in sorted((out / "cells").glob("*.json"))])
     return 0
 

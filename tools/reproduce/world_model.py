@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ import world_memory  # noqa: E402
 import world_policies  # noqa: E402
 import world_report  # noqa: E402
 import world_training  # noqa: E402
-from claims import claimed  # noqa: E402
+from claims import claimed, together  # noqa: E402
 from world_training import SMOKE, Settings  # noqa: E402
 
 from results import ROOT  # noqa: E402
@@ -119,7 +119,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of data, runs and cells (outputs/reproduce/<name>)")
     parser.add_argument("--words", nargs=2, metavar=("URL", "MODEL"), help="have a language model write paraphrases")
     parser.add_argument("--name", default="world_model", help="stem of the result file")
-    parser.add_argument("--helper", action="store_true", help=argparse.SUPPRESS)  # one of several processes
     args = parser.parse_args(argv)
     settings = SMOKE if args.smoke else Settings()
     given = {k: int(v) for k, _, v in (text.partition("=") for text in args.set)}
@@ -136,17 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.words:
             world_improve.ask_words(settings, out, Endpoint(*args.words))
         cells = grid(parts, range(args.seeds))
-        if not args.helper:
-            print(world_cost.plan(settings, out, cells), flush=True)
-        flags = list(argv or sys.argv[1:])  # the last --jobs counts
-        command = [sys.executable, __file__, *flags, "--jobs", "1", "--helper"]
-        others = [subprocess.Popen(command) for _ in range(args.jobs - 1)]
-        work(settings, cells, out)
-        if any(process.wait() for process in others):
-            return 1
-        work(settings, cells, out)  # what another process held while this one passed by
-        if args.helper or any(not (out / "cells" / f"{c.name}.json").exists() for c in cells):
-            return 0  # another process is at them, and will report
+        print(world_cost.plan(settings, out, cells), flush=True)
+        together(args.jobs, partial(work, settings, cells, out))
+        if any(not (out / "cells" / f"{c.name}.json").exists() for c in cells):
+            return 0  # another command is at them, and will report
     cells_there = [json.loads(path.read_text()) for path in sorted((out / "cells").glob("*.json"))]
     world_report.report(args.name, settings, cells_there)
     return 0
