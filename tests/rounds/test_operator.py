@@ -91,6 +91,27 @@ def test_an_intervention_recovers_then_corrects_then_ends(env, familiar, recover
     assert ended >= 3  # the rest are misses of the simulated person, who lets the episode fail, or were given up
 
 
+def dropping(observations, seeds, commands):
+    """Replays commands, then opens the gripper where it is."""
+    rows = [[commands[min(o.step + i, len(commands) - 1)] for i in range(HORIZON)] for o in observations]
+    return Chunks(np.array(rows, np.float32))
+
+
+@pytest.mark.parametrize("mode", ["rac", "hg_dagger"])
+def test_what_the_policy_dropped_is_picked_up_and_brought_to_its_goal(env, familiar, demos, mode: str) -> None:
+    lifted = next(f.observation.step for f in demos[0].frames if f.subtask == 1) + 4
+    commands = np.array(demos[0].sent[: lifted + 1])
+    commands[-1, 4] = 1.0
+    operator = SimulatedOperator(OperatorConfig(end=mode == "rac"), sim.make_expert(env), familiar, 0.1, 3, 1)
+    policy, how = PolicySpec(env.spec_robot, HORIZON), ExecutorConfig(mode="sync", execute=4)
+    rolled = roll(env, env.spec_robot, 0, mode, 150, policy, how, operator, familiar)
+    out = finish(rolled, partial(dropping, commands=commands))
+    human = [f for f in out.frames if f.labels["control_source"] == 1]
+    assert human[0].subtask == 0 and out.success  # taken over with the cube dropped, ended with it on the other
+    assert {0, 1} <= {f.subtask for f in human if f.labels["segment_type"] == 3}
+    assert "hand_back" not in [event for _, event in out.log]
+
+
 def test_logs_are_a_function_of_seed_and_episode_and_replay_reproduces_the_physics(env, familiar) -> None:
     (first, qpos), (again, _) = episode(env, familiar, 11), episode(env, familiar, 11)
     assert first.log == again.log and len(first.log) >= 3

@@ -74,6 +74,7 @@ class SimulatedOperator:
         self._noticed: int | None = None  # tick at which a reaction is due
         self._blind_until = 0
         self._false = False
+        self._reached = 0  # furthest sub-task of the policy: the one that an intervention brings to its end
         self._begin(0)
 
     def step(self, tick: int, phase: Phase, scene: Scene, last_command: NDArray[np.float64]) -> Decision:
@@ -101,6 +102,7 @@ class SimulatedOperator:
     def _watch(self, tick: int, scene: Scene, subtask: int) -> Decision:
         if subtask == Subtasks.DONE:
             return Decision()
+        self._reached = max(self._reached, subtask)
         failing = self._detector.update(scene, subtask)
         if self._noticed is None and tick >= self._blind_until:
             if failing and self.human.misses():
@@ -156,6 +158,9 @@ class SimulatedOperator:
         self._target = min(self._target, subtask)
         self._count = self._count + 1 if subtask > self._target else 0
         if self._count < (self._hold if subtask == Subtasks.DONE else self._settle):
+            return Decision((), self.human.move(intention, tick))
+        if subtask <= self._reached:  # it has again what the policy had dropped; what the policy failed at comes now
+            self._target, self._count = subtask, 0
             return Decision((), self.human.move(intention, tick))
         return Decision(("subtask_done",) if self.config.end or subtask == Subtasks.DONE else ("hand_back",))
 
