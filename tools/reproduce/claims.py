@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 COPY = "REPRODUCE_COPY"  # set in the environment of the other processes
@@ -30,6 +31,19 @@ def together(jobs: int, work: Callable[[], None]) -> None:
         sys.exit(1)
     if copies:
         work()  # what a copy held while this one passed by
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm of one task and seed."""
+
+    task: str
+    arm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.arm}-seed{self.seed}"
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import reinflow_report  # noqa: E402
-from claims import claimed, together  # noqa: E402
+from claims import Cell, claimed, together  # noqa: E402
 
 from results import ROOT  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
@@ -70,19 +70,6 @@ ARMS: dict[str, dict[str, Any]] = {  # what an arm changes of the method; the fi
 DEMOS = (4, 6, 8, 11, 15, 20, 28, 40, 56)  # the ladder of the calibration
 START_RANGE, CALIBRATION_SEED, CALIBRATION_SCENES = (0.35, 0.55), 100, 800_000
 SMOKE = {"iterations": 1, "episodes": 2, "num_envs": 2, "eval_episodes": 2, "eval_every": 1}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One arm of one task and seed."""
-
-    task: str
-    arm: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.task}-{self.arm}-seed{self.seed}"
 
 
 def grid(seeds: Sequence[int]) -> list[Cell]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from claims import Cell
+
 from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe
 from vla_stack.training.recipe import build, read_tree
 
@@ -29,19 +31,6 @@ class Arm:
     about: str
     overrides: tuple[str, ...] = ()
     pretrained: bool = True
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run."""
-
-    task: str
-    arm: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.task}-{self.arm}-seed{self.seed}"
 
 
 def recipe(config: Path, overrides: Sequence[str], seed: int) -> OffPolicyRecipe:

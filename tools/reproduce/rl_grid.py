@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from claims import claimed, together
-from rl_cells import Arm, Cell, run_cell
+from claims import Cell, claimed, together
+from rl_cells import Arm, run_cell
 
 from results import ROOT
 from vla_stack.data.layout import write_json
