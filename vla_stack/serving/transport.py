@@ -17,7 +17,7 @@ from zmq.backend import zmq_poll
 from vla_stack.errors import UserError
 from vla_stack.serving.wire import MAX_FRAME_BYTES, MAX_TENSORS
 
-COPY_BYTES = 256 << 10  # a smaller frame is copied faster than ZeroMQ reports back that its memory is free again
+COPY_BYTES = 64 << 10  # a smaller frame is copied faster than ZeroMQ reports back that its memory is free again
 # Without the conveniences around each call, which cost as much as the call.
 raw_send: Any = RawSocket.send
 raw_recv: Any = RawSocket.recv
