@@ -59,6 +59,12 @@ ARMS = {
     "no_rule2": Arm("RaC without rule 2", "hg_dagger"),
     "rewind": Arm("RaC with auto-rewind", rewind=True),
 }
+SIZE = ("rounds=5", "episodes=100")
+IMAGES = (  # an easier task, and more to learn it from: nine demonstrations of stacking teach nothing from pixels
+    *("privileged=false", "task=place", "demos=60", "human_frames=600", "rounds=2", "episodes=60"),
+    *("train.steps=2000", "train.save_every=2000"),
+)
+SMOKE = ("rounds=1", "demos=3", "human_frames=20", "episodes=3", "num_envs=3", "train.steps=2")
 ABOUT = {name: arm.about for name, arm in ARMS.items()}
 ORDER = (
     ("rac", "hg_dagger", "demos"),
@@ -150,11 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of the runs (outputs/reproduce/rac)")
     parser.add_argument("--name", help="stem of the result files")
     args = parser.parse_args(argv)
-    overrides = ["rounds=5", "episodes=100", *args.overrides]
-    if args.smoke:
-        overrides += ["rounds=1", "demos=3", "human_frames=20", "episodes=3", "num_envs=3", "train.steps=2"]
-    if args.images:
-        overrides += ["privileged=false", *args.overrides]
+    overrides = [*SIZE, *(IMAGES if args.images else ()), *(SMOKE if args.smoke else ()), *args.overrides]
     name = args.name or "rac" + "_images" * args.images
     out, seeds = args.out or OUT.with_name(name), range(args.seeds)
     if not args.report:
