@@ -106,7 +106,8 @@ def checks(records: Records, table: dict[str, Any], capped: dict[str, list[float
         why = "" if value >= 0 else "seen so: on this task and with this operator the arm does better than RaC"
         out.append(Check(f"RaC minus {arm}, from mid-budget", value, 0.0, ">=", interval, why))
         if arm in ("hg_dagger", "demos"):
-            why = "" if interval[0] >= 0 else "the interval over seeds and starts holds 0"
+            seen = "is below 0 as a whole" if interval[1] < 0 else "holds 0"
+            why = "" if interval[0] >= 0 else f"the interval over seeds and starts {seen}"
             out.append(Check(f"RaC minus {arm}, lower end", interval[0], 0.0, ">=", None, why))
     if masked := [r for r in table.get("masked", ()) if r["round"] == last]:
         gain, lost = final["success"] - base["success"], final["success"] - masked[0]["success"]
