@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ import world_memory  # noqa: E402
 import world_policies  # noqa: E402
 import world_report  # noqa: E402
 import world_training  # noqa: E402
-from claims import claimed, together  # noqa: E402
+from claims import COPY, claimed, together  # noqa: E402
 from world_training import SMOKE, Settings  # noqa: E402
 
 from results import ROOT  # noqa: E402
@@ -135,7 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.words:
             world_improve.ask_words(settings, out, Endpoint(*args.words))
         cells = grid(parts, range(args.seeds))
-        print(world_cost.plan(settings, out, cells), flush=True)
+        if COPY not in os.environ:
+            print(world_cost.plan(settings, out, cells), flush=True)
         together(args.jobs, partial(work, settings, cells, out))
         if any(not (out / "cells" / f"{c.name}.json").exists() for c in cells):
             return 0  # another command is at them, and will report
