@@ -60,6 +60,7 @@ def test_malformed_spec_is_a_schema_error(broken):
 def test_fingerprint_sees_what_must_match_and_nothing_else():
     assert replace(SPEC, name="other").fingerprint() == SPEC.fingerprint()
     assert replace(SPEC, rate_hz=20.0).fingerprint() != SPEC.fingerprint()
+    assert replace(SPEC, rate_hz=20).fingerprint() == replace(SPEC, rate_hz=20.0).fingerprint()  # as read from JSON
     assert replace(SPEC, action=SPEC.action[::-1]).fingerprint() != SPEC.fingerprint()
     assert replace(SPEC, cameras=(Camera("front", 4, 8),)).fingerprint() != SPEC.fingerprint()
 

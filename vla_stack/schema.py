@@ -173,7 +173,7 @@ class RobotSpec:
             "state": [(d.name, d.unit) for d in self.state],
             "action": [(d.name, d.unit, d.kind) for d in self.action],
             "cameras": [(c.name, c.height, c.width) for c in self.cameras],
-            "rate_hz": self.rate_hz,
+            "rate_hz": float(self.rate_hz),  # 20 and 20.0 are one rate
             "action_kind": self.action_kind,
         }
         return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

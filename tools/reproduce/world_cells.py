@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from world_training import Settings, data, folders
+from world_training import Settings, data, trained
 
 from vla_stack.world_model.clips import Recording, open_recording
-from vla_stack.world_model.model import WorldModel, load
+from vla_stack.world_model.model import WorldModel
 from vla_stack.world_model.quality import decode, held_out_starts, imagine_along, measure, moving
 
 
 def quality(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]:
     """Pictures of an arm against the recorded ones."""
-    model = load(folders(out, "quality", arm, seed)[-1])
+    model = trained(out, "quality", arm, seed)[-1]
     return {"rows": measure(model, open_recording(data(settings, out)), settings.clips, settings.ks, seed)}
 
 
 def control(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]:
     """Whether pictures follow the poses: error with the true ones over that with another episode's; and the probe."""
-    probed, *_, model = [load(f) for f in folders(out, "control", arm, seed) * 2]
+    probed, *_, model = trained(out, "control", arm, seed) * 2
     recording, frames = open_recording(data(settings, out)), max(k for k in settings.ks if k <= 16)
     starts = held_out_starts(recording, frames)[: settings.clips]
     if len(starts) < 2:  # a smoke run
@@ -58,4 +58,5 @@ def shifted(recording: Recording, starts: np.ndarray, others: np.ndarray, frames
 def probe(model: WorldModel, pictures: np.ndarray) -> np.ndarray:
     """Poses [B, 5] that the probe sees in pictures [B, V, H, W, 3]."""
     with torch.no_grad():
-        return model.heads.probe(torch.from_numpy(np.ascontiguousarray(pictures))).numpy()
+        seen = torch.from_numpy(np.ascontiguousarray(pictures)).to(model.bank.device)
+        return model.heads.probe(seen).cpu().numpy()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from world_policies import BATCH, EXECUTED, imagined_env, noisy, shipped, simulated_env
-from world_training import Settings, data, folders
+from world_training import Settings, data, trained
 
 import sim
 from vla_stack.cli import main as vla
@@ -34,7 +34,7 @@ from vla_stack.world_model import offline
 from vla_stack.world_model.clips import encode_all, open_recording
 from vla_stack.world_model.dreams import Dreams
 from vla_stack.world_model.instructions import ask_paraphrases
-from vla_stack.world_model.model import WorldModel, load
+from vla_stack.world_model.model import WorldModel
 from vla_stack.world_model.offline import Critics
 from vla_stack.world_model.rehearsal import DRIVE, Act, Tell, in_other_words, record, roll
 
@@ -51,7 +51,9 @@ RAVL = RavlRecipe(
 
 def improvement(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]:
     """Successes in the simulator, and how many episodes the policy learned from."""
-    model = load(folders(out, "improvement", arm, seed)[-1])
+    model = trained(out, "improvement", arm, seed)[-1]
+    if arm == "critics":
+        model = model.cpu()  # where they learn
     result: dict[str, Any] = {"kept": 0}
     policy = shipped()
     if arm != "unchanged":

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from world_hues import HUES, hue
-from world_training import Settings, data, folders
+from world_training import Settings, data, trained
 
 from vla_stack.world_model.clips import Recording, open_recording
 from vla_stack.world_model.memory import Memory, history_chunks
-from vla_stack.world_model.model import End, WorldModel, load
+from vla_stack.world_model.model import End, WorldModel
 from vla_stack.world_model.quality import chunk_noise, decode
 
 AWAY = 16  # a frame out of sight: 9 control steps over the cube, 9 away, then back
@@ -38,7 +38,7 @@ def hue_of(pictures: np.ndarray) -> np.ndarray:
 
 def memory(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]:
     """Hue accuracy of an arm at the second look, with its own history, a swapped one, and shuffled history poses."""
-    model = load(folders(out, "memory", arm, seed)[-1])
+    model = trained(out, "memory", arm, seed)[-1]
     recording = open_recording(data(settings, out, hue=True))
     starts = np.unique(recording.start[recording.held_out])
     truth = np.array([hue(int(e)) for e in np.unique(recording.start).searchsorted(starts)])
@@ -63,30 +63,30 @@ def memory(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]
 def second_look(model: WorldModel, recording: Recording, starts: np.ndarray, change: str, seed: int) -> np.ndarray:
     """Wrist pictures uint8 [B, H, W, 3] imagined at the second look, from recorded history and a current frame that
     sees nothing of the cube."""
-    h = model.horizon
+    h, device = model.horizon, model.bank.device
     chunks = AWAY // h + 1
     now = starts + AWAY // h * h
     sources = np.roll(starts, 1) if change == "swapped" else starts
     memories = []
     for row, start in enumerate(sources):
         frames = start + h * np.arange(chunks)
-        latents = model.vae.encode(torch_of(recording.stacked(frames)))
-        poses = torch_of(recording.poses[starts[row] + h * np.arange(chunks)].copy())
+        latents = model.vae.encode(torch_of(recording.stacked(frames), device))
+        poses = torch_of(recording.poses[starts[row] + h * np.arange(chunks)].copy(), device)
         if change == "shuffled_poses":
             remembered = sorted(set(history_chunks(chunks - 1, model.config.dynamics.history)))
             poses[remembered] = poses[remembered[1:] + remembered[:1]]
-        latents[-1] = model.vae.encode(torch_of(recording.stacked(now[row : row + 1])))[0]
+        latents[-1] = model.vae.encode(torch_of(recording.stacked(now[row : row + 1]), device))[0]
         memory: Memory[End] = Memory(End(latents[0], poses[0]), model.config.dynamics.history)
         for z, p in zip(latents[1:], poses[1:], strict=True):
             memory.push(End(z, p))
         memories.append(memory)
     for c in range(BACK):
-        ahead = torch_of(recording.poses[now[:, None] + 1 + c * h + np.arange(h)])
+        ahead = torch_of(recording.poses[now[:, None] + 1 + c * h + np.arange(h)], device)
         latents, _ = model.chunk(memories, ahead, chunk_noise(model, [seed * 7919 + int(s) for s in starts], c))
         for row, memory in enumerate(memories):
             memory.push(End(latents[row, -1], ahead[row, -1]))
     return decode(model, latents[:, -1])[:, model.cameras.index("wrist")]
 
 
-def torch_of(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))
+def torch_of(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

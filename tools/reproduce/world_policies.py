@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from world_training import Settings, folders
+from world_training import Settings, trained
 
 import sim
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
@@ -20,7 +20,7 @@ from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import Observation
 from vla_stack.world_model.dreams import Dreams, SimulatedStarts, max_steps_of
 from vla_stack.world_model.imagined_env import ImaginedVectorEnv
-from vla_stack.world_model.model import WorldModel, load
+from vla_stack.world_model.model import WorldModel
 from vla_stack.world_model.oracle import Oracle
 from vla_stack.world_model.rehearsal import Act, Episode, roll
 
@@ -59,7 +59,7 @@ CANDIDATES = {
 
 def ranking(settings: Settings, out: Path, name: str, seed: int) -> dict[str, Any]:
     """Successes of one policy over paired starts: simulated, imagined, and as judges see the simulated ones."""
-    model = load(folders(out, "ranking", name, seed)[-1])
+    model = trained(out, "ranking", name, seed)[-1]
     env_id, candidate, steps = model.config.env, CANDIDATES[name], max_steps_of(model)
     starts = list(range(SEED, SEED + settings.starts))
     result: dict[str, Any] = {"real": [], "model": [], "judged": [], "tripped": [], "guards": []}
@@ -82,8 +82,9 @@ def ranking(settings: Settings, out: Path, name: str, seed: int) -> dict[str, An
 def judged(model: WorldModel, episode: Episode) -> bool:
     """Whether the judges see a success in an episode."""
     film = [np.stack([o.images[c] for c in model.cameras]) for o in (*episode.observations, episode.last) if o]
-    task = torch.tensor([model.config.tasks.index(episode.task)])
-    success, _ = model.heads.success(torch.from_numpy(np.stack(film))[None], task)
+    device = model.bank.device
+    task = torch.tensor([model.config.tasks.index(episode.task)], device=device)
+    success, _ = model.heads.success(torch.from_numpy(np.stack(film))[None].to(device), task)
     return bool((success > model.config.limits.success).any())
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from claims import claimed
 from world_hues import record
 
 from results import ROOT
 from vla_stack.data.collect import CollectConfig, collect
 from vla_stack.training import checkpoint
+from vla_stack.world_model.model import WorldModel, load
 from vla_stack.world_model.train import run
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where `vla train` computes too
 RECIPE = ROOT / "configs" / "world_model_tiny.yaml"
 ARMS: dict[str, list[str]] = {
     "full": [],
@@ -88,7 +92,8 @@ def data(settings: Settings, out: Path, hue: bool = False) -> Path:
                 record(root, settings.hue_episodes)
             else:
                 mixture = CollectConfig(settings.task, mixed=True)
-                collect(mixture, root, settings.episodes, workers=1, image_mode="image")
+                cores = len(os.sched_getaffinity(0))  # nothing else can begin without data
+                collect(mixture, root, settings.episodes, workers=cores, image_mode="image")
             finished.touch()
     return root
 
@@ -103,6 +108,11 @@ def runs(part: str, arm: str, seed: int) -> list[str]:
 def folders(out: Path, part: str, arm: str, seed: int) -> list[Path]:
     """Where they are."""
     return [out / "runs" / name for name in runs(part, arm, seed)]
+
+
+def trained(out: Path, part: str, arm: str, seed: int) -> list[WorldModel]:
+    """They, where this machine computes."""
+    return [load(folder, DEVICE) for folder in folders(out, part, arm, seed)]
 
 
 def unfinished(out: Path, part: str, arm: str, seed: int) -> list[str]:
