@@ -47,7 +47,17 @@ def hardware() -> dict[str, Any]:
                 break
     except OSError:
         pass
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    found = {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    torch = sys.modules.get("torch")  # a bench that computed on a GPU has imported it
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def machine(hw: dict[str, Any]) -> str:
+    """:func:`hardware` in a few words."""
+    gpu = [hw["gpu"]] if "gpu" in hw else []
+    return ", ".join([*gpu, str(hw.get("cpu")), f"{hw.get('cores')} cores"])
 
 
 def revision() -> str:
@@ -62,7 +72,7 @@ def revision() -> str:
         return "unknown"
 
 
-def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = ()) -> Path:
+def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = (), path: Path | None = None) -> Path:
     """Write one result file and print its checks as a table.
 
     Args:
@@ -70,11 +80,13 @@ def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = 
         checks: Claims with their bounds.
         data: Everything else that a plot or a reader needs; must be JSON.
         seeds: Seeds used.
+        path: Another file than ``docs/results/<name>.json``.
 
     Returns:
         Path of the file written.
     """
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = path or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     argv = [Path(sys.argv[0]).resolve()]
     try:
         argv = [argv[0].relative_to(ROOT)]
@@ -89,7 +101,6 @@ def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = 
         "checks": [asdict(c) | {"holds": c.holds} for c in checks],
         "data": data,
     }
-    path = RESULTS / f"{name}.json"
     tmp = path.with_suffix(".json.tmp")
     tmp.write_text(json.dumps(record, indent=1) + "\n")
     os.replace(tmp, path)
@@ -99,8 +110,7 @@ def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = 
 
 def show(record: dict[str, Any]) -> None:
     """Print the checks of one result file."""
-    hw = record["hardware"]
-    print(f"\n{record['name']}  ({record['revision']}, {hw.get('cpu')}, {hw.get('cores')} cores)")
+    print(f"\n{record['name']}  ({record['revision']}, {machine(record['hardware'])})")
     for c in record["checks"]:
         mark = {True: "holds", False: "FALLS SHORT", None: ""}[c["holds"]]
         bound = "" if c["bound"] is None else f"{c['sense']} {c['bound']:g}"
@@ -119,9 +129,9 @@ def markdown(records: Sequence[dict[str, Any]]) -> str:
         "hardware and seeds. A check that falls short stays, with the reason.",
     ]
     for r in records:
-        hw, seeds = r["hardware"], ", ".join(map(str, r["seeds"]))
+        seeds = ", ".join(map(str, r["seeds"]))
         lines += ["", f"## {r['name']}", "", f"`{r['command']}`" + (f", seeds {seeds}" if seeds else "") + "  "]
-        lines += [f"revision {r['revision']}, {hw.get('cpu')}, {hw.get('cores')} cores", ""]
+        lines += [f"revision {r['revision']}, {machine(r['hardware'])}", ""]
         lines += ["| check | value | interval | bound | holds |", "|---|---|---|---|---|"]
         for c in r["checks"]:
             interval = "" if not c["interval"] else f"[{c['interval'][0]:.3g}, {c['interval'][1]:.3g}]"
