@@ -104,7 +104,9 @@ class PretrainedPrefix(nn.Module):
         encoded: dict[str, Tensor] = {}
         if present:
             pixels = torch.cat([fit(to_float(batch[key]), self.size) for key in present])
-            encoded = dict(zip(present, self.encode_images(pixels).to(dtype).chunk(len(present)), strict=True))
+            # Not `chunk`, which would tie an exported graph to the size of its batch.
+            per_camera = self.encode_images(pixels).to(dtype).unflatten(0, (len(present), -1))
+            encoded = dict(zip(present, per_camera, strict=True))
         absent = torch.zeros(words.shape[0], per_image, self.width, dtype=dtype, device=words.device)
         tokens, masks = [absent[:, :0]], [torch.zeros(words.shape[0], 0, dtype=torch.bool, device=words.device)]
         for key in self.config.camera_keys:

@@ -3,13 +3,18 @@
 The loop over steps stays outside, so that one pair of graphs serves any number of steps, and the prefix is computed
 once. The second graph is the whole Euler step, fixed action prefix included: nothing but its own output has to be
 handed back to it, which never leaves the device. Batch sizes are dynamic, everything else is static.
+
+Graphs compute in float32, whatever types the policy's weights have: on a CPU, ONNX Runtime has no bfloat16
+convolutions. Adapters (LoRA) are merged into the weights that they adapt.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +27,15 @@ from torch import Tensor, nn
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.continuation import continuing_modes
+from vla_stack.policies.directory import read_config
 from vla_stack.policies.onnx_policy import MANIFEST, PREFIX, STEP, Manifest, OnnxPolicy
 from vla_stack.policies.transformer import PrefixContext
-from vla_stack.policies.weights import find_weights
-from vla_stack.schema import Observation
+from vla_stack.policies.weights import find_weights, first_line
+from vla_stack.schema import ACTION_DIM_IS_PAD, Observation
 
-LARGEST_INLINE = 1 << 30  # bytes of weights inside a graph file; protobuf ends at 2 GiB
+LARGEST_INLINE = 1 << 30  # bytes of weights inside a graph file, else in one beside it; protobuf ends at 2 GiB
+REMEDY = "serve it with --backend torch or compile"
+COMPARED = (1, 2, 3)  # sizes of batch; graphs are traced with 2
 
 
 class PrefixGraph(nn.Module):
@@ -73,50 +81,113 @@ def export(source: Path, out: Path) -> Manifest:
         out: New directory, which :func:`~vla_stack.policies.chunk_policy.load_policy` opens like any other.
 
     Raises:
-        UserError: It is no flow policy, or the exported graphs do not compute what the policy does.
+        UserError: As :func:`write_graphs`, or the policy drives several robots.
     """
+    if len(getattr(read_config(source, "cpu"), "embodiments", ())) > 1:
+        raise UserError(f"{source} drives several robots, which graphs cannot", REMEDY)
     chunks = load_policy(source)
-    policy: Any = chunks.policy
+    manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), out)
+    weights = find_weights(source)
+    for file in source.iterdir():
+        if file.is_file() and file != weights and file.suffix in (".json", ".safetensors", ".txt", ".model"):
+            shutil.copy(file, out / file.name)
+    return manifest
+
+
+def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
+    """Write the graphs of a policy and their manifest, which is what :class:`OnnxPolicy` reads.
+
+    Args:
+        policy: The policy, which is used up: it ends on the CPU, in float32, without adapters.
+        batch: Three preprocessed observations.
+        out: Directory.
+
+    Raises:
+        UserError: It is no flow policy, it cannot be traced, or the graphs do not compute what the policy does.
+    """
     if not continuing_modes(policy):
         raise UserError(f"a policy of type '{policy.config.type}' is not a flow policy", "only flow policies export")
-    batch = example(chunks)
+    if getattr(policy.config, "consensus_ratio", None) is not None:
+        what = "a mixture of horizons that chooses how much of a chunk to execute"
+        raise UserError(f"{what} does not export", f"{REMEDY}, or set consensus_ratio=null in its config.json")
+    if (lacking := batch.get(ACTION_DIM_IS_PAD)) is not None and lacking.any():
+        raise UserError("a policy whose actions are padded to a larger robot's does not export", REMEDY)
+    policy.eval()
     names = tuple(key for key, value in batch.items() if isinstance(value, Tensor) and key.startswith("observation."))
+    noise = torch.randn(max(COMPARED), policy.horizon, policy.noise_dim, generator=torch.Generator().manual_seed(0))
+    device = next(policy.parameters()).device
+    served = policy.predict_action_chunk({n: batch[n].to(device) for n in names}, noise=noise.to(device)).float().cpu()
+    to_float32(policy)
+    batch = {n: batch[n].cpu() for n in names}
+    wanted = policy.predict_action_chunk(batch, noise=noise)
+    merge_adapters(policy)
+
     out.mkdir(parents=True, exist_ok=True)
+    (out / MANIFEST).unlink(missing_ok=True)  # what fails below must not look like an exported policy
     with torch.no_grad():
-        context = policy.encode(batch)
+        traced = tuple(batch[n][:2] for n in names)
+        context = policy.encode(dict(zip(names, traced, strict=True)))
         layers = len(context.keys_values)
         kv = [f"{kind}_{i}" for i in range(layers) for kind in ("k", "v")]
-        _write(PrefixGraph(policy, names), tuple(batch[n] for n in names), names, ("mask", *kv), out / PREFIX)
+        _write(PrefixGraph(policy, names), traced, names, ("mask", *kv), out / PREFIX)
         b, h, a = len(context.mask), policy.horizon, policy.noise_dim
         x, t, is_fixed = torch.randn(b, h, a), torch.full((b,), 0.5), torch.zeros(b, h, dtype=torch.bool)
         tensors = (x, t, t * 0.2, torch.zeros_like(x), is_fixed, context.mask)
         flat = tuple(tensor for pair in context.keys_values for tensor in pair)
         inputs = ("x", "t", "dt", "fixed", "is_fixed", "mask", *kv)
         _write(StepGraph(policy), (*tensors, *flat), inputs, ("x_next",), out / STEP)
-    weights = find_weights(source)
-    for file in source.iterdir():
-        if file.is_file() and file != weights and file.suffix in (".json", ".safetensors", ".txt", ".model"):
-            shutil.copy(file, out / file.name)
     max_delay, dim = getattr(policy, "max_delay", 0), policy.action_dim
     manifest = Manifest(names, layers, h, a, dim, policy.inference_steps, max_delay)
+    manifest = replace(manifest, cosine_served=_cosine(served, wanted))
     (out / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
-    manifest = compare(chunks, out, manifest)
+    try:
+        manifest = compare(OnnxPolicy(out, policy.config), batch, noise, wanted)
+    except BaseException:
+        (out / MANIFEST).unlink()
+        raise
     (out / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
     return manifest
 
 
-def compare(chunks: ChunkPolicy, out: Path, manifest: Manifest) -> Manifest:
+def compare(
+    exported: OnnxPolicy, batch: Mapping[str, Tensor], noise: Float[Tensor, "b h a"], wanted: Float[Tensor, "b h a"]
+) -> Manifest:
     """The manifest with how far the graphs are from the policy; UserError if they are not the same function."""
-    batch = example(chunks, 3)  # another number than they were traced with
-    noise = torch.randn(3, manifest.horizon, manifest.noise_dim, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        wanted = chunks.policy.predict_action_chunk(batch, noise=noise).float()
-    got = OnnxPolicy(out, chunks.policy.config).predict_action_chunk(batch, noise=noise)
-    cosine = torch.nn.functional.cosine_similarity(wanted.flatten(1), got.flatten(1)).min().item()
-    error = (wanted - got).abs().max().item()
+    cosine, error = 1.0, 0.0
+    for n in COMPARED:
+        try:
+            got = exported.predict_action_chunk({k: v[:n] for k, v in batch.items()}, noise[:n])
+        except Exception as e:  # the runtime's exceptions have no public common class
+            raise UserError(f"the graphs cannot be run on {n} observations: {first_line(e)}", REMEDY) from e
+        cosine = min(cosine, _cosine(wanted[:n], got))
+        error = max(error, (wanted[:n] - got).abs().max().item())
     if not cosine >= 0.999:
-        raise UserError(f"the graphs in {out} do not compute what the policy does (cosine {cosine:.4f})")
-    return replace(manifest, cosine=cosine, max_error=error)
+        raise UserError(f"the graphs do not compute what the policy does (cosine {cosine:.4f})", REMEDY)
+    return replace(exported.manifest, cosine=cosine, max_error=error)
+
+
+def _cosine(a: Float[Tensor, "b h a"], b: Float[Tensor, "b h a"]) -> float:
+    """Least cosine of two chunks of one observation."""
+    return torch.nn.functional.cosine_similarity(a.flatten(1).double(), b.flatten(1).double()).min().item()
+
+
+def to_float32(policy: Any) -> None:
+    """Move a policy to the CPU and to float32, weights and arithmetic, in place; its configuration is copied."""
+    policy.to("cpu", torch.float32)
+    for module in policy.modules():
+        if hasattr(module, "_arithmetic") or module is policy:
+            module.config = copy.copy(module.config)
+            module.config.device = "cpu"
+            if hasattr(module.config, "backbone_dtype"):
+                module.config.backbone_dtype = "float32"
+
+
+def merge_adapters(policy: nn.Module) -> None:
+    """Add the adapters of peft to the weights that they adapt, and take them out, in place."""
+    for name, module in list(policy.named_modules()):
+        if hasattr(module, "get_base_layer"):
+            module.merge()
+            policy.set_submodule(name, module.get_base_layer())
 
 
 def example(chunks: ChunkPolicy, n: int = 2) -> dict[str, Any]:
@@ -134,24 +205,31 @@ def example(chunks: ChunkPolicy, n: int = 2) -> dict[str, Any]:
         return chunks.preprocess(observations)
 
 
-def _write(
-    module: nn.Module, tensors: tuple[Tensor, ...], inputs: tuple[str, ...], outputs: tuple[str, ...], file: Path
-) -> None:
-    size = sum(p.numel() * p.element_size() for p in module.parameters())
+def trace(module: nn.Module, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    """A module as a graph whose batch has any size. ``torch.onnx.export`` alone would, where that is impossible, try
+    other ways of tracing until one of them takes the batch of the example for the only one."""
     batch = {0: torch.export.Dim("batch")}
     variadic = module.forward.__code__.co_argcount - 1  # *args are one entry of the shapes' tree
     fixed, rest = tensors[:variadic], tensors[variadic:]
     shapes = (*(batch for _ in fixed), tuple(batch for _ in rest))
-    with warnings.catch_warnings():  # the exporter's own, about its internals
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module.eval(),
-            tensors,
-            file,
-            input_names=list(inputs),
-            output_names=list(outputs),
-            dynamic_shapes=shapes,
-            dynamo=True,
-            external_data=size > LARGEST_INLINE,
-            verbose=False,
-        )
+    return torch.export.export(module.eval(), tensors, dynamic_shapes=shapes, strict=False)
+
+
+def _write(
+    module: nn.Module, tensors: tuple[Tensor, ...], inputs: tuple[str, ...], outputs: tuple[str, ...], file: Path
+) -> None:
+    size = sum(p.numel() * p.element_size() for p in module.parameters())
+    try:
+        with warnings.catch_warnings():  # the exporter's own, about its internals
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                trace(module, tensors),
+                f=file,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                dynamo=True,
+                external_data=size > LARGEST_INLINE,
+                verbose=False,
+            )
+    except Exception as e:  # a tracer's exceptions have no common class
+        raise UserError(f"{file.name} cannot be made of this policy: {first_line(e)}", REMEDY) from e

@@ -31,8 +31,10 @@ class Manifest:
         action_dim: Entries of an action.
         inference_steps: Euler steps.
         max_delay: Longest action prefix in steps, 0 if the policy takes none.
-        cosine: Cosine between exported and original actions on a random observation.
+        cosine: Least cosine between exported and original actions on random observations, both in float32.
         max_error: Largest difference between them, normalised actions.
+        cosine_served: Least cosine between the original's actions in float32 and in its own arithmetic, which is
+            bfloat16 with most backbones.
     """
 
     inputs: tuple[str, ...]
@@ -44,6 +46,7 @@ class Manifest:
     max_delay: int
     cosine: float = 1.0
     max_error: float = 0.0
+    cosine_served: float = 1.0
 
 
 class OnnxPolicy:
@@ -113,6 +116,9 @@ def _session(file: Path, device: str) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     try:
-        return ort.InferenceSession(str(file), options, providers=providers)
+        session = ort.InferenceSession(str(file), options, providers=providers)
     except Exception as e:  # the runtime's exceptions have no public common class
         raise UserError(f"{file} cannot be run: {str(e).splitlines()[0]}", "export the policy again") from None
+    if session.get_providers()[0] != providers[0]:  # which it says in a log alone
+        raise UserError("ONNX Runtime cannot load its CUDA provider", "install its CUDA libraries, or use --device cpu")
+    return session
