@@ -48,3 +48,8 @@ def test_it_says_that_it_needs_a_gpu(bench, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="needs a CUDA device.*world_gpu.py --smoke"):
         bench.main([])
+
+
+def test_rows_that_no_time_is_left_for_are_named(bench, tmp_path, capsys):
+    assert bench.main(["--smoke", "--only", "tiny", "--seconds", "-1"]) == 1
+    assert "no time was left from 'weights' on" in capsys.readouterr().err

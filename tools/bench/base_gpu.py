@@ -1,7 +1,7 @@
 """The preset ``base`` on a GPU: training step time and memory; latency of one chunk, also at the size of pi0.5.
 
     python tools/bench/base_gpu.py                  # writes docs/results/base_gpu.json
-    python tools/bench/base_gpu.py --only base pi05 --out FILE
+    python tools/bench/base_gpu.py --only base exported --out FILE
     python tools/bench/base_gpu.py --smoke          # the same code on a CPU, tiny models, nothing written
 
 Weights are random: neither time nor memory depends on them, and no download is needed. Times are medians, GB are 10^9
@@ -11,8 +11,8 @@ training: ``configs/base.yaml`` with a backbone of the size of SmolVLM2-500M (tw
 is loss, backward pass, clipping and AdamW on data that is on the device.
 base: one chunk of that policy. pi05: one chunk of a policy with a PaliGemma-3B backbone, an expert of width 1024, a
 prompt of 200 tokens with the state in it, three cameras, 50 actions and 10 Euler steps, as pi0.5.
-onnx: the shipped policy, whose size ``vla export`` handles; it refuses pretrained backbones so far. Here times are of
-``ChunkPolicy.infer``, processors included.
+exported: that of base as ``vla export`` writes it, in float32, on the provider that is there.
+onnx: the shipped policy, torch beside ONNX Runtime; here times are of ``ChunkPolicy.infer``, processors included.
 
 Policies compute as ``vla serve`` has them: frozen weights in ``backbone_dtype``, bfloat16, the rest in float32, and
 arithmetic in bfloat16 by autocast, whatever ``native_precision`` says. *compiled* is what ``--backend compile`` does:
@@ -22,6 +22,7 @@ floats, as the server passes them; processors are outside of the times of base a
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -282,6 +283,33 @@ def tried_out(smoke: bool) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("default", force_backend="eager") if smoke else nullcontext()
 
 
+def exported(figures: Figures, smoke: bool) -> None:
+    """Chunks of base by ONNX Runtime; on CUDA a call takes its inputs from the host and brings its chunk there."""
+    import onnxruntime
+
+    from vla_stack.policies.onnx_export import write_graphs
+    from vla_stack.policies.onnx_policy import OnnxPolicy
+
+    threads, cuda = torch.get_num_threads(), "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    torch.set_num_threads(1 if smoke else os.cpu_count() or 1)  # as `vla serve`
+    policy = make_policy(smolvlm(smoke), 2, figures.device, **recipe_of_base(smoke, 1)[1]).eval()
+    config = copy.copy(policy.config)  # the policy is used up
+    config.device = "cuda" if cuda else "cpu"
+    inputs = {size: make_batch(policy, size, torch.device("cpu"), recorded=False) for size in BATCHES}
+    with tempfile.TemporaryDirectory() as folder:
+        with figures.row("exported", "export") as row:
+            manifest = write_graphs(policy, make_batch(policy, 3, figures.device, recorded=False), Path(folder))
+            row |= {"max_error": manifest.max_error, "cosine_served": manifest.cosine_served}
+        del policy
+        runtime = OnnxPolicy(Path(folder), config)
+        for size in BATCHES:
+            with figures.row("exported", f"batch {size}") as row:
+                row["device"], batch = f"{'CUDA' if cuda else 'CPU'}ExecutionProvider", inputs[size]
+                noise = torch.randn(size, runtime.horizon, runtime.noise_dim)
+                row["ms"] = figures.median_ms(lambda: runtime.predict_action_chunk(batch, noise), 1 if smoke else 20)  # noqa: B023
+    torch.set_num_threads(threads)
+
+
 def onnx(figures: Figures, smoke: bool) -> None:
     """The shipped policy: torch, torch compiled, and ONNX Runtime on the provider that is there."""
     import onnxruntime
@@ -339,6 +367,9 @@ def checks(figures: Figures) -> list[Check]:
                 row = (section, f"{how}, batch {size}")
                 found += figures.check(f"{title}, chunk, {how}, batch {size}, ms", *row, "ms")
                 found += figures.check(f"{title}, peak memory, {how}, batch {size}, GB", *row, "peak_gb")
+    for name, row in figures.sections.get("exported", {}).items():
+        if "ms" in row:
+            found.append(Check(f"base, chunk, ONNX Runtime, {row['device']}, {name}, ms", row["ms"]))
     for name, row in figures.sections.get("onnx", {}).items():
         if "ms" in row:
             found.append(Check(f"shipped policy, {name}, {row['device']}, ms", row["ms"]))
@@ -346,7 +377,7 @@ def checks(figures: Figures) -> list[Check]:
 
 
 def main(arguments: list[str]) -> int:
-    sections = {"training": training, "base": base, "pi05": pi05, "onnx": onnx}
+    sections = {"training": training, "base": base, "pi05": pi05, "exported": exported, "onnx": onnx}
     return run("base_gpu", __doc__, sections, checks, arguments, seconds=270)
 
 

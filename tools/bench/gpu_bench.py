@@ -47,9 +47,10 @@ class Figures:
         row: dict[str, Any] = {}
         self.sections.setdefault(section, {})[name] = row
         begin = time.perf_counter()
+        if begin > self._end:  # not in the try: the rows that follow are left out too
+            del self.sections[section][name]
+            raise TimeoutError(f"no time was left from '{name}' on: run it alone with --only, or give more --seconds")
         try:
-            if begin > self._end:
-                raise TimeoutError("no time was left for it: run it alone with --only, or give more --seconds")
             yield row
         except Exception as e:
             row["failed"] = f"{type(e).__name__}: {e}"[:2000]
@@ -145,7 +146,7 @@ def run(
             sections[section](figures, args.smoke)
         except Exception as e:  # between rows
             traceback.print_exc()
-            figures.sections.setdefault(section, {})["section"] = {"failed": f"{type(e).__name__}: {e}"[:2000]}
+            figures.sections.setdefault(section, {})["the rest"] = {"failed": f"{type(e).__name__}: {e}"[:2000]}
         print(f"{section}: {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
     failed = figures.failures()
     if not args.smoke and (args.out or not args.only):
