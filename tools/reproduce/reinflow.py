@@ -7,8 +7,8 @@
 Claim (arXiv:2505.22094): PPO through the likelihood of the noisy chain raises the success of a few-step flow policy by
 tens of points (40 for the authors' shortcut policies); asked for here are 20 from a start of 30-60 %, at 4 and 1 steps.
 
-All arms of a task and seed begin with one imitation policy, calibrated at 4 steps, and meet as many episodes. Success is
-that of the policy as it is deployed, without noise, on fixed scenes. ``fixed`` injects noise of one size, ``bc``
+All arms of a task and seed begin with one imitation policy, calibrated at 4 steps, and meet as many episodes; success
+is that of the policy as it is deployed, without noise, on fixed scenes. ``fixed`` injects noise of one size, ``bc``
 imitates its own successful episodes (as many optimiser steps, no noise). Observations hold the poses of the objects:
 about algorithms, not about seeing. A cell is one arm of one task and seed; a stopped run continues.
 """

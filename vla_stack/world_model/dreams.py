@@ -149,8 +149,9 @@ class Dreams:
         tasks = self.model.config.tasks
         task = tasks.index(start.task) if start.task in tasks else None
         pose = torch.from_numpy(state[:POSE].copy()).to(device)
-        self._dreams[row] = Dream(seed, self.model.begin(pictures[None], state[None, :POSE])[0], task, pose, state)
-        p, self._dreams[row].judged = self._judge(self._dreams[row], torch.from_numpy(pictures[None]).to(device))
+        dream = Dream(seed, self.model.begin(pictures[None], state[None, :POSE])[0], task, pose, state)
+        self._dreams[row] = dream
+        p = self._judge([dream], torch.from_numpy(pictures[None, None]).to(device))[0]
         first = {c: start.pictures[c][None] for c in self.model.cameras}
         no = np.zeros(1, bool)
         return Frames(first, state[None], p, no, no), start.task
@@ -192,17 +193,25 @@ class Dreams:
                     self._dreams[rows[i]].commands += todo[i][: takes[i]]
                     del todo[i][: takes[i]]
                 dreams = [self._dreams[rows[i]] for i in group]
-                for i, dream, (pictures, poses, trips) in zip(group, dreams, self._imagine(dreams, n), strict=True):
-                    new = slice(n - takes[i], n)
-                    films[i].append(self._frames(dream, pictures[new], poses[new], trips))
+                pictures, poses, trips = self._imagine(dreams, n)
+                for m in {takes[i] for i in group}:  # frames that are newly shown
+                    alike = [g for g, i in enumerate(group) if takes[i] == m]
+                    shown = self._frames(
+                        [dreams[g] for g in alike],
+                        pictures[alike, n - m :],
+                        poses[alike, n - m :],
+                        [trips[g] for g in alike],
+                    )
+                    for g, frames in zip(alike, shown, strict=True):
+                        films[group[g]].append(frames)
         return [_joined(parts) for parts in films]
 
     def close(self) -> None:
         self._starts.close()
 
     @torch.no_grad()
-    def _imagine(self, dreams: list[Dream], n: int) -> list[tuple[Tensor, Tensor, list[str]]]:
-        """Pictures [n, V, H, W, 3], poses [n, 5] and tripped guards of dreams with ``n`` commands each."""
+    def _imagine(self, dreams: list[Dream], n: int) -> tuple[Tensor, Tensor, list[list[str]]]:
+        """Pictures [B, n, V, H, W, 3], poses [B, n, 5] and tripped guards of B dreams with ``n`` commands each."""
         model = self.model
         commands = torch.stack([torch.stack(d.commands) for d in dreams])
         pose, before = torch.stack([d.memory.current.pose for d in dreams]), torch.stack([d.before for d in dreams])
@@ -210,40 +219,51 @@ class Dreams:
         noise = torch.cat([chunk_noise(model, [d.seed], d.memory.chunks) for d in dreams])
         latents, spread = model.chunk([d.memory for d in dreams], poses, noise)
         pictures = model.vae.pictures(latents[:, :n])
-        out: list[tuple[Tensor, Tensor, list[str]]] = []
-        whole = n == model.horizon
-        measured = guards.readings(model, spread, latents, pictures, poses, commands, pose) if whole else {}
-        for row, dream in enumerate(dreams):
-            trips: list[str] = []
-            if whole:
+        trips: list[list[str]] = [[] for _ in dreams]
+        if n == model.horizon:
+            measured = guards.readings(model, spread, latents, pictures, poses, commands, pose)
+            for row, dream in enumerate(dreams):
                 dream.memory.push(End(latents[row, -1], poses[row, -1]))
                 dream.before, dream.commands = commands[row, -1], []
-                trips = guards.tripped(model, measured, dream.memory.chunks, row)
-            out.append((pictures[row], poses[row], trips))
-        return out
-
-    def _frames(self, dream: Dream, pictures: Tensor, poses: Tensor, trips: list[str]) -> Frames:
-        """Judge pictures [n, V, H, W, 3] that are newly shown, and measure the robot in them."""
-        p, dream.judged = self._judge(dream, pictures)
-        with torch.no_grad():
-            opening = self.model.heads.probe(pictures)[:, 4].clamp(0, 1).cpu().numpy()
-        states = []
-        for pose, opened in zip(poses.cpu().numpy(), opening, strict=True):
-            joints = self._ik.solve(pose[:4].astype(np.float64), dream.state[POSE : POSE + len(ARM7.joints)])
-            dream.state = np.concatenate([pose[:4], [opened], joints]).astype(np.float32)
-            states.append(dream.state)
-        films = {c: pictures[:, v].cpu().numpy() for v, c in enumerate(self.model.cameras)}
-        done = p > self.model.config.limits.success
-        return Frames(films, np.stack(states), p, done, np.zeros_like(done), trips)
+                trips[row] = guards.tripped(model, measured, dream.memory.chunks, row)
+        return pictures, poses, trips
 
     @torch.no_grad()
-    def _judge(self, dream: Dream, pictures: Tensor) -> tuple[NDArray[np.float32], list[Tensor] | None]:
-        """Success probability [n] of pictures [n, V, H, W, 3]; 0 where the judges do not know the instruction."""
-        if dream.task is None:
-            return np.zeros(len(pictures), np.float32), None
-        task = torch.tensor([dream.task], device=pictures.device)
-        p, states = self.model.heads.success(pictures[None], task, dream.judged)
-        return p[0].cpu().numpy(), states
+    def _frames(self, dreams: list[Dream], pictures: Tensor, poses: Tensor, trips: list[list[str]]) -> list[Frames]:
+        """Judge newly shown pictures [B, n, V, H, W, 3], all dreams at once, and measure the robots in them."""
+        p = self._judge(dreams, pictures)
+        opening = self.model.heads.probe(pictures.flatten(0, 1))[:, 4].clamp(0, 1).unflatten(0, pictures.shape[:2])
+        told = torch.cat([poses[..., :4], opening[..., None]], -1).cpu().numpy()
+        seen = pictures.cpu().numpy()
+        out = []
+        for row, dream in enumerate(dreams):
+            states = []
+            for pose in told[row]:
+                joints = self._ik.solve(pose[:4].astype(np.float64), dream.state[POSE : POSE + len(ARM7.joints)])
+                dream.state = np.concatenate([pose, joints]).astype(np.float32)
+                states.append(dream.state)
+            films = {c: seen[row, :, v] for v, c in enumerate(self.model.cameras)}
+            done = p[row] > self.model.config.limits.success
+            out.append(Frames(films, np.stack(states), p[row], done, np.zeros_like(done), trips[row]))
+        return out
+
+    @torch.no_grad()
+    def _judge(self, dreams: list[Dream], pictures: Tensor) -> NDArray[np.float32]:
+        """Success probability [B, n] of pictures [B, n, V, H, W, 3]; 0 where the judges do not know the instruction."""
+        p = np.zeros(pictures.shape[:2], np.float32)
+        rows = [row for row, d in enumerate(dreams) if d.task is not None]
+        if rows:
+            known = [dreams[row] for row in rows]
+            task = torch.tensor([d.task for d in known], device=pictures.device)
+            # One state a judge, [1, B, width]; none of them at the first frame.
+            before = None if known[0].judged is None else [
+                torch.cat(states, 1) for states in zip(*(d.judged for d in known if d.judged), strict=True)
+            ]  # fmt: skip
+            of_known, after = self.model.heads.success(pictures[rows], task, before)
+            p[rows] = of_known.cpu().numpy()
+            for i, dream in enumerate(known):
+                dream.judged = [state[:, i : i + 1] for state in after]
+        return p
 
 
 def make_env(name: str, render_mode: str | None = None, device: str = "cpu") -> ImaginedEnv:
