@@ -1,7 +1,9 @@
 """What holds for every test: few threads, software rendering, and a Ctrl-C that works."""
 
+import importlib.util
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +28,17 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name in REAL_TIME:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.fixture(scope="session")
+def load_tool():
+    """A script under ``tools/`` as a module."""
+
+    def load(path):
+        file = Path(__file__).resolve().parent.parent / "tools" / path
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -1,6 +1,5 @@
 """Training the preset `base`: a recipe from dataset to a directory that stands alone, parameter groups, memory."""
 
-import importlib.util
 import json
 import shutil
 from dataclasses import astuple, replace
@@ -184,12 +183,8 @@ def test_too_little_memory_names_a_remedy():
 
 
 @pytest.fixture(scope="module")
-def bench():
-    path = Path(__file__).resolve().parents[2] / "tools" / "bench" / "base_gpu.py"
-    spec = importlib.util.spec_from_file_location("base_gpu", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bench(load_tool):
+    return load_tool("bench/base_gpu.py")
 
 
 @pytest.mark.slow

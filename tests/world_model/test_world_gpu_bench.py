@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +11,8 @@ from vla_stack.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def bench():
-    path = Path(__file__).resolve().parents[2] / "tools" / "bench" / "world_gpu.py"
-    spec = importlib.util.spec_from_file_location("world_gpu", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bench(load_tool):
+    return load_tool("bench/world_gpu.py")
 
 
 @pytest.mark.slow

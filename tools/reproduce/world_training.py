@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from claims import claimed
 from world_hues import record
 
 from results import ROOT
 from vla_stack.data.collect import CollectConfig, collect
 from vla_stack.training import checkpoint
+from vla_stack.training.placement import Local
 from vla_stack.world_model.model import WorldModel, load
 from vla_stack.world_model.train import run
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where `vla train` computes too
+DEVICE = Local("auto").device  # where `vla train` computes too
 RECIPE = ROOT / "configs" / "world_model_tiny.yaml"
 ARMS: dict[str, list[str]] = {
     "full": [],
