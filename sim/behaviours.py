@@ -14,6 +14,9 @@ Kind = Literal["expert", "clumsy", "waypoints", "look_away"]
 SHARES: dict[Kind, float] = {"expert": 0.35, "clumsy": 0.35, "waypoints": 0.20, "look_away": 0.10}
 SEGMENT = 12  # control steps for which a clumsy expert is wrong in one way
 MISS = 0.02  # m, standard deviation of how far it is off
+# Levels of noise on what is executed (`Expert.perturb`), one of them an episode. Policies do not move as smoothly as
+# experts: what they command has to lie within the data, and where such commands lead has to be learnt.
+SHAKES: dict[Kind, tuple[float, ...]] = {"expert": (0.0, 0.3, 0.6), "clumsy": (0.0, 0.6, 1.5)}
 # Where tools wander: x, y, z in metres. Closer to the table than an expert's free moves, so that things are touched.
 LOW, HIGH = np.array([0.32, -0.22, 0.02]), np.array([0.60, 0.22, 0.28])
 HOVER = 0.14  # m above the table, from where the wrist camera sees a cube
@@ -29,9 +32,9 @@ def deal(seed: int) -> Kind:
 class Behaviour:
     """Acts in a ``sim`` environment in one of several ways; used as an :class:`~sim.expert.Expert` is.
 
-    - ``expert``: the expert.
+    - ``expert``: the expert, with little or no noise on its commands.
     - ``clumsy``: the expert, but every 12 steps off in another direction, and sometimes with the wrong gripper. It
-      misses, drops and knocks things over, and sometimes succeeds.
+      misses, drops and knocks things over, and sometimes succeeds. Its noise is larger.
     - ``waypoints``: random tool poses, half of them at an object.
     - ``look_away``: over an object, far from it, and back: what is there again was there all the time.
 
@@ -42,7 +45,8 @@ class Behaviour:
     """
 
     def __init__(self, env: gym.Env, kind: Kind, seed: int = 0) -> None:
-        self._env, self._expert, self._kind = env.unwrapped, Expert(env), kind
+        shake = float(np.random.default_rng([seed, 3]).choice(SHAKES.get(kind, (0.0,))))
+        self._env, self._expert, self._kind = env.unwrapped, Expert(env, shake, seed), kind
         self._rng = np.random.default_rng([seed, 2])
         self._step = self._until = 0
         self._offset: NDArray[np.float64] = np.zeros(3)
@@ -64,8 +68,8 @@ class Behaviour:
         return self._expert.towards(goal.position + self._offset, goal.yaw, gripper)
 
     def perturb(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What is executed instead of ``action``: the same."""
-        return action
+        """What is executed instead of ``action``."""
+        return self._expert.perturb(action)
 
     def _plan(self) -> None:
         """What to do until the next plan."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import platform
 import subprocess
@@ -17,11 +18,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
+SENSES = {">=": operator.ge, ">": operator.gt, "<=": operator.le}
+SIGNS = {">=": "≥", ">": ">", "<=": "≤"}
 
 
 @dataclass
 class Check:
-    """One claim: ``value`` is held against ``bound`` (``>=`` or ``<=`` by ``sense``), ``why`` explains a miss."""
+    """One claim: ``value`` is held against ``bound`` (by ``sense``: ``>=``, ``>``, ``<=``), ``why`` explains a miss."""
 
     name: str
     value: float
@@ -34,7 +37,7 @@ class Check:
     def holds(self) -> bool | None:
         if self.bound is None:
             return None
-        return self.value >= self.bound if self.sense == ">=" else self.value <= self.bound
+        return SENSES[self.sense](self.value, self.bound)
 
 
 def hardware() -> dict[str, Any]:
@@ -135,7 +138,7 @@ def markdown(records: Sequence[dict[str, Any]]) -> str:
         lines += ["| check | value | interval | bound | holds |", "|---|---|---|---|---|"]
         for c in r["checks"]:
             interval = "" if not c["interval"] else f"[{c['interval'][0]:.3g}, {c['interval'][1]:.3g}]"
-            bound = "" if c["bound"] is None else f"{'≥' if c['sense'] == '>=' else '≤'} {c['bound']:g}"
+            bound = "" if c["bound"] is None else f"{SIGNS[c['sense']]} {c['bound']:g}"
             holds = {True: "yes", False: f"**no**: {c['why']}", None: ""}[c["holds"]]
             lines.append(f"| {c['name']} | {c['value']:.4g} | {interval} | {bound} | {holds} |")
     return "\n".join(lines) + "\n"

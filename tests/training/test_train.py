@@ -93,6 +93,15 @@ def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, 
         load_file(d / "model.safetensors") for d in (start, tmp_path / "b/checkpoints/last/pretrained_model")
     )
     assert all(np.allclose(before[k].float(), after[k].float(), atol=1e-6) for k in before)
+    # The same robot keeps its normalisation, whatever part of its range the new demonstrations are of.
+    image, state = np.full((SIDE, SIDE, 3), 90, np.uint8), np.full(STATE, 0.3, np.float32)
+    actions = [
+        load_policy(d / "checkpoints/last/pretrained_model").infer(
+            [Observation(state, {"front": image}, "push it")], [5]
+        )
+        for d in (out, tmp_path / "b")
+    ]
+    assert np.allclose(actions[0].actions, actions[1].actions, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode
 from world_toys import ROBOT, SIZE, TASKS, record
 
 import sim
@@ -78,17 +79,21 @@ class Counting:
     def close(self) -> None: ...
 
 
-def test_an_episode_holds_every_frame_once_and_its_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize("autoreset", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_an_episode_holds_every_frame_once_and_its_words(tmp_path: Path, autoreset: AutoresetMode) -> None:
     seen: list[Observation] = []
 
     def act(observations, seeds, k):
         seen.extend(observations)
         return np.full((len(seeds), 3, 5), 0.3, np.float32) + 0.01 * np.arange(3, dtype=np.float32)[:, None]
 
-    env = ImaginedVectorEnv(Counting(), 4)
+    env = ImaginedVectorEnv(Counting(), 4, autoreset)
     episodes = rehearsal.roll(env, act, [0, 1, 2, 3], rehearsal.in_other_words, drive=0.05)
     assert [e.success for e in episodes] == [True, True, True, True]
     assert [len(e.actions) for e in episodes] == [2, 3, 4, 5]  # the arm was driven for the first four steps
+    assert len(seen) == 4 + 2  # two are done within the first chunk: nobody asks what they would do next
+    if autoreset is AutoresetMode.DISABLED:
+        assert env.backend.at == {0: 7, 1: 7, 2: 10, 3: 10}  # and what is over is not imagined on
     for episode in episodes:
         assert [o.images["front"][0, 0, 0] for o in episode.observations] == [
             4 + k for k in range(len(episode.actions))

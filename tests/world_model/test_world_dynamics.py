@@ -123,3 +123,14 @@ def test_guidance_of_one_is_none_and_sampling_is_a_function_of_the_noise() -> No
     assert torch.equal(plain[:, :, 0], guided[:, :, 0]) and not torch.equal(plain[:, :, -1], guided[:, :, -1])
     chunks = [model.imagine(remembered, tokens, x)[0] for _ in range(2)]
     assert torch.equal(*chunks) and chunks[0].shape == x.shape
+
+
+def test_members_doubt_what_they_guess_and_not_the_last_touches() -> None:
+    model = random_model(steps=5, sigma_min=0.01)
+    noise, remembered, tokens, _ = inputs(model)
+    _, spread = model.imagine(remembered, tokens, noise)
+    with torch.no_grad():
+        first = model.denoise(20.0 * noise, remembered, tokens, torch.full((len(noise),), 20.0))
+        last = model.denoise(noise, remembered, tokens, torch.full((len(noise),), 0.01))
+    at_first, at_last = (x.std(1, correction=0)[:, 1:].mean((1, 2, 3, 4, 5)) for x in (first, last))
+    assert (spread > 0.5 * at_first).all() and (at_last < 0.02 * at_first).all()

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+from world_toys import record
+
+from vla_stack.world_model import guards, heads_data
+from vla_stack.world_model.clips import encode_all, open_recording
+from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import Heads, HeadsConfig, balanced_threshold
+from vla_stack.world_model.heads_data import HeadsLoader, calibrate, imagine_rollouts, told_otherwise, window_starts
+from vla_stack.world_model.model import WorldConfig, WorldModel
+from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.vae import Vae, VaeConfig, object_mask, ssim, to_planes
 
 
@@ -51,3 +62,55 @@ def test_what_counts_as_an_object_and_as_similar() -> None:
     assert object_mask(pictures).sum() == 4
     x = to_planes(pictures)
     assert abs(float(ssim(x, x)) - 1) < 1e-5 and ssim(x, -x) < 0.9
+
+
+def test_another_instruction_makes_a_success_none() -> None:
+    rng, task = np.random.default_rng(0), np.arange(600) % 3
+    told, own = told_otherwise(task, 3, rng.random(600) < 0.3, rng)
+    assert (told[own] == task[own]).all() and (told[~own] != task[~own]).all() and 120 < (~own).sum() < 240
+    assert {(int(a), int(b)) for a, b in zip(task[~own], told[~own], strict=True)} == {
+        (a, b) for a in range(3) for b in range(3) if a != b
+    }
+    told, own = told_otherwise(np.zeros(4, int), 1, np.ones(4, bool), rng)  # nothing else could have been said
+    assert not told.any() and own.all()
+
+
+def test_judges_learn_and_are_measured_on_frames_within_episodes(tmp_path: Path) -> None:
+    recording = open_recording(record(tmp_path, episodes=20, frames=7))
+    starts = window_starts(recording, 500, 4, np.random.default_rng(0))
+    assert (starts + 4 <= recording.end[starts]).all() and not recording.held_out[starts].any()
+    torch.manual_seed(0)
+    dynamics = DynamicsConfig(history=2, future=2, width=8, blocks=1, heads=2, patch=2, members=2)
+    config = WorldConfig(
+        "", recording.tasks, PoseScale.of(recording.poses), VaeConfig(4, 2, (8,)), dynamics, HeadsConfig(8, 2, 4, 12)
+    )
+    model = WorldModel(config, recording.robot).eval()
+    rollouts = imagine_rollouts(model, recording, 8, 0)
+    assert rollouts["index"].shape == (8, 12) and (rollouts["length"] == 6).all()
+    batches = HeadsLoader(model, recording, encode_all(model.vae, recording, torch.device("cpu")), rollouts, 40, 0)
+    shown = [next(batches) for _ in range(6)]
+    task, won = (np.concatenate([b[k] for b in shown]) for k in ("task", "success"))
+    assert 0.15 < 1 - won.any(1).mean() and won.any() and set(task) == {0, 1}
+    # Episodes that are told to lift the other cube succeed nowhere: here only the second instruction is ever fulfilled.
+    assert not won[task == 0].any()
+
+    seen: dict[str, torch.Tensor] = {}
+
+    def threshold(probability: torch.Tensor, labels: torch.Tensor) -> float:
+        seen.update(probability=probability, labels=labels)
+        return 0.4
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads_data, "balanced_threshold", threshold)
+        limits, bank = calibrate(model, recording, 6, 0)
+    # A decision an episode: each is judged by its own instruction, and once more by another, which it does not fulfil.
+    assert seen["probability"].shape == seen["labels"].shape == (12,) and not seen["labels"][6:].any()
+    assert limits.success == 0.4 and len(bank) == (~recording.held_out).sum()
+    model.bank = bank
+    readings = guards.neighbour_distance(
+        model,
+        guards.features(
+            model, *(torch.from_numpy(a[recording.held_out]) for a in (recording.poses, recording.commands))
+        ),
+    )
+    assert limits.distance <= float(readings.max()) + 1e-5 and limits.distance > float(readings.median())

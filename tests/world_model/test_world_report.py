@@ -44,6 +44,7 @@ def test_known_cells_give_known_checks(experiment) -> None:
     cells = [
         {
             "part": "ranking",
+            "arm": f"policy {i}",
             "real": r,
             "model": r,
             "judged": [True] * 10,
@@ -53,6 +54,7 @@ def test_known_cells_give_known_checks(experiment) -> None:
     ]
     ranking = {c.name: c for c in report.ranking(cells)}
     assert ranking["share of imagined rollouts that no guard ended"].value == pytest.approx(29 / 30)
+    assert ranking["share of imagined rollouts that no guard ended, policy 0"].value == pytest.approx(0.9)
     assert ranking["mmrv over 3 policies"].value == 0 and ranking["pearson over 3 policies"].value > 0.99
     assert ranking["bias over 3 policies"].value == pytest.approx(-1 / 30)
     assert ranking["share of simulated successes that the judges see as such"].value == 1
@@ -65,10 +67,16 @@ def test_known_cells_give_known_checks(experiment) -> None:
         for c in report.improvement([{"part": "improvement", "arm": a, "successes": s} for a, s in outcomes.items()])
     }
     assert gains["gain by imagined episodes"].value == pytest.approx(0.4)
+    assert gains["gain by imagined episodes: lower end"].holds is True
     assert gains["imagined less as many real demonstrations"].value == pytest.approx(-0.2)
-    assert gains["gain by planned episodes"].holds is False and "gain by critics episodes" not in gains
+    assert gains["gain by planned episodes: lower end"].holds is False and "gain by critics episodes" not in gains
+    same = {"part": "improvement", "arm": "imagined", "successes": outcomes["unchanged"]}
+    for wins in (2, 3):  # a policy that has not changed has not gained, and one episode more is not told from none
+        again = report.improvement([same | {"successes": [k < wins for k in range(10)]}, same | {"arm": "unchanged"}])
+        assert {c.name: c.holds for c in again}["gain by imagined episodes: lower end"] is False
 
     row = {"start": 0, "view": "front", "k": 4, "psnr_moving": {"model": 20.0, "copy_last": 15.0}}
+    row["psnr"] = {"model": 30.0, "copy_last": 31.0}
     other = row | {"psnr_moving": {"model": 18.0, "copy_last": 15.0}}
     table = [
         {"part": "quality", "arm": "full", "seed": 0, "rows": [row]},
@@ -77,4 +85,13 @@ def test_known_cells_give_known_checks(experiment) -> None:
     quality = {c.name: c.value for c in report.quality(table)}
     assert quality["PSNR of moving pixels above no_memory, k <= 16 (dB)"] == 2
     assert quality["PSNR of moving pixels above copy-last-frame, k = 4 (dB)"] == 5
+    assert quality["PSNR of whole pictures above copy-last-frame, k = 4 (dB): lower end"] == -1
     assert np.isfinite(list(quality.values())).all()
+
+
+def test_rows_of_a_clip_are_drawn_together(experiment) -> None:
+    _, _, report, _ = experiment
+    clips = np.random.default_rng(0).normal(0.0, 1.0, 40)
+    alone = report.difference("d", list(enumerate(clips)))[1]
+    repeated = report.difference("d", [(i, v) for i, v in enumerate(clips) for _ in range(10)])[1]
+    assert repeated.interval == pytest.approx(alone.interval)  # ten rows of a clip are no ten clips

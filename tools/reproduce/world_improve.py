@@ -41,7 +41,7 @@ from vla_stack.world_model.rehearsal import DRIVE, Act, Tell, in_other_words, re
 TESTED = 60_000  # seed of the first episode that a policy is judged on
 PRACTISED = 80_000  # and of the first one that it learns from
 TRIES = 4  # episodes imagined at most for one that is wanted
-NOISE = 0.008  # m, on the chunks that are tried
+NOISE = 0.008  # m, on the chunks that are chosen from; a policy that imitates noise misses, so others have none
 WORDS = "words.json"
 CANDIDATES = 4  # chunks of which one is chosen
 RAVL = RavlRecipe(
@@ -63,8 +63,8 @@ def improvement(settings: Settings, out: Path, arm: str, seed: int) -> dict[str,
             return result | {"successes": None, "why": "no imagined episode succeeded without a guard firing"}
         policy = load_policy(tune(settings, root, out / "runs" / root.name, seed))
     successes: list[bool] = []
-    for i in range(0, settings.improved, BATCH):
-        seeds = range(TESTED + i, TESTED + min(i + BATCH, settings.improved))
+    for i in range(0, settings.tested, BATCH):
+        seeds = range(TESTED + i, TESTED + min(i + BATCH, settings.tested))
         env = simulated_env(model, len(seeds))
         successes += [e.success for e in roll(env, follow(policy), seeds, words(out), DRIVE)]
         env.close()
@@ -78,18 +78,21 @@ def practise(settings: Settings, out: Path, model: WorldModel, root: Path, arm: 
         return json.loads(note.read_text())
     shutil.rmtree(root, ignore_errors=True)  # of a run that was stopped on the way
     first, kept, tried = PRACTISED + seed * 10_000, 0, 0
+    wanted = settings.improved
+    if arm == "real" and (other := out / f"improve-imagined-{seed}.json").exists():
+        wanted = json.loads(other.read_text())["kept"]  # as many demonstrations as there are imagined episodes
     critics = pessimists(settings, out, model, seed) if arm == "critics" else None
     rows = 1 if arm == "real" else min(BATCH, settings.improved)
-    while kept < settings.improved and tried < TRIES * settings.improved:
+    while kept < wanted and tried < TRIES * settings.improved:
         seeds = range(first + tried, first + tried + rows)
         env = simulated_env(model, rows) if arm == "real" else imagined_env(model, rows)
         if arm == "real":
             act = demonstrate(env.backend.envs[0])
         elif arm == "imagined":
-            act = follow(shipped(), NOISE)
+            act = follow(shipped())
         else:
-            act = consider(env.backend, shipped(), critics)
-        kept = record(root, model.robot, roll(env, act, seeds, words(out), DRIVE), settings.improved)
+            act = consider(env.backend, shipped(), critics, seeds)
+        kept = record(root, model.robot, roll(env, act, seeds, words(out), DRIVE), wanted)
         tried += rows
         env.close()
     result = {"kept": kept, "tried": tried}
@@ -111,12 +114,11 @@ def words(out: Path) -> Tell:
     return partial(in_other_words, given=json.loads(path.read_text()) if path.exists() else None)
 
 
-def follow(policy: ChunkPolicy, noise: float = 0.0) -> Act:
-    """A policy, with noise on its chunks."""
+def follow(policy: ChunkPolicy) -> Act:
+    """A policy."""
 
     def act(observations: Sequence[Observation], seeds: NDArray[np.int64], k: int) -> NDArray[np.float32]:
-        chunks = policy.infer(observations, [int(s) * 1000 + k for s in seeds]).actions[:, :EXECUTED]
-        return noisy(chunks, noise, seeds, k) if noise else chunks
+        return policy.infer(observations, [int(s) * 1000 + k for s in seeds]).actions[:, :EXECUTED]
 
     return act
 
@@ -127,8 +129,9 @@ def demonstrate(env: Any) -> Act:
     return lambda observations, seeds, k: expert.act()[None, None]
 
 
-def consider(dreams: Dreams, policy: ChunkPolicy, critics: Critics | None) -> Act:
+def consider(dreams: Dreams, policy: ChunkPolicy, critics: Critics | None, all_seeds: Sequence[int]) -> Act:
     """The best of several noisy chunks of a policy, and of the critics' own where there are critics."""
+    rows = {seed: row for row, seed in enumerate(all_seeds)}
 
     def act(observations: Sequence[Observation], seeds: NDArray[np.int64], k: int) -> NDArray[np.float32]:
         drawn = []
@@ -137,8 +140,8 @@ def consider(dreams: Dreams, policy: ChunkPolicy, critics: Critics | None) -> Ac
             chunks = policy.infer(observations, words).actions
             drawn.append(noisy(chunks, NOISE, np.array(words), k))
         chosen = []
-        for row, seed in enumerate(seeds):
-            options = np.stack([chunks[row] for chunks in drawn])
+        for i, seed in enumerate(seeds):
+            row, options = rows[int(seed)], np.stack([chunks[i] for chunks in drawn])
             if critics is not None:
                 options = np.concatenate([options[:, :EXECUTED], dreams.propose(row, critics)[None]])
             chosen.append(options[dreams.choose(row, options, int(seed) * 1000 + k, critics=critics)][:EXECUTED])

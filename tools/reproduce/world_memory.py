@@ -47,12 +47,13 @@ def memory(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]
     visible = hue_of(recording.stacked(again)[:, wrist])
     hidden = hue_of(recording.stacked(now)[:, wrist]) == -1
     usable = hidden & (visible != -1)  # the cube is out of sight, and is back in it
-    result: dict[str, Any] = {"episodes": len(starts), "n": int(usable.sum())}
+    result: dict[str, Any] = {"episodes": len(starts), "n": int(usable.sum()), "right": {}}
     result["classifier"] = float((visible == truth)[usable].mean()) if usable.any() else 0.0
     if usable.sum() > 1:
         starts, truth = starts[usable], truth[usable]
     for name in ("own", "swapped", "shuffled_poses"):
         seen = hue_of(second_look(model, recording, starts, name, seed))
+        result["right"][name] = (seen == truth).tolist()
         result[name] = float((seen == truth).mean())
         if name == "swapped":
             result["follows_swap"] = float((seen == np.roll(truth, 1)).mean())

@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +55,7 @@ ORDER = (  # most informative first; the first four rows share one world model
     ("control", ("mean_pose",)),
     ("improvement", ("planned", "critics")),
 )
+WAIT = 5  # seconds until a process that found nothing to do looks again
 ONE_SEED = ("ranking", "improvement")  # of the world model
 
 
@@ -89,6 +91,14 @@ def work(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
+    while missing := [c for c in cells if not (out / "cells" / f"{c.name}.json").exists()]:
+        if not pass_over(settings, missing, out):
+            time.sleep(WAIT)  # others are at all of them
+
+
+def pass_over(settings: Settings, cells: Sequence[Cell], out: Path) -> bool:
+    """Run those cells, or trainings that they need, that no other process is at; False where there were none."""
+    worked = False
     for cell in cells:
         path = out / "cells" / f"{cell.name}.json"
         while not path.exists():
@@ -98,6 +108,7 @@ def work(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
                     break
                 if missing != world_training.unfinished(out, cell.part, cell.arm, cell.seed):
                     continue  # another process has just finished one
+                worked = True
                 if missing:
                     world_training.train(settings, out, missing[0])
                 elif not path.exists():
@@ -107,6 +118,7 @@ def work(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
                     partial.write_text(json.dumps(vars(cell) | record))
                     partial.replace(path)
                     print(f"done {cell.name}", flush=True)
+    return worked
 
 
 def main(argv: Sequence[str] | None = None) -> int:

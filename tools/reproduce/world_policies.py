@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from world_training import Settings, trained
 
@@ -91,13 +92,14 @@ def judged(model: WorldModel, episode: Episode) -> bool:
 def simulated_env(model: WorldModel, rows: int) -> ImaginedVectorEnv:
     """The simulator behind the imagined environment's class."""
     size = model.robot.cameras[0].height
-    return ImaginedVectorEnv(Oracle(model.config.env, rows, cameras=model.cameras, image_size=size), rows)
+    oracle = Oracle(model.config.env, rows, cameras=model.cameras, image_size=size)
+    return ImaginedVectorEnv(oracle, rows, AutoresetMode.DISABLED)
 
 
 def imagined_env(model: WorldModel, rows: int) -> ImaginedVectorEnv:
     """The world model, from the simulator's first frames."""
     starts = SimulatedStarts(model.config.env, model.robot)
-    return ImaginedVectorEnv(Dreams(model, starts, rows, max_steps_of(model)), rows)
+    return ImaginedVectorEnv(Dreams(model, starts, rows, max_steps_of(model)), rows, AutoresetMode.DISABLED)
 
 
 def actor(candidate: Candidate, env_id: str, steps: int, seeds: Sequence[int]) -> Act:

@@ -50,32 +50,49 @@ def table(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def quality(cells: Sequence[dict[str, Any]]) -> list[Check]:
-    """Paired differences on moving pixels, for each k up to 16."""
+    """Paired differences: on moving pixels, for each k up to 16, and on whole pictures, where false motion counts too.
+
+    Clips are what was drawn: all rows of one go together in the bootstrap.
+    """
     checks: list[Check] = []
     rows = [(c["seed"], r) for c in of(cells, "quality", "full") for r in c["rows"]]
     for arm in ("no_memory", "mean_pose"):
         other = {(c["seed"], r["start"], r["view"], r["k"]): r for c in of(cells, "quality", arm) for r in c["rows"]}
         pairs = [
-            r["psnr_moving"]["model"] - other[key]["psnr_moving"]["model"]
+            ((seed, r["start"]), r["psnr_moving"]["model"] - other[key]["psnr_moving"]["model"])
             for seed, r in rows
             if r["k"] <= 16 and (key := (seed, r["start"], r["view"], r["k"])) in other
         ]
         checks += difference(f"PSNR of moving pixels above {arm}, k <= 16 (dB)", pairs)
     for k in sorted({r["k"] for _, r in rows}):
-        pairs = [r["psnr_moving"]["model"] - r["psnr_moving"]["copy_last"] for _, r in rows if r["k"] == k]
-        checks += difference(f"PSNR of moving pixels above copy-last-frame, k = {k} (dB)", pairs)
+        for metric, what in (("psnr_moving", "moving pixels"), ("psnr", "whole pictures")):
+            pairs = [((s, r["start"]), r[metric]["model"] - r[metric]["copy_last"]) for s, r in rows if r["k"] == k]
+            checks += difference(f"PSNR of {what} above copy-last-frame, k = {k} (dB)", pairs)
     return checks
 
 
-def difference(name: str, pairs: Sequence[float]) -> list[Check]:
-    """A mean difference with a bootstrap interval, which should lie above 0."""
-    values = np.array([p for p in pairs if np.isfinite(p)])
-    if not len(values):
+def difference(name: str, pairs: Sequence[tuple[Any, float]], why: str = SHORT) -> list[Check]:
+    """A mean difference with its bootstrap interval, all of which should lie above 0.
+
+    Args:
+        name: Of the check, which holds the lower end against 0.
+        pairs: Cluster, which is drawn as a whole, and difference.
+        why: If it falls short.
+    """
+    sums: dict[Any, list[float]] = {}
+    for cluster, value in pairs:
+        if np.isfinite(value):
+            sums.setdefault(cluster, []).append(value)
+    if not sums:
         return []
-    rng = np.random.default_rng(0)
-    means = values[rng.integers(len(values), size=(DRAWS, len(values)))].mean(1)
-    low, high = np.percentile(means, (2.5, 97.5))
-    return [Check(name, float(values.mean()), 0.0, interval=(float(low), float(high)), why=SHORT)]
+    totals, counts = np.array([sum(v) for v in sums.values()]), np.array([len(v) for v in sums.values()])
+    picks = np.random.default_rng(0).integers(len(totals), size=(DRAWS, len(totals)))
+    low, high = np.percentile(totals[picks].sum(1) / counts[picks].sum(1), (2.5, 97.5))
+    mean = totals.sum() / counts.sum()
+    return [
+        Check(name, float(mean), interval=(float(low), float(high))),
+        Check(f"{name}: lower end", float(low), 0.0, ">", (float(low), float(high)), why),
+    ]
 
 
 def control(cells: Sequence[dict[str, Any]]) -> list[Check]:
@@ -98,8 +115,12 @@ def memory(cells: Sequence[dict[str, Any]]) -> list[Check]:
     if full := of(cells, "memory", "full"):
         checks.append(Check("hue out of sight remembered", mean(full, "own"), 0.6, why=SHORT))
         checks.append(Check("swapped history followed", mean(full, "follows_swap"), 0.6, why=SHORT))
-        loss = mean(full, "own") - mean(full, "shuffled_poses")
-        checks.append(Check("accuracy lost where history poses are shuffled", loss, 0.0, why="poses are no key"))
+        pairs = [
+            ((c["seed"], i), float(own) - float(other))
+            for c in full
+            for i, (own, other) in enumerate(zip(c["right"]["own"], c["right"]["shuffled_poses"], strict=True))
+        ]
+        checks += difference("accuracy lost where history poses are shuffled", pairs, "poses are no key")
         checks.append(Check("hue classifier on recorded pictures", mean(full, "classifier")))
     if arm := of(cells, "memory", "no_memory"):
         n = sum(c["n"] for c in arm)
@@ -121,6 +142,10 @@ def ranking(cells: Sequence[dict[str, Any]]) -> list[Check]:
     imagined = np.array([c["model"] for c in policies], float)
     why = SHORT + ", or policies whose rates do not differ"
     checks = [Check("share of imagined rollouts that no guard ended", float(1 - tripped.mean()))]
+    for policy, ended in zip(policies, tripped, strict=True):
+        checks.append(
+            Check(f"share of imagined rollouts that no guard ended, {policy['arm']}", float(1 - ended.mean()))
+        )
     for label, outcomes in (
         ("", imagined * ~tripped),
         (" without tripped rollouts", np.where(tripped, np.nan, imagined)),
@@ -135,7 +160,7 @@ def ranking(cells: Sequence[dict[str, Any]]) -> list[Check]:
         ):
             value = s[key]["value"]
             value = -1.0 if np.isnan(value) else value  # rates that do not vary order nothing
-            name = f"{key} over {len(policies)} policies{label}"
+            name = f"{key} over {len(s['real'])} policies{label}"
             checks.append(Check(name, value, bound, sense, interval[key], why))  # type: ignore[arg-type]
         inner = s["pearson_inner"]
         name = f"pearson without the best and the worst policy{label}"
@@ -149,18 +174,24 @@ def ranking(cells: Sequence[dict[str, Any]]) -> list[Check]:
 
 
 def improvement(cells: Sequence[dict[str, Any]]) -> list[Check]:
-    rates = {}
-    for cell in (c for c in cells if c["part"] == "improvement"):
-        if outcomes := cell["successes"]:
-            rates[cell["arm"]] = (np.mean(outcomes), wilson(sum(outcomes), len(outcomes)))
+    """Arms against each other on the same episodes of the simulator."""
+    outcomes = {c["arm"]: c["successes"] for c in cells if c["part"] == "improvement" and c["successes"]}
     checks = [
-        Check(f"success in the simulator in other words and from other places, {arm}", float(r), interval=i)
-        for arm, (r, i) in rates.items()
+        Check(
+            f"success in the simulator in other words and from other places, {arm}",
+            float(np.mean(won)),
+            interval=wilson(sum(won), len(won)),
+        )
+        for arm, won in outcomes.items()
     ]
-    why = "imagined successes are not close enough to real ones"
+
+    def paired(a: str, b: str) -> list[tuple[int, float]]:
+        return [(i, float(x) - float(y)) for i, (x, y) in enumerate(zip(outcomes[a], outcomes[b], strict=True))]
+
+    why = "imagined successes are not close enough to real ones, or too few episodes to tell"
     for arm in ("imagined", "planned", "critics"):
-        if {"unchanged", arm} <= set(rates):
-            checks.append(Check(f"gain by {arm} episodes", float(rates[arm][0] - rates["unchanged"][0]), 0.0, why=why))
-        if {"real", arm} <= set(rates):
-            checks.append(Check(f"{arm} less as many real demonstrations", float(rates[arm][0] - rates["real"][0])))
+        if {"unchanged", arm} <= set(outcomes):
+            checks += difference(f"gain by {arm} episodes", paired(arm, "unchanged"), why)
+        if {"real", arm} <= set(outcomes):
+            checks += difference(f"{arm} less as many real demonstrations", paired(arm, "real"))[:1]
     return checks

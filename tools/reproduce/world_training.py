@@ -42,7 +42,8 @@ class Settings:
         ks: Frames after which.
         starts: Paired starts of the policy ranking.
         hue_episodes, hue_dynamics: Episodes and steps of the memory proof.
-        improved: Episodes that a policy is improved by, and on which it is judged.
+        improved: Episodes that a policy is improved by.
+        tested: Episodes on which it is judged.
         tuning: Steps of its fine-tuning.
         critics: Steps of the critics.
     """
@@ -60,6 +61,7 @@ class Settings:
     hue_episodes: int = 400
     hue_dynamics: int = 8000
     improved: int = 60
+    tested: int = 150
     tuning: int = 300
     critics: int = 2000
 
@@ -77,6 +79,7 @@ SMOKE = Settings(  # the figures mean nothing
     hue_episodes=10,
     hue_dynamics=2,
     improved=1,
+    tested=1,
     tuning=1,
     critics=2,
 )

@@ -30,7 +30,7 @@ from vla_stack.policies.chunk_policy import ROBOT
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
 from vla_stack.policies.dataset_facts import relative_mask
-from vla_stack.policies.directory import read_config
+from vla_stack.policies.directory import read_config, read_processors
 from vla_stack.policies.registry import ADAPTERS, policy_class
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.checkpoint import PRETRAINED
@@ -123,8 +123,14 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
         metas = [LeRobotDatasetMetadata(f"local/{root.name}", root=root) for root in roots]
         if any(s.recipe.cameras is not None for s in sources) and not config.input_features:
             config.input_features = input_features(metas[0], tuple(sources[0].embodiment.cameras))
+        # Weights mean actions in units of their own statistics. Demonstrations of the same robot, perhaps from a corner
+        # of its range, must not rescale what it has learnt.
+        keep = config.pretrained_path if knows_robot(config, roots[0]) else None
         policy = new_policy(config, metas[0], recipe.policy.lora)
-        pre, post = new_processors(config, dataset_stats(sources, metas, config))
+        if keep is not None:
+            pre, post = read_processors(keep, config, device.type)
+        else:
+            pre, post = new_processors(config, dataset_stats(sources, metas, config))
     described = (sources[0].dataset.root / "meta" / "robot.json").is_file()
     robot = read_robot_spec(sources[0].dataset.root) if described else None
     lora = bool(recipe.policy.lora.rank)
@@ -133,6 +139,20 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
         return Parts(policy, pre, post, demonstrations, loss, robot, lora)
     loader = with_pairs(pairs, demonstrations, config, pre, seed=recipe.seed * 1000 + rank)
     return Parts(policy, pre, post, loader, co_trained(loss, pairs.weight), robot, lora)
+
+
+def knows_robot(config: PreTrainedConfig, root: Path) -> bool:
+    """Whether weights were trained on the robot of a dataset: same state, actions and rate, whatever the cameras."""
+    source, described = config.pretrained_path, root / "meta" / "robot.json"
+    known = getattr(base_config(config), "robot", None)
+    if source is not None and known is None and (file := Path(source) / ROBOT).is_file():
+        known = json.loads(file.read_text())
+    if source is None or known is None or not described.is_file():
+        return False
+    before, now = (
+        replace(spec, cameras=()).fingerprint() for spec in (RobotSpec.from_json(known), read_robot_spec(root))
+    )
+    return before == now
 
 
 def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | None = None) -> PreTrainedConfig:

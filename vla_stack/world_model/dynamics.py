@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from vla_stack.world_model import edm
 from vla_stack.world_model.poses import TOKEN
 
+GUESSED = 0.5  # noise level from which on more of a frame is guessed than seen
+
 
 @dataclass(frozen=True)
 class DynamicsConfig:
@@ -205,18 +207,22 @@ class Dynamics(nn.Module):
 
         Returns:
             Latents [B, H + 1, V, C, h, w], the current frame first; and how much the members disagree, [B]: the mean
-            standard deviation of their chunks under this noise.
+            standard deviation of their estimates of the future, over the steps at which these estimates are theirs and
+            not the noised chunk's (c_out is the step's share of the network in them).
         """
-        config, last = self.config, torch.empty(0)
+        config = self.config
+        spreads: list[Tensor] = []
 
         def denoise(x: Tensor, sigma: Tensor) -> Tensor:
-            nonlocal last
-            last = self.denoise(x, remembered, tokens, sigma, config.guidance)
-            return last.mean(1)
+            estimates = self.denoise(x, remembered, tokens, sigma, config.guidance)
+            if len(spreads) < max(1, guessed):
+                spreads.append(estimates.std(1, correction=0)[:, 1:].mean((1, 2, 3, 4, 5)))
+            return estimates.mean(1)
 
-        chunk = edm.sample(denoise, noise, edm.schedule(config.steps, config.sigma_max, config.sigma_min))
-        spread = last.std(1, correction=0)[:, 1:].mean((1, 2, 3, 4, 5))
-        return chunk, spread
+        levels = edm.schedule(config.steps, config.sigma_max, config.sigma_min)
+        guessed = sum(level >= GUESSED for level in levels)
+        chunk = edm.sample(denoise, noise, levels)
+        return chunk, torch.stack(spreads).mean(0)
 
     def _patches(self, x: Tensor) -> Tensor:
         """[B, F, V, C, h, w] as tokens [B, F, V * h / p * w / p, C * p * p]."""

@@ -3,7 +3,7 @@
 - G1 *disagreement*: the members' chunks differ under the same noise.
 - G2 *residual*: the probe sees the tool elsewhere than it was told to be (after SC3-Eval, arXiv:2606.18610).
 - G3 *latent*: latents leave the statistics of the data.
-- G4 *chunks*: the rollout is longer than the model was found to follow.
+- G4 *chunks*: the rollout is longer than the model was found to follow what it is told.
 - G5 *distance*: nothing like this pose and command was recorded.
 
 A success after a trip does not count (as in WoVR, arXiv:2602.13977).

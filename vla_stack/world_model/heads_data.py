@@ -17,12 +17,17 @@ from vla_stack.world_model.model import Limits, WorldModel
 from vla_stack.world_model.quality import decode, imagine_along
 
 BANK = 2000  # recorded (pose, command) pairs that a model carries
+FOLLOWED = 0.03  # m between where the tool is told to be and is seen, up to which a rollout follows its commands
+OTHER = 0.3  # of the judges' sequences, shown with another instruction
 
 
 def window_starts(recording: Recording, n: int, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """``n`` training frames from which windows of ``length`` begin; every second one holds a success, if any does."""
+    """``n`` training frames from which windows of ``length`` begin; every second one holds a success, if any does.
+
+    Windows end where their episodes do, or begin with them: nothing that a judge is asked about stands still.
+    """
     frames = np.arange(len(recording.end))
-    usable = ~recording.held_out & (frames + 1 < recording.end)
+    usable = ~recording.held_out & ((frames + length <= recording.end) | (frames == recording.start))
     won = np.concatenate([[0], np.cumsum(recording.success)])
     soon = usable & (won[np.minimum(frames + length, recording.end)] > won[frames])
     anywhere, winning = np.flatnonzero(usable), np.flatnonzero(soon)
@@ -44,7 +49,7 @@ def imagine_rollouts(
 
     Returns:
         ``latents`` [n, T, V, C, h, w] with T the heads' rollout rounded to chunks, ``index`` int64 [n, T] of the frames
-        that were recorded there, ``start`` int64 [n], and ``spread`` [n, chunks].
+        that were recorded there, ``length`` int64 [n] of them within the episode, and ``spread`` [n, chunks].
     """
     length = _whole(model, model.config.heads.rollout)
     rng = np.random.default_rng([seed, held_out])
@@ -55,7 +60,8 @@ def imagine_rollouts(
         starts[::2] = rng.choice(winning, len(starts[::2]))
     latents, spread = imagine_along(model, recording, starts, length, seed)
     index = torch.from_numpy(window_index(starts + 1, length, recording))
-    return {"latents": latents.cpu(), "index": index, "start": torch.from_numpy(starts), "spread": spread.cpu()}
+    within = torch.from_numpy(np.minimum(recording.end[starts] - starts - 1, length))
+    return {"latents": latents.cpu(), "index": index, "length": within, "spread": spread.cpu()}
 
 
 def _whole(model: WorldModel, frames: int) -> int:
@@ -67,7 +73,9 @@ class HeadsLoader:
     """Endless batches as :meth:`vla_stack.world_model.heads.Heads.loss` takes them.
 
     Of the sequences of a batch one half are recorded pictures, a quarter went through the autoencoder, and a quarter
-    were imagined: judges that never saw imagined pictures misjudge them.
+    were imagined: judges that never saw imagined pictures misjudge them. A share :data:`OTHER` is shown with another
+    instruction and is no success: in recordings each episode does what it was told, so judges would learn that anything
+    that is lifted is right.
     """
 
     def __init__(
@@ -94,17 +102,18 @@ class HeadsLoader:
         index = window_index(window_starts(r, n - quarter, self._length, rng), self._length, r)
         again = decode(self._model, self._latents[torch.from_numpy(index[:quarter])].to(self._model.bank.device))
         which = rng.integers(len(self._generated["index"]), size=quarter)
-        cut = rng.integers(self._generated["index"].shape[1] - self._length + 1, size=quarter)
+        cut = rng.integers(np.maximum(self._generated["length"].numpy()[which] - self._length, 0) + 1)
         part = torch.from_numpy(cut[:, None] + np.arange(self._length))
         rows = torch.from_numpy(which)[:, None]
         imagined = decode(self._model, self._generated["latents"][rows, part].to(self._model.bank.device))
         pictures = np.concatenate([again, r.stacked(index[quarter:]), imagined])
         index = np.concatenate([index, self._generated["index"][rows, part].numpy()])
+        task, right = told_otherwise(r.task[index[:, 0]], len(r.tasks), rng.random(n) < OTHER, rng)
         return {
             "pictures": pictures,
             "measured": r.states[index][..., :5],
-            "task": r.task[index[:, 0]],
-            "success": r.success[index],
+            "task": task,
+            "success": r.success[index] & right[:, None],
             "real": np.arange(n) < n - quarter,
         } | self._commands(rng)
 
@@ -124,39 +133,82 @@ class HeadsLoader:
         self._position = int(state["position"])
 
 
+def told_otherwise(
+    task: NDArray[np.int64], tasks: int, chosen: NDArray[np.bool_], rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Instructions [B], of which the chosen ones are replaced by others of ``tasks``; and whether each is its own.
+
+    Where there is one instruction, it stays.
+    """
+    if tasks < 2:
+        return task, np.ones(len(task), bool)
+    other = (task + rng.integers(1, tasks, len(task))) % tasks
+    return np.where(chosen, other, task), ~chosen
+
+
 @torch.no_grad()
 def calibrate(model: WorldModel, recording: Recording, n: int, seed: int) -> tuple[Limits, Tensor]:
     """Temperature of the judges and limits of the guards, from rollouts along held-out episodes.
+
+    What is decided at an episode's largest probability, and ended by its worst chunk, is calibrated on those: a success
+    counts at the first frame above the threshold, a guard ends a rollout at the first chunk above its limit.
 
     Returns:
         The limits, with the threshold of success; and the recorded (pose, command) pairs that G5 compares with.
     """
     device, h = model.bank.device, model.horizon
+    rng = np.random.default_rng([seed, 2])
     rollouts = imagine_rollouts(model, recording, n, seed, held_out=True)
     index, latents = rollouts["index"].numpy(), rollouts["latents"].to(device)
+    within = torch.arange(index.shape[1]) < rollouts["length"][:, None]  # past an episode's end all stands still
     pictures = torch.from_numpy(decode(model, latents)).to(device)
-    task = torch.from_numpy(recording.task[index[:, 0]]).to(device)
-    labels = torch.from_numpy(recording.success[index])
-    logits = torch.stack([j(pictures, task)[0] for j in model.heads.judges]).cpu()
-    model.heads.calibrate(logits.flatten(1), labels.flatten())
-    probability = (logits / model.heads.temperature.cpu()).sigmoid().mean(0)
+    own = recording.task[index[:, 0]]
+    tasks, rights = zip(
+        *(told_otherwise(own, len(recording.tasks), np.full(n, wrong), rng) for wrong in (False, True)), strict=True
+    )
+    labels = torch.from_numpy(np.concatenate([recording.success[index] & right[:, None] for right in rights]))
+    logits = torch.cat(
+        [
+            torch.stack([j(pictures, torch.from_numpy(task).to(device))[0] for j in model.heads.judges]).cpu()
+            for task in tasks
+        ],
+        1,
+    )
+    counted = within.repeat(2, 1)
+    model.heads.calibrate(logits[:, counted], labels[counted])
+    probability = (logits / model.heads.temperature.cpu()).sigmoid().mean(0).where(counted, 0.0)
+    threshold = balanced_threshold(probability.amax(1), (labels & counted).any(1))
 
     told = torch.from_numpy(recording.poses[index]).to(device).unflatten(1, (-1, h)).flatten(0, 1)
     by_chunk = latents.unflatten(1, (-1, h)).flatten(0, 1)
     residual = guards.pose_residual(model, pictures.unflatten(1, (-1, h)).flatten(0, 1), told)
+    whole = within.unflatten(1, (-1, h)).all(2).to(device)  # [n, chunks]
+
+    def worst(of_chunks: Tensor) -> Tensor:
+        """The largest of each rollout's whole chunks; of rollouts that have one."""
+        return of_chunks.reshape(whole.shape).masked_fill(~whole, -torch.inf).amax(1)[whole.any(1)]
+
+    at = (residual.reshape(whole.shape) * whole).sum(0) / whole.sum(0)  # NaN where no rollout lasts as long
+    lost = (at > FOLLOWED).nonzero().flatten()
+
     frames = np.flatnonzero(~recording.held_out)
     some = np.random.default_rng(seed).choice(frames, min(BANK, len(frames)), replace=False)
     others = np.flatnonzero(recording.held_out)
-    bank, others = (
+    bank, unseen = (
         guards.features(model, *(torch.from_numpy(a[rows]).to(device) for a in (recording.poses, recording.commands)))
         for rows in (some, others)
     )
     model.bank = bank
+    distance = guards.neighbour_distance(model, unseen).cpu()
+    by_episode = torch.stack(
+        [distance[recording.start[others] == s].amax() for s in np.unique(recording.start[others])]
+    )
     limits = Limits(
-        disagreement=guards.limit(rollouts["spread"].flatten()),
-        residual=guards.limit(residual),
-        latent=guards.limit(guards.latent_deviation(by_chunk)),
-        distance=guards.limit(guards.neighbour_distance(model, others)),
-        success=balanced_threshold(probability.flatten(), labels.flatten()),
+        disagreement=guards.limit(worst(rollouts["spread"].to(device))),
+        residual=guards.limit(worst(residual)),
+        latent=guards.limit(worst(guards.latent_deviation(by_chunk))),
+        distance=guards.limit(by_episode),
+        chunks=float(lost[0]) if len(lost) else float("inf"),
+        success=threshold,
     )
     return limits, bank

@@ -67,7 +67,8 @@ class ImaginedVectorEnv(VectorEnv):
     "agent_pos": float32 [N, S]}``. Actions are [N, A], one control step, or [N, n, A], a chunk: the observation is then
     of its last step, ``info["frames"]`` has all of its pictures, and an episode that ends within it stands still from
     there on. The reward is the success probability; an episode is terminated by success, truncated by time or by a
-    guard, and restarted at the next step (``AutoresetMode.NEXT_STEP``, as gymnasium's own vector environments do).
+    guard, and restarted at the next step (``AutoresetMode.NEXT_STEP``, as gymnasium's own vector environments do), or
+    stands still until the next ``reset``, at no cost (``AutoresetMode.DISABLED``).
 
     ``info``: ``is_success``, ``stage``, ``task``, ``cost`` as the simulator's; ``tripped`` (bool [N]) with ``guards``
     (names); ``steps`` (int [N]) of the episodes; ``frames`` and ``states`` of the chunk. A success after a guard has
@@ -76,12 +77,12 @@ class ImaginedVectorEnv(VectorEnv):
     Args:
         backend: What makes the frames.
         num_envs: N.
+        autoreset: What a step does to an episode that is over.
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": ["rgb_array"]}
-
-    def __init__(self, backend: Backend, num_envs: int = 1) -> None:
+    def __init__(self, backend: Backend, num_envs: int = 1, autoreset: AutoresetMode = AutoresetMode.NEXT_STEP) -> None:
         self.backend, self.num_envs = backend, num_envs
+        self.metadata = {"autoreset_mode": autoreset, "render_modes": ["rgb_array"]}
         robot = backend.robot
         pictures: dict[str, spaces.Space[Any]] = {
             c.name: spaces.Box(0, 255, (c.height, c.width, 3), np.uint8) for c in robot.cameras
@@ -122,19 +123,21 @@ class ImaginedVectorEnv(VectorEnv):
                 f"actions {actions.shape} must be [{self.num_envs}, A] or [{self.num_envs}, n, A] and finite"
             )
         chunk = np.clip(chunk, self.backend.robot.action_low, self.backend.robot.action_high)
-        begun = self._over.copy()  # these are restarted by this step, whatever the action
-        rows = [i for i in range(self.num_envs) if not begun[i]]
+        idle = self._over.copy()  # these are restarted by this step, or stand still, whatever the action
+        rows = [i for i in range(self.num_envs) if not idle[i]]
+        restart = self.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
         films: list[Frames | None] = [None] * self.num_envs
         for row, frames in zip(rows, self.backend.advance(rows, chunk[rows]) if rows else [], strict=True):
             films[row] = frames
         won, terminated, truncated = (np.zeros(self.num_envs, bool) for _ in range(3))
         for row in range(self.num_envs):
-            if begun[row]:
-                self._begin(row, None, {})
+            if idle[row]:
+                if restart:
+                    self._begin(row, None, {})
                 continue
             won[row], terminated[row], truncated[row] = self._take(row, films[row])  # type: ignore[arg-type]
-        self._over = terminated | truncated
-        reward = np.where(begun, 0.0, [self.frames(row).success[-1] for row in range(self.num_envs)])
+        self._over = terminated | truncated | (idle & (not restart))
+        reward = np.where(idle, 0.0, [self.frames(row).success[-1] for row in range(self.num_envs)])
         return self._observation(), reward, terminated, truncated, self._info(won, films)
 
     def close_extras(self, **kwargs: Any) -> None:

@@ -48,7 +48,7 @@ def imagine_along(
     seed: int = 0,
     poses: NDArray[np.float32] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Free-running rollouts from recorded frames along recorded poses.
+    """Free-running rollouts from recorded frames along recorded poses; equal starts have noise of their own.
 
     Args:
         model: The world model.
@@ -62,6 +62,7 @@ def imagine_along(
         Latents [B, frames, V, C, h, w] and the members' disagreement [B, chunks].
     """
     out, spreads, h = [], [], model.horizon
+    seeds = [seed * 1_000_003 + int(s) + 500_009 * int((starts[:i] == s).sum()) for i, s in enumerate(starts)]
     for i in range(0, len(starts), BATCH):
         now = starts[i : i + BATCH]
         memories = model.begin(recording.stacked(now), recording.poses[now])
@@ -69,7 +70,7 @@ def imagine_along(
         told = torch.from_numpy(recording.poses[index] if poses is None else poses[i : i + BATCH]).to(model.bank.device)
         parts, spread = [], []
         for c in range(frames // h):
-            noise = chunk_noise(model, [seed * 1_000_003 + int(s) for s in now], c)
+            noise = chunk_noise(model, seeds[i : i + BATCH], c)
             latents, u = model.chunk(memories, told[:, c * h : (c + 1) * h], noise)
             for row, memory in enumerate(memories):
                 memory.push(End(latents[row, -1], told[row, (c + 1) * h - 1]))
@@ -115,8 +116,9 @@ def measure(
     Args:
         model: The world model.
         recording: Its data.
-        clips: Rollouts at most, from held-out episodes that are long enough.
-        ks: Horizons in frames.
+        clips: Rollouts at most, from held-out episodes that are longer than the smallest horizon.
+        ks: Horizons in frames; each is measured on the episodes that last as long. (Those of the longest alone would
+            hold no success: who succeeds is done sooner.)
         seed: Of the noise.
         starts: Where rollouts begin instead.
 
@@ -124,22 +126,24 @@ def measure(
         One row for each k, camera and clip: ``{"k", "view", "start", metric: {arm: value}}``, the arms being ``model``,
         ``copy_last`` and ``autoencoder``, the metrics :data:`METRICS`.
     """
-    starts = held_out_starts(recording, max(ks))[:clips] if starts is None else starts
+    starts = held_out_starts(recording, min(ks))[:clips] if starts is None else starts
     if not len(starts):
         raise UserError(
-            f"no held-out episode is longer than {max(ks)} frames", f"every {HELD_OUT}th is held out: record more"
+            f"no held-out episode is longer than {min(ks)} frames", f"every {HELD_OUT}th is held out: record more"
         )
     longest = -(-max(ks) // model.horizon) * model.horizon
     imagined = decode(model, imagine_along(model, recording, starts, longest, seed)[0][:, np.array(ks) - 1])
-    first = recording.stacked(starts)
     rows = []
     for i, k in enumerate(ks):
-        real = recording.stacked(starts + k)
+        lasting = np.flatnonzero(recording.end[starts] - starts > k)
+        if not len(lasting):
+            continue
+        first, real = recording.stacked(starts[lasting]), recording.stacked(starts[lasting] + k)
         seen = _encoded(model, real)
-        arms = {"model": imagined[:, i], "copy_last": first, "autoencoder": decode(model, seen)}
+        arms = {"model": imagined[lasting, i], "copy_last": first, "autoencoder": decode(model, seen)}
         apart = {a: (_encoded(model, p) - seen).square().mean((2, 3, 4)).sqrt().cpu().numpy() for a, p in arms.items()}
         masks = moving(real, first)
-        for b, start in enumerate(starts):
+        for b, start in enumerate(starts[lasting]):
             for v, view in enumerate(model.cameras):
                 of = {
                     arm: scores(real[b, v], pictures[b, v], masks[b, v]) | {"feature_distance": float(apart[arm][b, v])}

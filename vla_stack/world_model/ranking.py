@@ -58,7 +58,8 @@ def compare(real: Sequence[ArrayLike], model: Sequence[ArrayLike], draws: int = 
 
     Returns:
         Statistic -> ``{"value", "interval": [low, high]}``; further ``real`` and ``model``, the rates, and
-        ``pearson_inner``, without the best and the worst policy.
+        ``pearson_inner``, without the best and the worst policy. A policy none of whose episodes is counted in the
+        model is left out.
     """
     r, m = (np.asarray(v, float) for v in (real, model))
     rng = np.random.default_rng(seed)
@@ -66,8 +67,11 @@ def compare(real: Sequence[ArrayLike], model: Sequence[ArrayLike], draws: int = 
 
     def rates(outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
         counted = ~np.isnan(outcomes)
-        return np.where(counted, outcomes, 0).sum(-1) / np.maximum(counted.sum(-1), 1)
+        with np.errstate(invalid="ignore"):  # a policy of which nothing is counted has no rate
+            return np.where(counted, outcomes, 0).sum(-1) / counted.sum(-1)
 
+    ranked = ~np.isnan(m).all(1)
+    r, m = r[ranked], m[ranked]
     out: dict[str, Any] = {"real": rates(r).tolist(), "model": rates(m).tolist()}
     resampled = [(rates(r[:, p]), rates(m[:, p])) for p in picks]
     for name, statistic in STATISTICS.items():

@@ -26,7 +26,7 @@ DRIVE_STEPS = 4  # control steps in which the arm is driven to where an episode 
 PERIOD_NS = 100_000_000
 DRIVE = 0.05  # m, standard deviation of how far
 
-# What each robot knows, all seeds, and the step: chunks of commands [N, n, A].
+# What robots know, their seeds, and the step: chunks of commands [N, n, A]. Asked for the episodes that still run.
 Act = Callable[[Sequence[Observation], NDArray[np.int64], int], NDArray[np.float32]]
 Tell = Callable[[str, int], str]  # (instruction, seed) -> what the policy is told
 
@@ -64,7 +64,7 @@ def roll(
     """One episode of every environment.
 
     Args:
-        env: Imagined or simulated.
+        env: Imagined or simulated; without autoreset it does not go on with what is over.
         act: The policy.
         seeds: One for each environment; a scene, where the arm is driven, and the words follow from it.
         tell: What the policy is told.
@@ -81,9 +81,12 @@ def roll(
     while not over.all():
         before = info["steps"]
         now = [_observation(obs, i, told[i], step) for i in range(len(episodes))]
-        chunk = act(now, np.asarray(seeds), step)
+        running = np.flatnonzero(~over)
+        acted = act([now[i] for i in running], np.asarray(seeds)[running], step)
+        chunk = np.zeros((len(episodes), *acted.shape[1:]), np.float32)
+        chunk[running] = acted
         obs, _, terminated, truncated, info = env.step(chunk)
-        for i in np.flatnonzero(~over):
+        for i in running:
             episode, films, states = episodes[i], info["frames"][i], info["states"][i]
             for k in range(info["steps"][i] - before[i]):
                 episode.observations.append(now[i])

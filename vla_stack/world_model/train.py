@@ -32,9 +32,11 @@ from vla_stack.world_model.model import WorldConfig, WorldModel, load
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.quality import measure, write_strip
 from vla_stack.world_model.recipe import STAGES, WorldRecipe
+from vla_stack.world_model.vae import object_mask, psnr
 
 WEIGHTS = "model.safetensors"
 STANDARD = 2000  # frames from which the latents' scale is taken
+CLEAR = 24.0  # dB of coloured things, from which on one can tell what they do
 EVAL_CLIPS = 24  # held-out rollouts that the dynamics is measured on while it is trained
 
 
@@ -156,6 +158,24 @@ class Training:
         pictures = list(self.recording.pictures.values())
         some = np.stack([pictures[v][f] for v, f in zip(views, frames, strict=True)])
         self.model.vae.standardise(torch.from_numpy(some).to(self.placement.device))
+        self._report_autoencoder(rng)
+
+    @torch.no_grad()
+    def _report_autoencoder(self, rng: np.random.Generator) -> None:
+        """Say how well held-out pictures survive it: no later stage can do better, and hours are about to follow."""
+        known = np.flatnonzero(self.recording.held_out)
+        frames = rng.choice(known, min(STANDARD // 10, len(known)), replace=False)
+        seen = torch.from_numpy(self.recording.stacked(frames)).to(self.placement.device)
+        again = self.model.vae.pictures(self.model.vae.encode(seen))
+        error = ((again.float() - seen.float()) / 127.5).square().mean(-1)
+        whole, things = float(psnr(error.mean())), float(psnr(error[object_mask(seen) > 0].mean()))
+        print(f"vae: held-out pictures {whole:.1f} dB, coloured things {things:.1f} dB", flush=True)
+        if things < CLEAR:
+            print(
+                f"vae: below {CLEAR:.0f} dB things are blurred for everything that follows; "
+                "train it longer (stages.vae.steps) or compress less (vae.stem=2)",
+                flush=True,
+            )
 
     def _dynamics(self) -> Stage:
         config, stage = self.recipe.dynamics, self.recipe.stages.dynamics
