@@ -44,14 +44,14 @@ def test_smoke_run_fills_each_cell_once_and_reports(tools, tmp_path, monkeypatch
     states = [tmp_path / f"out/runs/{first}-{arm}-seed0/checkpoints/last/training_state/learner.json" for arm in arms]
     assert [json.loads(s.read_text())["pretrained"] for s in states] == [2, 0]  # one began with the offline training
     with pytest.raises(SystemExit, match="holds cells of other settings"):
-        grid_module.same_settings(grid, ["gamma=0.5"], tmp_path / "out")
+        grid_module.same_settings(tmp_path / "out", grid_module.settings(grid, ["gamma=0.5"]))
     assert grid_module.main(grid, None, experiment.report) == 0  # nothing is left to do
     assert cells == {path.stem: path.stat().st_mtime_ns for path in (tmp_path / "out/cells").glob("*.json")}
 
 
-def runs(report, *curves):
+def runs(report, *curves, episodes=40):
     rows = [
-        {"seed": i, "episodes": 10, "curve": [{"step": 100 * k, "eval/success": s} for k, s in enumerate(curve)]}
+        {"seed": i, "episodes": episodes, "curve": [{"step": 100 * k, "eval/success": s} for k, s in enumerate(curve)]}
         for i, curve in enumerate(curves)
     ]
     return report.Runs(rows)
@@ -70,20 +70,53 @@ def test_ratio_of_steps_pairs_seeds(tools):
     assert (value, low, high) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_a_dip_is_measured_from_the_start_and_after_the_warm_up(tools):
+def test_a_dip_is_looked_for_where_learning_begins(tools):
     _, report, experiments = tools
     wsrl, _ = experiments["wsrl"]
-    made = runs(report, [0.5, 0.0, 0.4, 0.9], [0.5, 0.0, 0.3, 0.9])
-    check = wsrl.dip("task", "wsrl", made, 100)
-    assert check.interval[0] == pytest.approx(-0.2) and check.value == pytest.approx(-0.1) and check.holds is False
-    assert wsrl.dip("task", "no_warmup", made, 100).holds is True
-    rising = runs(report, [0.5, 0.5, 0.6, 0.9], [0.5, 0.5, 0.7, 0.9])
-    assert wsrl.dip("task", "no_warmup", rising, 0).holds is False
+    falls = runs(report, *[[0.6, 0.6, 0.2, 0.3, 0.5, 0.9], [0.5, 0.5, 0.1, 0.2, 0.4, 1.0]] * 2)
+    keeps = runs(report, *[[0.6, 0.6, 0.6, 0.7, 0.8, 0.9], [0.5, 0.5, 0.5, 0.5, 0.6, 1.0]] * 2)
+    np.testing.assert_allclose(falls.early(100), [-4 / 15, -4 / 15] * 2)
+    np.testing.assert_allclose(keeps.early(0), [1 / 30, 0] * 2, atol=1e-12)
+    good = wsrl.dips("task", {"wsrl": keeps, "no_warmup": falls}, 100)
+    assert [c.holds for c in good] == [True, True, True]
+    bad = wsrl.dips("task", {"wsrl": falls, "no_warmup": keeps}, 100)
+    assert [c.holds for c in bad] == [False, False, False]
+    # Two of five seeds collapse: that the others do not is no evidence that there is no dip.
+    some = runs(report, *[[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]] * 2, *[[1.0] * 6] * 3)
+    assert [c.holds for c in wsrl.dips("task", {"wsrl": some}, 100)] == [False]
+
+
+def test_evaluations_that_differ_by_chance_are_no_dip(tools):
+    _, report, experiments = tools
+    wsrl, _ = experiments["wsrl"]
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(30):
+        flat = runs(report, *(rng.binomial(40, 0.6, (5, 12)) / 40))
+        found += wsrl.dips("task", {"wsrl": flat, "no_warmup": flat}, 0)[1].holds
+    assert found <= 3
+
+
+def test_all_of_forty_episodes_leave_something_open(tools):
+    _, report, _ = tools
+    low, high = runs(report, *[[1.0]] * 5).interval(0)
+    assert 0.9 < low < 0.99 and high <= 1
+
+
+def test_evaluations_are_matched_by_their_steps(tools):
+    _, report, _ = tools
+    rows = [
+        {"seed": s, "episodes": 10, "curve": [{"step": k, "eval/success": k / 100} for k in steps]}
+        for s, steps in enumerate(([0, 10, 20], [0, 7, 10, 20]))
+    ]
+    made = report.Runs(rows)
+    assert made.steps.tolist() == [0, 10, 20] and made.success.tolist() == [[0, 0.1, 0.2]] * 2
 
 
 def test_two_that_never_arrive_are_not_one_that_is_faster(tools):
     _, report, experiments = tools
     wsrl, _ = experiments["wsrl"]
     never, late = runs(report, [0.1, 0.2, 0.3, 0.4]), runs(report, [0.1, 0.2, 0.9, 0.9])
-    assert wsrl.faster("task", never, never, "RLPD").holds is False
-    assert wsrl.faster("task", late, never, "RLPD").holds is True
+    assert wsrl.faster("task", never, never, "RLPD")[1].holds is False
+    assert wsrl.faster("task", late, never, "RLPD")[1].holds is True
+    there = runs(report, [0.9, 0.9, 0.9, 0.9])
+    assert wsrl.faster("task", there, never, "RLPD") == []  # who begins at the threshold needs no steps to get there

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 COPY = "REPRODUCE_COPY"  # set in the environment of the other processes
 
@@ -31,6 +33,18 @@ def together(jobs: int, work: Callable[[], None]) -> None:
         sys.exit(1)
     if copies:
         work()  # what a copy held while this one passed by
+
+
+def same_settings(out: Path, settings: Mapping[str, Any]) -> None:
+    """Note what the cells of a folder are of, or end where it holds cells of something else."""
+    path, now = out / "settings.json", json.loads(json.dumps(settings))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".tmp{os.getpid()}")
+        partial.write_text(json.dumps(now, indent=1))
+        partial.replace(path)
+    elif json.loads(path.read_text()) != now:
+        sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import grape_table  # noqa: E402
-from claims import claimed, together  # noqa: E402
+from claims import claimed, same_settings, together  # noqa: E402
 
 from results import ROOT  # noqa: E402
 
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         changes = {k: json.loads(v) for k, _, v in (text.partition("=") for text in args.set)}
         size = dataclasses.replace(SMOKE if args.smoke else Settings(), **changes)
-        note(size, args.out)
+        same_settings(args.out, dataclasses.asdict(size))
         demonstrate(size, args.out / "demos")
         if args.pilot:
             pilot(size, args.out)
@@ -100,15 +100,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = json.loads(noted.read_text()) if noted.is_file() else {}
     grape_table.report(args.name, load_records(args.out, args.pilot), settings)
     return 0
-
-
-def note(settings: Any, out: Path) -> None:
-    """Write down the settings, which the cells of one folder share."""
-    path, now = out / "settings.json", json.loads(json.dumps(dataclasses.asdict(settings)))
-    if path.exists() and json.loads(path.read_text()) != now:
-        sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(now))
 
 
 def pilot(settings: Any, out: Path) -> None:

@@ -36,6 +36,7 @@ def report(name: str, settings: Settings, seeds: Sequence[int], cells: Cells) ->
         *size_checks(settings, known),
         *level_checks(settings, known[settings.baseline]),
         *claim_checks(settings, pairs),
+        *consensus_checks(cells),
         *cost_checks(),
     ]
     data = {
@@ -207,6 +208,21 @@ def claim_checks(settings: Settings, pairs: dict[str, Any]) -> list[Check]:
     for key in [k for k in pairs if k not in controls]:
         title = f"mixture minus '{table[key].about}' ({table[key].letter}), seeds: {len(pairs[key]['seeds'])}"
         checks.append(Check(title, pairs[key]["mean"], interval=tuple(pairs[key]["interval"])))
+    return checks
+
+
+def consensus_checks(cells: Cells) -> list[Check]:
+    """Whether it matters *when* few steps are executed: consensus against as many steps at random moments."""
+    by_ratio: dict[tuple[float, bool], Cells] = {}
+    for c in cells:
+        if c["ratio"]:
+            by_ratio.setdefault((c["ratio"], c["shuffled"]), []).append(c)
+    checks = []
+    for (ratio, shuffled), group in sorted(by_ratio.items()):
+        if shuffled and (found := difference(by_ratio.get((ratio, False), []), group)):
+            title = f"consensus at ratio {ratio:g} minus as many steps at random moments: lower end"
+            low, high = found["interval"]
+            checks.append(Check(title, low, 0.0, ">", (low, high), BELOW if high < 0 else NULL))
     return checks
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import horizons_report  # noqa: E402
-from claims import claimed, together  # noqa: E402
+from claims import claimed, same_settings, together  # noqa: E402
 from horizons_arms import IMAGES, SMOKE, VALIDATION_SEED, Cell, Settings, arms  # noqa: E402
 
 from results import ROOT  # noqa: E402
@@ -98,13 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare(settings: Settings, out: Path) -> None:
     """Demonstrations, and a note of the settings, which the cells of one folder share."""
-    from horizons_cells import collect_demonstrations, write_json
+    from horizons_cells import collect_demonstrations
 
-    path, text = out / "settings.json", dataclasses.asdict(settings)
-    if path.exists() and json.loads(path.read_text()) != json.loads(json.dumps(text)):
-        sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
+    same_settings(out, dataclasses.asdict(settings))
     collect_demonstrations(settings, out)
-    write_json(path, text)
 
 
 def load_cells(out: Path) -> list[dict]:

@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import reinflow_report  # noqa: E402
-from claims import Cell, claimed, together  # noqa: E402
+from claims import Cell, claimed, same_settings, together  # noqa: E402
 
 from results import ROOT  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
@@ -192,6 +192,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = args.name or "reinflow" + "_smoke" * args.smoke  # toy cells never lie among the others
     out = args.out or OUT / name
     if not args.report:
+        from vla_stack.training.recipe import read_tree
+
+        tasks = {name: dataclasses.asdict(task) for name, task in TASKS.items()}
+        recipes = {"recipe": read_tree(RECIPE), "start": read_tree(START)}
+        same_settings(out, recipes | {"tasks": tasks, "arms": ARMS, "smoke": args.smoke})
         together(args.jobs, partial(work, range(args.seeds), out, args.smoke))
     cells = [read_json(path) for path in sorted((out / "cells").glob("*.json"))]
     reinflow_report.report(name, cells)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from claims import Cell, claimed, together
+from claims import Cell, claimed, same_settings, together
 from rl_cells import Arm, run_cell
 
 from results import ROOT
@@ -58,22 +57,17 @@ def main(grid: Grid, about: str | None, report: Callable[[Grid, str, list[dict[s
     out = args.out or ROOT / "outputs" / "reproduce" / name
     overrides = [*(grid.smoke if args.smoke else ()), *args.overrides]
     if not args.report:
-        same_settings(grid, overrides, out)
+        same_settings(out, settings(grid, overrides))
         together(args.jobs, partial(work, grid, range(args.seeds), overrides, out))
     report(grid, name, [json.loads(p.read_text()) for p in sorted((out / "cells").glob("*.json"))])
     return 0
 
 
-def same_settings(grid: Grid, overrides: Sequence[str], out: Path) -> None:
-    """Note what the cells of a folder are of, or end where it holds cells of something else."""
+def settings(grid: Grid, overrides: Sequence[str]) -> dict[str, Any]:
+    """What all cells of a folder share."""
     arms = {name: list(arm.overrides) for name, arm in grid.arms.items()}
     tasks = {name: list(keys) for name, keys in grid.tasks.items()}
-    now = {"recipe": read_tree(grid.config), "overrides": list(overrides), "tasks": tasks, "arms": arms}
-    path = out / "settings.json"
-    if not path.exists():
-        write_json(path, now)
-    elif json.loads(path.read_text()) != json.loads(json.dumps(now)):
-        sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
+    return {"recipe": read_tree(grid.config), "overrides": list(overrides), "tasks": tasks, "arms": arms}
 
 
 def work(grid: Grid, seeds: Sequence[int], overrides: Sequence[str], out: Path) -> None:

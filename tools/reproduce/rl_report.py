@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,17 +12,47 @@ from numpy.typing import NDArray
 from results import RESULTS
 
 DRAWS = 4000
+EARLY = 3  # evaluations from the first update on in which a dip is looked for: fixed beforehand, the same for all arms
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
 
 class Runs:
-    """The runs of one arm on one task: evaluations [seeds, k] at common steps."""
+    """The runs of one arm on one task: evaluations [seeds, k] at the steps that all have."""
 
     def __init__(self, records: Sequence[dict[str, Any]]) -> None:
         self.seeds = [r["seed"] for r in records]
-        self.episodes = records[0]["episodes"]
-        self.steps = np.array([p["step"] for p in min((r["curve"] for r in records), key=len)])
-        self.success = np.array([[p["eval/success"] for p in r["curve"][: len(self.steps)]] for r in records])
+        self.episodes = int(records[0]["episodes"])
+        curves = [{p["step"]: p["eval/success"] for p in r["curve"]} for r in records]
+        self.steps = np.array(sorted(set.intersection(*(set(c) for c in curves))))
+        self.success = np.array([[c[step] for step in self.steps] for c in curves])
+
+    def of(self, seeds: Sequence[int]) -> Runs:
+        """Those of some seeds, in that order."""
+        some = copy.copy(self)
+        some.seeds, some.success = list(seeds), self.success[[self.seeds.index(s) for s in seeds]]
+        return some
+
+    def early(self, after: int) -> NDArray:
+        """How far each seed's first :data:`EARLY` evaluations after ``after`` steps are from its first one."""
+        return self.success[:, self.steps > after][:, :EARLY].mean(1) - self.success[:, 0]
+
+    def early_interval(self, after: int) -> tuple[float, float]:
+        """95 % interval of the mean of :meth:`early`."""
+        columns = np.flatnonzero(self.steps > after)[:EARLY]
+        drawn = self._drawn()
+        return _percentiles(drawn[:, :, columns].mean((1, 2)) - drawn[:, :, 0].mean(1))
+
+    def interval(self, column: int) -> tuple[float, float]:
+        """95 % interval of the mean success at an evaluation."""
+        return _percentiles(self._drawn()[:, :, column].mean(1))
+
+    def _drawn(self) -> NDArray:
+        """Success [draws, seeds, k]: seeds drawn anew, and for each evaluation what its number of episodes leaves open
+        (Jeffreys' posterior): success in all of 40 episodes is none of 100 %."""
+        rng = np.random.default_rng(0)
+        won = np.round(self.success * self.episodes)
+        rows = rng.integers(len(won), size=(DRAWS, len(won)))
+        return rng.beta(won[rows] + 0.5, self.episodes - won[rows] + 0.5)
 
     def to_threshold(self, threshold: float) -> NDArray:
         """Control steps of each seed until success stays at or over the threshold for two evaluations; one evaluation
@@ -35,7 +66,7 @@ class Runs:
         return float((self.to_threshold(threshold) <= self.steps[-1]).mean())
 
     def curve(self) -> dict[str, Any]:
-        bounds = [interval(self.success[:, i]) for i in range(len(self.steps))]
+        bounds = [self.interval(i) for i in range(len(self.steps))]
         return {"steps": self.steps.tolist(), "mean": self.success.mean(0).tolist(), "interval": bounds,
                 "by_seed": self.success.tolist(), "seeds": self.seeds}  # fmt: skip
 
@@ -46,12 +77,16 @@ def arms_of(records: Sequence[dict[str, Any]], task: str, names: Sequence[str]) 
     return {name: Runs(rows) for name, rows in found.items() if rows}
 
 
-def interval(values: NDArray) -> tuple[float, float]:
+def _percentiles(values: NDArray) -> tuple[float, float]:
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def paired(differences: NDArray) -> tuple[float, float]:
     """95 % bootstrap interval of a mean over seeds."""
     rng = np.random.default_rng(0)
-    means = np.asarray(values, float)[rng.integers(len(values), size=(DRAWS, len(values)))].mean(1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
+    values = np.asarray(differences, float)
+    return _percentiles(values[rng.integers(len(values), size=(DRAWS, len(values)))].mean(1))
 
 
 def ratio(ours: NDArray, theirs: NDArray) -> tuple[float, tuple[float, float]]:
@@ -59,8 +94,7 @@ def ratio(ours: NDArray, theirs: NDArray) -> tuple[float, tuple[float, float]]:
     a, b = (np.maximum(np.asarray(x, float), 1.0) for x in (ours, theirs))
     rng = np.random.default_rng(0)
     rows = rng.integers(len(a), size=(DRAWS, len(a)))
-    low, high = np.percentile(a[rows].mean(1) / b[rows].mean(1), [2.5, 97.5])
-    return float(a.mean() / b.mean()), (float(low), float(high))
+    return float(a.mean() / b.mean()), _percentiles(a[rows].mean(1) / b[rows].mean(1))
 
 
 def plot(name: str, title: Mapping[str, str], tasks: Mapping[str, dict[str, Runs]], about: Mapping[str, str]) -> None:
@@ -71,7 +105,7 @@ def plot(name: str, title: Mapping[str, str], tasks: Mapping[str, dict[str, Runs
     panels = figure.subplots(1, len(tasks), squeeze=False)[0]
     for axes, (task, arms) in zip(panels, tasks.items(), strict=True):
         for colour, (arm, runs) in zip(COLOURS, arms.items(), strict=False):
-            bounds = np.array([interval(runs.success[:, i]) for i in range(len(runs.steps))]).T
+            bounds = np.array([runs.interval(i) for i in range(len(runs.steps))]).T
             axes.plot(runs.steps, runs.success.mean(0), color=colour, label=about[arm])
             axes.fill_between(runs.steps, *bounds, color=colour, alpha=0.15, linewidth=0)
         axes.set_title(title[task])

@@ -32,11 +32,12 @@ import world_memory  # noqa: E402
 import world_policies  # noqa: E402
 import world_report  # noqa: E402
 import world_training  # noqa: E402
-from claims import COPY, claimed, together  # noqa: E402
+from claims import COPY, claimed, same_settings, together  # noqa: E402
 from world_training import SMOKE, Settings  # noqa: E402
 
 from results import ROOT  # noqa: E402
 from vla_stack.evaluation.constraints.propose import Endpoint  # noqa: E402
+from vla_stack.training.recipe import read_tree  # noqa: E402
 
 PARTS: dict[str, Callable[[Settings, Path, str, int], dict[str, Any]]] = {
     "quality": world_cells.quality,
@@ -139,12 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.out or ROOT / "outputs" / "reproduce" / args.name
     parts = list(PARTS) if "all" in args.part else args.part
     if not args.report:
-        out.mkdir(parents=True, exist_ok=True)
-        note = out / "settings.json"
-        text = json.loads(json.dumps(world_training.plain(settings)))
-        if note.exists() and json.loads(note.read_text()) != text:
-            sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
-        note.write_text(json.dumps(text))
+        same_settings(out, world_training.plain(settings) | {"recipe": read_tree(world_training.RECIPE)})
         if args.words:
             world_improve.ask_words(settings, out, Endpoint(*args.words))
         cells = grid(parts, range(args.seeds))
