@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 from robot_drivers.driver import Driver, EpisodicDriver
-from vla_stack.errors import UserError
+from vla_stack.errors import UserError, check_options
 
 __all__ = ["DRIVERS", "Driver", "EpisodicDriver", "make_driver"]
 
@@ -25,9 +26,13 @@ def make_driver(name: str, **kwargs: Any) -> Driver:
         UserError: There is no such driver, or it takes no such argument.
     """
     if name not in DRIVERS:
-        raise UserError(f"robot '{name}' does not exist", f"use one of {', '.join(DRIVERS)}")
+        remedy = f"use one of {', '.join(DRIVERS)}; a robot of LeRobot's is --robot.type={name}"
+        raise UserError(f"robot '{name}' does not exist", remedy)
     module, _, attribute = DRIVERS[name].partition(":")
     kind = getattr(importlib.import_module(module), attribute)
+    parameters = inspect.signature(kind).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):  # who takes any checks them itself
+        check_options(f"robot '{name}'", kwargs, parameters)
     try:
         driver: Driver = kind(**kwargs)
     except TypeError as e:

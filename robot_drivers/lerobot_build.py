@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.metadata
 import pkgutil
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from robot_drivers.lerobot_port import prepare
-from vla_stack.errors import UserError
+from vla_stack.errors import UserError, check_options
 
 
 def make_lerobot(kind: str, name: str, fields: Mapping[str, Any], module: str | None = None) -> Any:
@@ -34,7 +35,9 @@ def make_lerobot(kind: str, name: str, fields: Mapping[str, Any], module: str | 
         registry = getattr(package, f"{kind.capitalize()}Config")
         build = _factory(kind)
     except ImportError as e:
-        raise UserError(f"a LeRobot {kind} needs the package '{e.name}'", "pip install 'vla-stack[hardware]'") from e
+        raise UserError(
+            f"a LeRobot {kind} needs the package '{e.name}'", "in the clone: pip install -e '.[hardware]'"
+        ) from e
     if module is not None:
         importlib.import_module(module)
     # LeRobot's own discovery would import policy plug-ins too, which takes seconds and nobody here needs.
@@ -50,11 +53,12 @@ def make_lerobot(kind: str, name: str, fields: Mapping[str, Any], module: str | 
         raise UserError(f"LeRobot knows no {kind} '{name}'", f"it knows {', '.join(sorted(known))}")
     if fields.get("use_degrees") is False:
         raise UserError(f"{name}: use_degrees=False commands percent of a range, which has no SI unit", "leave it on")
+    check_options(name, fields, [f.name for f in dataclasses.fields(known[name]) if f.init])
     try:
         device = build(draccus.decode(registry, {"type": name, **fields}))
     except Exception as e:  # draccus and the devices raise what they like
-        options = "--teleop" if kind == "teleoperator" else f"--{kind}"
-        raise UserError(f"{name}: {' '.join(str(e).split())}", f"compare with LeRobot's {options}.* options") from e
+        flag = "--teleop" if kind == "teleoperator" else f"--{kind}"
+        raise UserError(f"{name}: {' '.join(str(e).split())}", f"compare with LeRobot's {flag}.* options") from e
     prepare(device)
     return device
 

@@ -32,6 +32,7 @@ from vla_stack.schema import Camera, Observation, RobotSpec
 CONNECT_ATTEMPTS = 5
 MISSES = 3  # readings in a row that fail before the bus counts as lost
 RECONNECT_S = 0.5  # between attempts
+CAMERAS_LIKE = '--robot.cameras="{front: {type: opencv, index_or_path: 0, width: 640, height: 480, fps: 30}}"'
 BLIND_S = 1.0  # a camera that is away for longer stops the robot: the scene may have changed
 
 
@@ -69,6 +70,8 @@ class LeRobotRobot:
     ) -> None:
         self._type, self._task, self._rate_hz, self._max_rate = robot_type, task, rate_hz, max_rate
         self._units, self._limits, self._max_load = dict(units or {}), dict(limits or {}), dict(max_load or {})
+        if not isinstance(cameras or {}, Mapping) or not all(isinstance(c, Mapping) for c in (cameras or {}).values()):
+            raise UserError(f"{robot_type}: cameras={cameras!r} does not describe cameras", f"write {CAMERAS_LIKE}")
         size = (image_size, image_size) if isinstance(image_size, int) else image_size
         self._size = None if size is None else (int(size[0]), int(size[1]))
         self._our_cameras = {k: v for k, v in (cameras or {}).items() if v.get("type") in SOURCES}

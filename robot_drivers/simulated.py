@@ -9,10 +9,11 @@ whole steps of real time are skipped and the real-time factor falls below one: s
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing as mp
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_drivers.driver import Status
-from vla_stack.errors import UserError
+from vla_stack.errors import UserError, check_options
 from vla_stack.runtime.link import Link, Message, ObservationSlots, ignored_interrupts
 from vla_stack.schema import Observation, RobotSpec
 
@@ -37,11 +38,15 @@ class SimulatedRobot:
 
     Args:
         task: Name in ``sim.TASKS``, e.g. ``pick``.
+        cameras: Names of cameras; one name, or several with commas between them, will do as well.
         **env_kwargs: For ``gymnasium.make``, e.g. ``image_size=64``, ``randomisation=1``, ``max_episode_steps=200``.
     """
 
-    def __init__(self, task: str = "pick", **env_kwargs: Any) -> None:
+    def __init__(self, task: str = "pick", cameras: str | Sequence[str] | None = None, **env_kwargs: Any) -> None:
         self._task, self._env_kwargs = task, env_kwargs
+        if cameras is not None:
+            names = cameras.split(",") if isinstance(cameras, str) else cameras
+            self._env_kwargs = {**env_kwargs, "cameras": tuple(str(name).strip() for name in names)}
         self._process: mp.process.BaseProcess | None = None
         self._link: Link | None = None
         self._slots: ObservationSlots | None = None
@@ -221,7 +226,14 @@ def _make(task: str, env_kwargs: dict[str, Any]) -> Any:
 
     if task not in sim.TASKS:
         raise UserError(f"there is no task '{task}'", f"the tasks are {', '.join(sim.TASKS)}")
-    return gym.make(sim.TASKS[task].id, **env_kwargs)
+    creator = gym.envs.registration.load_env_creator(str(gym.spec(sim.TASKS[task].id).entry_point))
+    known = [*inspect.signature(creator).parameters, "max_episode_steps", "disable_env_checker"]
+    check_options(f"task '{task}'", env_kwargs, known)
+    try:
+        return gym.make(sim.TASKS[task].id, **env_kwargs)
+    except (TypeError, ValueError) as e:  # of a value that is none of its option's
+        given = ", ".join(f"{name}={value!r}" for name, value in env_kwargs.items())
+        raise UserError(f"task '{task}' cannot be made with {given}: {e}", f"its options are {', '.join(known)}") from e
 
 
 class _Simulator:

@@ -107,7 +107,8 @@ def make_teleop(name: str, robot: RobotSpec, kinematics: str = "", **kwargs: Any
         UserError: There is none of that name, or it takes no such argument.
     """
     if name not in TELEOPS:
-        raise UserError(f"teleoperator '{name}' does not exist", f"use one of {', '.join(TELEOPS)}")
+        remedy = f"use one of {', '.join(TELEOPS)}; a teleoperator of LeRobot's is --teleop.type={name}"
+        raise UserError(f"teleoperator '{name}' does not exist", remedy)
     module, _, attribute = TELEOPS[name].partition(":")
     kind = getattr(importlib.import_module(module), attribute)
     try:

@@ -46,7 +46,9 @@ class Gamepad:
         try:
             import pygame
         except ImportError as e:
-            raise UserError("the gamepad needs the package 'pygame'", "pip install 'vla-stack[hardware]'") from e
+            raise UserError(
+                "the gamepad needs the package 'pygame'", "in the clone: pip install -e '.[hardware]'"
+            ) from e
         pygame.display.init()
         pygame.joystick.init()
         if self._index >= pygame.joystick.get_count():

@@ -1,4 +1,7 @@
-"""A LeRobot teleoperator, such as a leader arm, as one of ours: degrees and percent become radians and ratios."""
+"""A LeRobot teleoperator, such as a leader arm, as one of ours: degrees and percent become radians and ratios.
+
+A leader arm has no buttons: how an episode ends is said on the keyboard of the terminal beside it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from robot_drivers.lerobot_build import make_lerobot
 from robot_drivers.lerobot_port import insist, silence
 from robot_drivers.lerobot_units import factors
 from robot_drivers.teleop import Intent
+from robot_drivers.teleop_keyboard import EVENTS_HELP, Keyboard, terminal_keyboard
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 
@@ -45,6 +49,7 @@ class LeRobotLeader:
         self._leader = make_lerobot("teleoperator", teleop_type, config, module)
         self._last: NDArray[np.float64] | None = None
         self._misses = 0
+        self._keyboard: Keyboard | None = None  # where the program runs in a terminal
 
     def connect(self) -> None:
         """Connect and check the calibration.
@@ -65,9 +70,12 @@ class LeRobotLeader:
         if missing:
             self._leader.disconnect()
             raise UserError(f"{self._type} has no '{missing[0]}'", f"it has {', '.join(self._leader.action_features)}")
+        if (keyboard := terminal_keyboard()) is not None:
+            keyboard.connect()
+            self._keyboard, self.HELP = keyboard, f"the robot follows the leader; {EVENTS_HELP}, Ctrl-C stops recording"
 
     def read(self, command: NDArray[np.floating]) -> Intent:
-        """Where the leader is; a failed reading repeats the last one, several disengage."""
+        """Where the leader is, and the event that was typed; a failed reading repeats the last, several disengage."""
         try:
             action = insist(self._leader, self._leader.get_action)
             self._last = np.array([action[name] for name in self._names], np.float64) * self._factors
@@ -76,8 +84,12 @@ class LeRobotLeader:
             self._misses += 1
             silence(self._leader)
         engaged = self._last is not None and self._misses <= MISSES
-        return Intent(engaged, target=self._last)
+        event = self._keyboard.axes().event if self._keyboard is not None else ""
+        return Intent(engaged, target=self._last, event=event)
 
     def disconnect(self) -> None:
+        if self._keyboard is not None:
+            self._keyboard.disconnect()
+            self._keyboard = None
         if self._leader.is_connected:
             self._leader.disconnect()

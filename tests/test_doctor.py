@@ -105,8 +105,8 @@ def test_packages_that_are_old_missing_or_optional(monkeypatch):
     base, robot, train, benchmarks = doctor.check_packages()
     assert base.status == "fail" and "numpy 1.26.4 (wants >=2)" in base.detail
     assert robot.status == "ok"
-    assert train.status == "absent" and "vla-stack[train]" in train.remedy
-    assert benchmarks.status == "absent" and "vla-stack[sim-extra]" in benchmarks.remedy
+    assert train.status == "absent" and "pip install -e '.[train]'" in train.remedy
+    assert benchmarks.status == "absent" and "pip install -e '.[sim-extra]'" in benchmarks.remedy
     del have["numpy"]
     assert next(iter(doctor.check_packages())).status == "fail"
 

@@ -1,9 +1,12 @@
 """``vla robot`` and ``vla teleop`` on the simulated arm: what they print, write and record."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import yaml
 
+from vla_stack import cli
 from vla_stack.cli import main
 from vla_stack.data.dataset import open_dataset
 from vla_stack.schema import ACTION
@@ -23,6 +26,24 @@ def test_check_describes_the_robot_and_writes_its_limits(tmp_path, capsys):
     assert "soft start 1 s" in capsys.readouterr().out
     assert main(["robot", "check", *SMALL, "--seconds", "0.1", "--write", str(limits)]) == 1
     assert f"{limits} exists" in capsys.readouterr().err
+
+
+def test_cameras_are_named_one_by_one_or_with_commas(capsys):
+    assert main(["robot", "check", *SMALL, "--seconds", "0.1", "--robot-arg", "cameras=wrist"]) == 0
+    printed = capsys.readouterr().out
+    assert "camera wrist" in printed and "camera front" not in printed
+    assert main(["robot", "check", *SMALL, "--seconds", "0.1", "--robot-arg", "cameras=wrist,front"]) == 0
+    assert "camera front" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("verb", "extra"), [("teleop", "hardware"), ("console", "console"), ("train", "train")])
+def test_a_package_that_is_missing_is_named_with_its_extra(verb, extra, monkeypatch, capsys):
+    def absent(name):
+        raise ModuleNotFoundError("no module", name="pyarrow")
+
+    monkeypatch.setattr(cli, "importlib", SimpleNamespace(import_module=absent))
+    assert main([verb]) == 1
+    assert f"needs the package 'pyarrow' -- in the clone: pip install -e '.[{extra}]'" in capsys.readouterr().err
 
 
 def test_jog_moves_one_dimension_and_back(capsys):
@@ -50,6 +71,12 @@ def test_a_recorded_episode_played_by_hand_is_recorded_again(tmp_path, capsys):
         (["robot", "calibrate"], "only LeRobot devices are calibrated"),
         (["robot", "jog"], "jog needs a joint and a distance"),
         (["robot", "check", "--robot.port", "/dev/x"], "write --robot.port=/dev/x"),
+        (
+            ["robot", "check", "--robot-arg", "imagesize=16"],
+            "has no option 'imagesize' -- the nearest option is 'image_size'",
+        ),
+        (["robot", "check", "--robot-arg", "image_size=big"], "cannot be made with image_size='big'"),
+        (["robot", "check", *SMALL, "--robot-arg", "cameras=side,front"], "cameras='side' is unknown -- choose one of"),
         (["teleop", "--robot-arg", "image_size=16", "--teleop", "mouse"], "teleoperator 'mouse' does not exist"),
     ],
 )

@@ -8,6 +8,7 @@ settings of ``config.json``.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
@@ -48,4 +49,9 @@ def main(run: str, name: str, *settings: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="output folder of the training")
+    parser.add_argument("name", help="of the shipped policy")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="inference settings to change")
+    args = parser.parse_args()
+    sys.exit(main(args.run, args.name, *args.settings))

@@ -7,6 +7,7 @@ Weights are stored as float16 and load as float32; `vla eval --env imagined:ship
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -40,4 +41,8 @@ def main(run: str, name: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="output folder of the training")
+    parser.add_argument("name", help="of the shipped world model")
+    args = parser.parse_args()
+    sys.exit(main(args.run, args.name))

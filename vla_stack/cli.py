@@ -75,8 +75,9 @@ def main(argv: list[str] | None = None) -> int:
         if e.name and e.name.split(".")[0] in ("vla_stack", "sim", "robot_drivers"):
             raise
         of = {"mujoco": "robot", "gymnasium": "robot", "cv2": "robot", "aiohttp": "console", "cryptography": "console"}
-        extra = of.get(e.name or "", "train")
-        print(f"vla {verb}: needs the package '{e.name}' -- pip install 'vla-stack[{extra}]'", file=sys.stderr)
+        records = {"teleop": "hardware", "data": "hardware", "console": "console"}  # without what training takes
+        extra = of.get(e.name or "") or records.get(verb, "train")
+        print(f"vla {verb}: needs the package '{e.name}' -- in the clone: pip install -e '.[{extra}]'", file=sys.stderr)
         return 1
     parser = argparse.ArgumentParser(
         prog=f"vla {verb}",

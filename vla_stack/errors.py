@@ -1,5 +1,10 @@
 """The one error type that reaches a person as a single line instead of a traceback."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
 
 class UserError(Exception):
     """Something that the person at the keyboard can mend.
@@ -13,3 +18,21 @@ class UserError(Exception):
         super().__init__(message if not remedy else f"{message} -- {remedy}")
         self.message = message
         self.remedy = remedy
+
+
+def check_options(owner: str, given: Collection[str], known: Collection[str]) -> None:
+    """Compare names of options; a mistyped one is told the name that is nearest to it.
+
+    Args:
+        owner: Who takes the options, for the message.
+        given: Names that were given.
+        known: Names that there are.
+
+    Raises:
+        UserError: One of ``given`` is not known.
+    """
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            remedy = f"the nearest option is '{near[0]}'" if near else "it has none"
+            raise UserError(f"{owner} has no option '{name}'", remedy)

@@ -10,10 +10,12 @@ import numpy as np
 
 from robot_drivers.driver import Driver, EpisodicDriver, SelfChecking
 from robot_drivers.teleop import TELEOPS, Teleop, make_teleop, next_command
+from robot_drivers.teleop_keyboard import whole_lines
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.runtime.clock import Clock, RealClock
 from vla_stack.runtime.executor import State
 from vla_stack.runtime.limits import check_limits, make_envelope
+from vla_stack.runtime.link import ignored_interrupts
 from vla_stack.runtime.robot_arguments import (
     add_robot_arguments,
     driver_maker,
@@ -21,6 +23,7 @@ from vla_stack.runtime.robot_arguments import (
     robot_limits,
     robot_safety,
 )
+from vla_stack.runtime.run import wait_for_scene
 from vla_stack.runtime.safety import SafetyEnvelope
 
 HELP = "Drive a robot by hand, through its safety envelope, and record demonstrations."
@@ -68,25 +71,38 @@ def _episodes(args: argparse.Namespace, driver: Driver, teleop: Teleop, envelope
     recorder = EpisodeRecorder(args.root, driver.spec) if args.root else None
     print(f"{driver.spec.name} at {driver.spec.rate_hz:g} Hz. {teleop.HELP}", flush=True)
     max_ticks = None if args.seconds is None else round(args.seconds * driver.spec.rate_hz)
-    saved = 0
+    saved, running = 0, False
     try:
         for i in range(args.episodes):
+            if args.robot != "sim":  # the robot holds meanwhile: a hand in the scene is no part of a demonstration
+                with whole_lines():
+                    wait_for_scene(f"episode {i + 1} of {args.episodes}: set the scene, then press Enter ")
+            running = True
             end = Episode(driver, teleop, envelope, RealClock(), recorder).run(args.seed + i, max_ticks)
+            running = False
+            with ignored_interrupts():  # an episode that is over is saved, whoever loses patience meanwhile
+                saved += _keep(end, recorder)
             verdict = "discarded" if end.event == "discard" else "success" if end.success else "no success"
-            if recorder is not None and end.recorded and end.event != "discard":
-                recorder.save_episode(success=end.success)
-                saved += 1
-            elif recorder is not None:
-                recorder.discard_episode()
             print(f"[{i + 1}/{args.episodes}] {verdict}, {end.ticks} steps, {end.line()}", flush=True)
     except KeyboardInterrupt:
-        print("\ninterrupted: the episode that was running is not recorded")
+        print("\ninterrupted" + ("; the episode that was running is not recorded" if running else ""))
     finally:
         if recorder is not None:
             recorder.close()
     if args.root:
         print(f"{saved} episodes recorded in {args.root}. Next: vla data check {args.root}")
     return 0
+
+
+def _keep(end: Episode, recorder: EpisodeRecorder | None) -> bool:
+    """Save what was recorded, or forget it where the hand said so; whether it was saved."""
+    if recorder is None:
+        return False
+    if not end.recorded or end.event == "discard":
+        recorder.discard_episode()
+        return False
+    recorder.save_episode(success=end.success)
+    return True
 
 
 class Episode:

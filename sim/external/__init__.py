@@ -27,8 +27,8 @@ class Family:
 
 
 FAMILIES = {
-    "metaworld": Family("metaworld", "pip install 'vla-stack[sim-extra]'"),
-    "aloha": Family("gym_aloha", "pip install 'vla-stack[sim-extra]'"),
+    "metaworld": Family("metaworld", "in the clone: pip install -e '.[sim-extra]'"),
+    "aloha": Family("gym_aloha", "in the clone: pip install -e '.[sim-extra]'"),
     "libero": Family("libero", "docs/benchmarks.md has the lines that install LIBERO"),
 }
 

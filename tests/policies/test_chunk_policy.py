@@ -12,7 +12,7 @@ from small_vla import ACTIONS, ROBOT, SIZE, STATES, make_observations, make_stat
 
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.shipped import resolve_policy
+from vla_stack.policies.shipped import resolve_policy, resolve_source
 from vla_stack.schema import ACTION, OBS_STATE, Observation, SchemaError, image_key
 
 
@@ -113,7 +113,7 @@ def test_other_lerobot_policies_are_chunk_policies(act):
 
 
 def test_directories_that_are_no_policy_are_named(saved, tmp_path):
-    with pytest.raises(UserError, match="holds no policy .config.json is missing.*pretrained_model"):
+    with pytest.raises(UserError, match="holds no policy .no config.json.*pretrained_model"):
         load_policy(tmp_path)
     (tmp_path / "config.json").write_text((saved / "config.json").read_text())
     with pytest.raises(UserError, match="holds no weights .model.safetensors is missing"):
@@ -123,6 +123,29 @@ def test_directories_that_are_no_policy_are_named(saved, tmp_path):
     (tmp_path / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
     with pytest.raises(UserError, match="'type' is 'nonsense'.*the types are act"):
         load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:77"])
+def test_a_device_that_is_not_there_is_named_first(device, tmp_path):
+    with pytest.raises(UserError, match=f"device '{device}' is not available.*'cpu' runs anywhere"):
+        load_policy(tmp_path, device)
+
+
+def test_a_run_directory_is_a_name_of_its_policy(saved, tmp_path):
+    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "last" / "pretrained_model").symlink_to(saved)
+    assert load_policy(tmp_path, "auto").spec == load_policy(saved).spec
+
+
+@pytest.mark.parametrize("name", ["lerobot/smolvla_base", "gpt2"])
+def test_names_of_the_hub_stay_what_they_are(name):
+    assert resolve_source(name) == name
+
+
+@pytest.mark.parametrize("name", ["runs/pick/last", "./pick", "../pick", "/pick", "~/pick", "tests", "tests/policies"])
+def test_what_can_be_no_name_of_the_hub_is_a_directory(name):
+    with pytest.raises(UserError, match="holds no policy"):
+        resolve_source(name)
 
 
 def test_the_shipped_policy_says_what_it_said_when_it_was_trained():

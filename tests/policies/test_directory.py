@@ -99,7 +99,8 @@ def test_statistics_cut_short(directory):
     assert "processors cannot be read" in refusal(directory)
 
 
-def test_a_repository_that_cannot_be_had():
-    """The hub is off in tests."""
-    with pytest.raises(UserError, match=r"'nobody/nothing' is no directory.*config\.json.*local directory"):
-        read_config("nobody/nothing", "cpu")
+@pytest.mark.parametrize("name", ["nobody/nothing", "no/such/directory"])
+def test_a_repository_that_cannot_be_had(name):
+    """The hub is off in tests; a name with two slashes cannot be one of its."""
+    with pytest.raises(UserError, match=rf"'{name}' is no directory.*config\.json.*local directory"):
+        read_config(name, "cpu")

@@ -72,7 +72,7 @@ def test_a_cuda_device_without_its_provider_is_said(directories):
     if torch.cuda.is_available():
         assert load_policy(directories[1], "cuda").infer(make_observations(1), [0]).actions.shape[0] == 1
     else:
-        with pytest.raises(UserError, match="no CUDA provider|CUDA"):
+        with pytest.raises(UserError, match="device 'cuda' is not available"):
             load_policy(directories[1], "cuda")
 
 

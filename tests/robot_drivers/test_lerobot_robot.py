@@ -130,7 +130,8 @@ def test_cameras_are_taken_over_stamped_and_resized(tmp_path):
         ({"robot_type": "no_such_arm"}, "knows no robot 'no_such_arm'.*so101_follower"),
         ({"port": "nowhere"}, "cannot be connected: no such port -- check port"),
         ({"calibrated": False}, "not calibrated -- run: vla robot calibrate"),
-        ({"colour": "red"}, "vla_dummy: .*colour"),
+        ({"prt": "x"}, "vla_dummy has no option 'prt' -- the nearest option is 'port'"),
+        ({"cameras": "side"}, "cameras='side' does not describe cameras -- write --robot.cameras="),
         ({"use_degrees": False}, "use_degrees=False"),
         ({"max_load": {"shoulder.pos": 0.5}}, "does not report loads"),
         ({"cameras": {"side": {"type": "video", "path": "none.mp4"}}}, "camera 'side': none.mp4 cannot be played"),
@@ -145,7 +146,9 @@ def test_mistakes_are_one_clear_line(config, words, tmp_path):
 
 
 def test_unknown_drivers_and_arguments():
-    with pytest.raises(UserError, match="robot 'hexapod' does not exist"):
-        make_driver("hexapod")
+    with pytest.raises(UserError, match="robot 'so101_follower' does not exist.*--robot.type=so101_follower"):
+        make_driver("so101_follower")
+    with pytest.raises(UserError, match="robot 'replay' has no option 'rot' -- the nearest option is 'root'"):
+        make_driver("replay", rot="data")
     with pytest.raises(UserError, match="robot 'lerobot': .*robot_type"):
         make_driver("lerobot")

@@ -152,7 +152,7 @@ def test_a_leader_says_where_to_be_in_si_and_a_lost_one_disengages(tmp_path):
 @pytest.mark.parametrize(
     ("name", "kwargs", "words"),
     [
-        ("mouse", {}, "teleoperator 'mouse' does not exist"),
+        ("so101_leader", {}, "teleoperator 'so101_leader' does not exist.*--teleop.type=so101_leader"),
         ("gamepad", {"indx": 1}, "teleoperator 'gamepad': .*indx"),
         ("lerobot", {"teleop_type": "nobody"}, "LeRobot knows no teleoperator 'nobody'.*so101_leader"),
     ],

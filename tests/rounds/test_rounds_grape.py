@@ -18,7 +18,9 @@ from vla_stack.data.preferences import read_pairs, read_rollout, read_scores, ro
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.rounds import grape
 from vla_stack.schema import ACTION, OBS_STATE
+from vla_stack.training.recipe import build, read_tree
 
 CONFIG = Path(__file__).parents[2] / "configs" / "grape_safety.yaml"
 TOY = ["starts=2", "rollouts=3", "episodes=2", "num_envs=3", "calibration=2", "films=1", "train.steps=2"]
@@ -95,6 +97,29 @@ def test_a_stopped_run_goes_on_with_the_same_rollouts(run):
     assert {p.name for p in rollout_files(root)} == before.keys()
     assert read_json(root / "record.json")["success"] == record["success"]
     assert again.facts.steps == len(again.trace["time"])
+
+
+def test_the_policy_rolls_out_where_it_is_trained(policy, tmp_path, monkeypatch):
+    asked = []
+
+    def load(path, device):
+        asked.append(device)
+        raise StopIteration
+
+    monkeypatch.setattr(grape, "find_device", lambda name: torch.device(name))
+    monkeypatch.setattr(grape, "load_policy", load)
+    overrides = [*TOY, f"policy={policy}", "train.device=cuda:1"]
+    loop = grape.GrapeLoop(build(grape.GrapeRecipe, read_tree(CONFIG, overrides), str(CONFIG)), tmp_path)
+    for step in (lambda: loop.roll_out(1), lambda: loop.evaluate(policy)):
+        with pytest.raises(StopIteration):
+            step()
+    assert asked == ["cuda:1", "cuda:1"]
+
+
+def test_a_policy_that_is_not_there_leaves_no_run(tmp_path, capsys):
+    assert cli.main(["train", str(CONFIG), "policy=no/such/policy", f"output_dir={tmp_path / 'x'}"]) == 1
+    assert "'no/such/policy' holds no policy (there is no such directory)" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(

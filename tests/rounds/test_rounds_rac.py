@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from vla_stack import cli
@@ -13,6 +14,7 @@ from vla_stack.data import open_dataset
 from vla_stack.data.integrity import check
 from vla_stack.data.layout import read_json
 from vla_stack.data.sidecar import read_facts
+from vla_stack.rounds import rac
 from vla_stack.rounds.rac import RacLoop, RacRecipe
 from vla_stack.training.recipe import build, read_tree
 
@@ -62,3 +64,36 @@ def test_errors_name_the_key(tmp_path: Path, capsys) -> None:
     recipe = build(RacRecipe, read_tree(CONFIG, ["task=juggle"]), str(CONFIG))
     with pytest.raises(Exception, match="no task 'juggle'"):
         RacLoop(recipe, tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("task=juggle", "there is no task 'juggle'"),
+        ("train.method=wsrl", "vla train configs/rl_wsrl.yaml"),
+        ("train.method=mixture_of_horizons", "policy.type=moh"),
+        ("train.policy.options.widht=3", "the nearest option is 'width'"),
+        ("train.device=gpu", "device 'gpu' is not available"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_is_recorded(override, says, tmp_path: Path, capsys) -> None:
+    assert cli.main(["train", str(CONFIG), override, f"output_dir={tmp_path}/x"]) == 1
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_policy_rolls_out_where_it_is_trained(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def load(path: Path, device: str) -> None:
+        asked.append(device)
+        raise StopIteration
+
+    monkeypatch.setattr(rac, "find_device", lambda name: torch.device("cuda:1") if name == "cuda:1" else None)
+    monkeypatch.setattr(rac, "load_policy", load)
+    loop = RacLoop(build(RacRecipe, read_tree(CONFIG, ["train.device=cuda:1"]), str(CONFIG)), run)
+    with pytest.raises(StopIteration):
+        loop.evaluate(run)
+    with pytest.raises(RuntimeError):  # what a generator makes of it
+        next(loop._wanted(1, None))
+    assert asked == ["cuda:1", "cuda:1"]

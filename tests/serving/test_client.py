@@ -171,8 +171,15 @@ def test_what_does_not_fit_the_format_is_the_callers_error(client):
 
 def test_hello_names_the_field_that_differs(serve, connect):
     client = connect(serve(TickPolicy()).endpoint, hello=False)
-    with pytest.raises(UserError, match=r"not trained for this robot: rate_hz is 30.0 on the robot, 10.0 in"):
+    differs = (
+        r"not trained for this robot: rate_hz is 30.0 on the robot, 10.0 in the policy .* -- leave out --robot-arg"
+    )
+    with pytest.raises(UserError, match=differs):
         client.hello(replace(ROBOT, rate_hz=30.0), WAIT_S)
+    with pytest.raises(
+        UserError, match=r"state\[1\] is absent on the robot.* -- serve a policy that was trained on this"
+    ):
+        client.hello(replace(ROBOT, state=ROBOT.state[:1]), WAIT_S)
     assert not client.connected and not client.request(observation(), rid=0, epoch=0, origin=0, seed=0)
     assert client.hello(ROBOT, WAIT_S).model_version == "m1"
 

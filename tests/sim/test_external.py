@@ -191,7 +191,7 @@ def test_a_task_without_expert_says_so():
 def test_a_missing_package_is_one_line_with_the_line_that_installs_it(env_id, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        UserError, match=rf"{env_id} needs the package '{package}' -- pip install 'vla-stack\[sim-extra\]'"
+        UserError, match=rf"{env_id} needs the package '{package}' -- in the clone: pip install -e '\.\[sim-extra\]'"
     ):
         external.make(env_id)
 

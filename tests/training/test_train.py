@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,11 @@ from training_fakes import ACTION, HORIZON, SIDE, STATE, record
 
 from vla_stack.cli import main
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import Observation
+from vla_stack.training.build import make_config
+from vla_stack.training.recipe import EvalRecipe, PolicyRecipe, Recipe
+from vla_stack.training.train import evaluator
 
 GATE = ("score", "spread")  # of a mixture of horizons
 TINY = """
@@ -87,7 +92,7 @@ def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, 
     out = tmp_path / "a"
     assert main(["train", str(recipe_file), f"output_dir={out}", f"data.root=[{dataset}, {other}]", "ema=0"]) == 0
     start = out / "checkpoints/last/pretrained_model"
-    tune = [f"policy.pretrained={start}", "optimizer.lr=1e-12", "optimizer.weight_decay=0", "policy.options={}"]
+    tune = [f"policy.pretrained={out}", "optimizer.lr=1e-12", "optimizer.weight_decay=0", "policy.options={}"]
     assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'b'}", "steps=2", *tune]) == 0
     before, after = (
         load_file(d / "model.safetensors") for d in (start, tmp_path / "b/checkpoints/last/pretrained_model")
@@ -102,12 +107,40 @@ def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, 
         for d in (out, tmp_path / "b")
     ]
     assert np.allclose(actions[0].actions, actions[1].actions, atol=1e-4)
+    shutil.rmtree(out)  # what a run started from is not needed to continue it
+    assert main(["train", "--resume", str(tmp_path / "b"), "steps=3"]) == 0
+
+
+def test_the_shipped_policy_is_a_start_by_its_name() -> None:
+    device = torch.device("cpu")
+    config = make_config(PolicyRecipe(pretrained="shipped"), device)
+    assert config.type == "vla" and config.pretrained_path == resolve_policy("shipped")
+    nested = make_config(
+        PolicyRecipe(type="moh", options={"horizons": [4, 12], "base": {"pretrained_path": "shipped"}}), device
+    )
+    assert nested.base.pretrained_path == resolve_policy("shipped")
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("method=imitatoin", "there is no method 'imitatoin'"),
+        (
+            "method=imitatoin",
+            "there is no method 'imitatoin' -- the methods are imitation, mixture_of_horizons, own_loss, rac",
+        ),
+        ("method=ravl", "there is no method 'ravl' -- the methods are imitation, "),
+        ("method=grape_likelihood", "there is no method 'grape_likelihood'"),
+        ("method=imitation_heads", "there is no method 'imitation_heads'"),
+        ("method=sac", "'sac' is a loop with a recipe of its own -- vla train configs/rl_wsrl.yaml wsrl.arm=sac"),
+        ("method=cal_ql", "a recipe of its own -- vla train configs/rl_wsrl.yaml wsrl.arm=cal_ql"),
+        ("method=wsrl", "a recipe of its own -- vla train configs/rl_wsrl.yaml"),
+        ("method=expo", "a recipe of its own -- vla train configs/rl_expo.yaml"),
+        ("method=reinflow", "a recipe of its own -- vla train configs/rl_reinflow.yaml"),
+        ("method=grape", "a recipe of its own -- vla train configs/grape_success.yaml"),
+        (
+            "method=mixture_of_horizons",
+            "trains policies of type 'moh', not 'vla' -- set policy.type=moh and policy.options.horizons",
+        ),
         ("method_options.drwas=1", "method 'imitation' has no option 'drwas' -- the nearest option is 'draws'"),
         ("policy.type=vlaa", "there is no policy type 'vlaa'"),
         (
@@ -120,20 +153,82 @@ def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, 
         ),
         ("policy={type: moh, options: {base: {type: pi}}}", "there is no policy type 'pi'"),
         ("policy={type: moh, options: {base: {pretrained_path: nowhere}}}", "'nowhere' is no directory here"),
+        (
+            "method=mixture_of_horizons; policy.pretrained=shipped",
+            "set policy.type=moh, policy.options.base.pretrained_path=shipped and policy.options.horizons, as in",
+        ),
+        (
+            "policy={type: moh, options: {base: {pretrained_path: no/such/policy}}}",
+            "'no/such/policy' holds no policy (there is no such directory)",
+        ),
         ("policy={type: moh, options: {horizons: [2, 6]}}", "the longest horizon is 6, the base 'vla' predicts 30"),
         ("policy.pretrained=nowhere", "'nowhere' is no directory here, and config.json cannot be had"),
+        ("policy.pretrained=no/such/policy", "'no/such/policy' holds no policy (there is no such directory)"),
+        ("policy.pretrained=/nowhere", "'/nowhere' holds no policy (there is no such directory)"),
+        ("policy.pretrained=tests", "'tests' holds no policy (no config.json)"),
         ("data.root=nowhere", "nowhere"),
         ("data.cameras=[side]", "has no camera 'side' -- it has front"),
         ("device=cuda:77", "device 'cuda:77' is not available"),
+        ("device=gpu", "device 'gpu' is not available"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_no_run(
     recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, message: str
 ) -> None:
-    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", override]) == 1
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", *override.split("; ")]) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("vla train: ") and message in error
     assert not (tmp_path / "a").exists()
+
+
+def test_a_run_that_fails_at_once_can_be_started_again(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("no such layer")
+
+    new, used = tmp_path / "new", tmp_path / "used"
+    used.mkdir()
+    (used / "notes.txt").write_text("")
+    for run_dir in (new, used):
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match="no such layer"):
+            patch.setattr("vla_stack.training.loop.Trainer.update", broken)
+            main(["train", str(recipe_file), f"output_dir={run_dir}", "steps=1"])
+    assert not new.exists() and (used / "notes.txt").exists() and not (used / "recipe.yaml").exists()
+    assert main(["train", str(recipe_file), f"output_dir={used}", "steps=1"]) == 0
+
+
+def test_a_run_that_fails_later_keeps_what_it_has(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_stack.training.loop.Trainer.save", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", "log_every=1"])
+    assert {"recipe.yaml", "metrics.jsonl"} <= {p.name for p in (tmp_path / "a").iterdir()}
+
+
+@pytest.mark.parametrize(("there", "says"), [(False, "is no directory"), (True, "holds no recipe.yaml")])
+def test_what_is_no_run_cannot_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], there: bool, says: str
+) -> None:
+    run_dir = tmp_path / "run"
+    if there:
+        run_dir.mkdir()
+    assert main(["train", "--resume", str(run_dir)]) == 1
+    error = capsys.readouterr().err
+    assert f"{run_dir} {says}" in error and "find your runs with: ls -dt outputs/train/* outputs/rounds/*" in error
+
+
+def test_evaluations_run_where_the_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    asked: list[tuple] = []
+    monkeypatch.setattr("vla_stack.policies.chunk_policy.load_policy", lambda *given: asked.append(given))
+    monkeypatch.setattr(
+        "vla_stack.evaluation.rollouts.evaluate", lambda *_: SimpleNamespace(outcomes=np.array([1.0, 0.0]))
+    )
+    run = evaluator(Recipe(eval=EvalRecipe(every=1, envs=("sim/pick-v0",))), "cuda:1")
+    assert run(tmp_path, 1) == {"sim/pick-v0/success": 0.5}
+    assert asked == [(tmp_path, "cuda:1", None)]
 
 
 def test_a_mixture_of_horizons_starts_from_a_policy_and_resumes(recipe_file: Path, tmp_path: Path) -> None:

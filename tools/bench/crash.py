@@ -5,7 +5,7 @@ python tools/bench/crash.py [kills of each kind]
 
 from __future__ import annotations
 
-import sys
+import argparse
 from typing import Any
 
 from crash_recording import recording
@@ -24,4 +24,6 @@ def main(kills: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 60)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kills", type=int, nargs="?", default=60, help="of each kind (default: %(default)s)")
+    main(parser.parse_args().kills)

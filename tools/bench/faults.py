@@ -11,6 +11,7 @@ an observation that is too old. A row passes with none of either, no HOLD longer
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -390,4 +391,6 @@ def failures(f: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="name", help="of rows, or parts of names (default: all rows)")
+    sys.exit(main(parser.parse_args().names))

@@ -9,6 +9,7 @@ number of messages. The tests do the same with ten thousand.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing as mp
 import sys
 import time
@@ -176,4 +177,12 @@ def main(n: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else MESSAGES))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "messages",
+        type=int,
+        nargs="?",
+        default=MESSAGES,
+        help="for the decoder; a share of them for the server (default: %(default)s)",
+    )
+    sys.exit(main(parser.parse_args().messages))

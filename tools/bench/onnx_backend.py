@@ -8,6 +8,7 @@ simulator.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -92,4 +93,6 @@ def main(episodes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("episodes", type=int, nargs="?", default=100, help="of the closed loop (default: %(default)s)")
+    main(parser.parse_args().episodes)

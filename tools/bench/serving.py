@@ -10,6 +10,7 @@ with them. Then 1, 4 and 8 robots at once, each a process that asks again as soo
 
 from __future__ import annotations
 
+import argparse
 import gc
 import multiprocessing as mp
 import os
@@ -282,4 +283,8 @@ def main(requests: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1500)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "requests", type=int, nargs="?", default=1500, help="for each arm and payload (default: %(default)s)"
+    )
+    main(parser.parse_args().requests)

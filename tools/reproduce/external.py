@@ -9,6 +9,7 @@ pictures without shadows. What is there already under outputs/reproduce/external
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -61,6 +62,7 @@ ARMS = {
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     checks, data = experts(), {}
     for name, arm in ARMS.items():

@@ -9,6 +9,7 @@ what the policy obeys.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def run(policy, task: str, instruct: str | None = None):
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     policy = load_policy(resolve_policy("shipped"))
     checks, data, rates = [], {}, []

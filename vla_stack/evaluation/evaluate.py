@@ -60,12 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--num-envs", type=_positive, default=8, help="episodes that run at the same time (default: %(default)s)")
     a("--workers", type=int, help="processes for the environments; 0 for none (default: one a core)")
     a("--rollouts", choices=("local", "ray"), default="local", help="where the workers are (default: %(default)s)")
-    a("--device", default="cpu", help="where the policy runs (default: %(default)s)")
+    a("--device", default="cpu", help="where the policy runs: cpu, cuda, cuda:1, auto, ... (default: %(default)s)")
     a("--videos", type=int, default=3, help="films of each outcome and setting (default: %(default)s)")
     a("--out", type=Path, default=Path("outputs/eval"), help="directory of the report (default: %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:
+    from vla_stack.policies.device import find_device
+
+    args.device = str(find_device(args.device))  # first, and what a report says
     path, policy = _load(args.policy, args.device, args.embodiment)
     with cluster(_workers(args)) if args.rollouts == "ray" else nullcontext():  # one for all settings
         results = run_settings(policy, args)

@@ -19,10 +19,12 @@ import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy 
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
 from vla_stack.policies.continuation import continue_chunk, continuing_modes
+from vla_stack.policies.device import find_device
 from vla_stack.policies.directory import read_config, read_policy, read_processors
 from vla_stack.policies.embodiment import Embodiment, select
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.onnx_policy import MANIFEST, OnnxPolicy
+from vla_stack.policies.shipped import resolve_policy
 from vla_stack.policies.weights import find_weights
 from vla_stack.schema import (
     ACTION,
@@ -174,15 +176,17 @@ def load_policy(path: str | Path, device: str = "cpu", embodiment: str | None = 
     """Load any LeRobot policy directory for inference.
 
     Args:
-        path: Directory with config.json, model.safetensors and the processors' files.
-        device: Torch device.
+        path: Directory with config.json, model.safetensors and the processors' files, or any other name of it that
+            :func:`~vla_stack.policies.shipped.resolve_policy` knows.
+        device: Torch device, or ``auto``.
         embodiment: Which robot to drive, where the policy was trained on several.
 
     Raises:
-        UserError: Not a policy directory, one of its files is missing, damaged or does not fit the others, the policy
-            is not one chunk from one observation, or it has several robots and none of them was named.
+        UserError: There is no such device, not a policy directory, one of its files is missing, damaged or does not fit
+            the others, the policy is not one chunk from one observation, or it has several robots and none was named.
     """
-    path = Path(path)
+    device = str(find_device(device))
+    path = resolve_policy(path)
     config = read_config(path, device)
     if config.n_obs_steps != 1:
         raise UserError(

@@ -13,6 +13,7 @@ from typing import Any
 
 import safetensors
 from draccus.utils import DraccusException
+from huggingface_hub.errors import HFValidationError
 from lerobot.configs import PreTrainedConfig
 from lerobot.policies import PreTrainedPolicy, make_pre_post_processors
 
@@ -44,7 +45,7 @@ def read_config(source: str | Path, device: str) -> PreTrainedConfig:
         raise UserError(f"{where}: {e.message}", e.remedy or MEND) from None
     except DraccusException as e:
         raise UserError(f"{where}: {_spoken(e)}", MEND) from None
-    except OSError as e:
+    except (OSError, HFValidationError) as e:  # the latter: no repository can have that name
         raise UserError(*not_on_hub(source, CONFIG, e)) from None
     except (ValueError, TypeError, NotImplementedError) as e:  # what a configuration refuses in its own checks
         raise UserError(f"{where}: {first_line(e)}", MEND) from None

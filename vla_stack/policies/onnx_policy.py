@@ -111,7 +111,9 @@ def _session(file: Path, device: str) -> Any:
     providers = ["CPUExecutionProvider"]
     if device == "cuda":
         if "CUDAExecutionProvider" not in ort.get_available_providers():
-            raise UserError("ONNX Runtime has no CUDA provider here", "install vla-stack[gpu], or use --device cpu")
+            raise UserError(
+                "ONNX Runtime has no CUDA provider here", "in the clone: pip install -e '.[gpu]'; or use --device cpu"
+            )
         providers.insert(0, "CUDAExecutionProvider")
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()

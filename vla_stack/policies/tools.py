@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("info",))
     parser.add_argument("policy", help="LeRobot policy directory, a run directory, or the name of a shipped policy")
     parser.add_argument("--embodiment", help="which robot, of a policy that drives several")
-    parser.add_argument("--device", default="cpu", help="torch device that is measured (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="torch device that is measured, or auto (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=20, help="timed calls, 0: none (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -33,7 +33,8 @@ from vla_stack.evaluation.constraints.score import Weights, judge
 from vla_stack.evaluation.constraints.spec import load_spec
 from vla_stack.evaluation.constraints.trace import Trace
 from vla_stack.evaluation.records import EpisodeRecord
-from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.device import find_device
 from vla_stack.policies.shipped import resolve_policy
 from vla_stack.rounds.pair_training import calibrate, self_scores, train_on_pairs
 from vla_stack.rounds.preference_rollouts import Sampler, roll_out
@@ -121,15 +122,23 @@ class GrapeRecipe:
 class GrapeLoop:
     """One run; every step of it finds what an earlier, stopped run has left.
 
+    The policy rolls out where it is trained, on ``train.device``; its own likelihood of rollouts (``weights.self``) is
+    computed on the CPU, for scores that do not hang on the device.
+
     Args:
         recipe: The run.
         run_dir: Where it lies: ``round-k/`` holds rollouts, scores, pairs, training and record.
+
+    Raises:
+        UserError: There is no such policy or device, the constraints cannot be read, or evaluation and training share
+            a start.
     """
 
     def __init__(self, recipe: GrapeRecipe, run_dir: Path) -> None:
         self.recipe, self.folder = recipe, RoundFolder(run_dir)
         self.spec = load_spec(Path(recipe.constraints)).with_objective(recipe.objective)
         self.start = resolve_policy(recipe.policy)
+        self.device = find_device(recipe.train.device)
         if recipe.start_seed <= recipe.eval_seed < recipe.start_seed + recipe.starts * max(1, recipe.rounds):
             raise UserError(f"'eval_seed' {recipe.eval_seed} is one of the starts", "choose another eval_seed")
         self.executor = ExecutorConfig(mode="sync", execute=recipe.execute)
@@ -162,7 +171,7 @@ class GrapeLoop:
         missing = [start for start in every if not rollout_path(root, *start).is_file()]
         if not missing:
             return
-        sampler = Sampler(load_policy(self.policy_dir(k - 1)), r.sigma)
+        sampler = Sampler(self._load(self.policy_dir(k - 1)), r.sigma)
         with tqdm(total=len(every), initial=len(every) - len(missing), desc=f"round {k}", unit=" rollouts") as bar:
             for rollout, _ in roll_out(sampler, r.env, missing, self.executor, r.num_envs):
                 write_rollout(root, rollout)
@@ -210,8 +219,11 @@ class GrapeLoop:
         """Episodes of a policy on the evaluation's seeds, in their order."""
         r = self.recipe
         starts = [(seed, 0) for seed in seeds or range(r.eval_seed, r.eval_seed + r.episodes)]
-        found = roll_out(Sampler(load_policy(policy_dir)), r.env, starts, self.executor, r.num_envs, traced=False)
+        found = roll_out(Sampler(self._load(policy_dir)), r.env, starts, self.executor, r.num_envs, traced=False)
         return sorted(((rollout.facts, record) for rollout, record in found), key=lambda both: both[0].seed)
+
+    def _load(self, policy_dir: Path) -> ChunkPolicy:
+        return load_policy(policy_dir, str(self.device))
 
 
 def outcome(episodes: Sequence[tuple[Facts, EpisodeRecord]]) -> dict[str, Any]:

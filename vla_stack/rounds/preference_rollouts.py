@@ -60,11 +60,11 @@ class Sampler:
             context = network.encode(batch)
             generators = [torch.Generator().manual_seed(s) for s in seeds]
             shape = (network.horizon, network.noise_dim)
-            noise = torch.stack([torch.randn(shape, generator=g) for g in generators])
-            std = torch.full((1, network.inference_steps, 1, 1), self.sigma)
+            noise = torch.stack([torch.randn(shape, generator=g) for g in generators]).to(network.config.device)
+            std = torch.full((1, network.inference_steps, 1, 1), self.sigma, device=noise.device)
             chain = sample_chain(network, context, noise, std, generators[0])
             commands = self.policy.postprocessor(chain[:, -1, :, : network.action_dim]).float().numpy()
-        return [{ACTION: a, "chain": c} for a, c in zip(commands, chain.numpy(), strict=True)]
+        return [{ACTION: a, "chain": c} for a, c in zip(commands, chain.numpy(force=True), strict=True)]
 
 
 @dataclass

@@ -25,12 +25,14 @@ from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Phase, Segment
 from vla_stack.methods.rac import Trainable
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.device import find_device
 from vla_stack.rounds.familiar import FamiliarStates
 from vla_stack.rounds.operator import OperatorConfig, SimulatedOperator
 from vla_stack.rounds.record import RoundFolder, table
 from vla_stack.rounds.rollout import RolledOut, Running, roll, run_batch
 from vla_stack.rounds.scene import FEATURES
 from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.training.build import plan
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.train import train
@@ -95,15 +97,23 @@ class RacRecipe:
 class RacLoop:
     """One run; every step of it finds what an earlier, stopped run has left.
 
+    The policy rolls out where it is trained, on ``train.device``; the environments stay in this process.
+
     Args:
         recipe: The run.
         run_dir: Where it lies: ``data/`` is the aggregated dataset, ``round-k/`` policy, rollouts and record.
+
+    Raises:
+        UserError: There is no such task or device, or ``train`` names what cannot be trained: said before the first
+            demonstration is recorded.
     """
 
     def __init__(self, recipe: RacRecipe, run_dir: Path) -> None:
         self.recipe, self.folder, self.data = recipe, RoundFolder(run_dir), run_dir / "data"
         if recipe.task not in sim.TASKS:
             raise UserError(f"there is no task '{recipe.task}'", f"the tasks are {', '.join(sim.TASKS)}")
+        self.device = find_device(recipe.train.device)
+        plan(recipe.train, self.device)
         self.limit = sim.TASKS[recipe.task].max_episode_steps
         self.patience = PATIENCE * self.limit
         self._envs: list[gym.Env] = []
@@ -179,7 +189,7 @@ class RacLoop:
 
     def evaluate(self, policy_dir: Path) -> dict[str, Any]:
         """Roll a policy out alone, on the same seeds in every round."""
-        policy, familiar, r = load_policy(policy_dir), self.familiar(), self.recipe
+        policy, familiar, r = load_policy(policy_dir, str(self.device)), self.familiar(), self.recipe
         robot = self.envs[0].unwrapped.spec_robot  # type: ignore[attr-defined]
 
         def start(episode: int, env: gym.Env) -> Running:
@@ -203,7 +213,8 @@ class RacLoop:
     def _wanted(self, k: int, familiar: FamiliarStates | None) -> Iterator[tuple[int, RolledOut]]:
         """Episodes of round ``k`` in order, until there are enough demonstrations or human frames."""
         r = self.recipe
-        policy = load_policy(self._policy_dir(k - 1)) if k and r.mode != "teleop" else None
+        rolls = k > 0 and r.mode != "teleop"
+        policy = load_policy(self._policy_dir(k - 1), str(self.device)) if rolls else None
         start, human = self._starter(k, policy, familiar), 0
         goal = r.human_frames if k else r.demos
         unit = "human frames" if k else "demonstrations"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import yaml
 
 from vla_stack.errors import UserError
 from vla_stack.training.recipe import build, plain, read_tree
+from vla_stack.training.train import withdrawn_on_failure
 
 LOOPS = (
     "rac",
@@ -40,10 +42,11 @@ def run(loop: str, source: Path, overrides: Sequence[str], resume: Path | None) 
     run_dir = resume or Path(recipe.output_dir or f"outputs/rounds/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
     if resume is None and (run_dir / "recipe.yaml").exists():
         raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "recipe.yaml").write_text(yaml.safe_dump(plain(dataclasses.asdict(recipe)), sort_keys=False))
     try:
-        module.run(recipe, run_dir)
+        with withdrawn_on_failure(run_dir) if resume is None else nullcontext():
+            run_dir.mkdir(parents=True, exist_ok=True)
+            (run_dir / "recipe.yaml").write_text(yaml.safe_dump(plain(dataclasses.asdict(recipe)), sort_keys=False))
+            module.run(recipe, run_dir)
     except KeyboardInterrupt:
         print(f"stopped; continue with: vla train --resume {run_dir}")
         return 130

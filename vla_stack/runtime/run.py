@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
         try:
             for i in range(args.episodes):
                 if args.robot != "sim":
-                    _wait_for_scene(f"episode {i + 1} of {args.episodes}: set the scene, then press Enter ")
+                    wait_for_scene(f"episode {i + 1} of {args.episodes}: set the scene, then press Enter ")
                 episodes.append(run_one(node, args, i))
                 _save(args, node, episodes, time.monotonic() - start)
                 print(_line(episodes, args.episodes), flush=True)
@@ -205,7 +205,12 @@ def _yes() -> bool:
     return True
 
 
-def _wait_for_scene(question: str) -> None:
+def wait_for_scene(question: str) -> None:
+    """Ask on the terminal and wait for Enter, for robots that cannot reset their scene.
+
+    Raises:
+        UserError: Nobody can answer.
+    """
     try:
         input(question)
     except EOFError:

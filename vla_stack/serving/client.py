@@ -35,6 +35,12 @@ HELLO_INTERVAL_NS = 200_000_000
 SILENCE_NS = 3_000_000_000
 PENDING = 64  # requests remembered; older ones will not be answered any more
 BURST = 64  # messages taken by one poll
+REMEDIES = {  # how a refusal names what differs (``messages.robot_difference``) -> what to do about it
+    "this robot: rate_hz": "leave out --robot-arg rate_hz or control_hz, and `vla run` takes the policy's rate",
+    "this robot: camera": "give the robot the policy's cameras, by --robot-arg cameras and image_size",
+    "this robot: state": "serve a policy that was trained on this robot's data",
+    "this robot: action": "serve a policy that was trained on this robot's data",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +147,8 @@ class PolicyClient:
                 if isinstance(item, ServerError):
                     last = item
                     if item.code not in (Code.NOT_READY, Code.BUSY):
-                        raise UserError(f"policy server {self._endpoint} refused: {item.text} [{item.code}]")
+                        text = f"policy server {self._endpoint} refused: {item.text} [{item.code}]"
+                        raise UserError(text, next((r for what, r in REMEDIES.items() if what in item.text), ""))
         if robot is None:
             self._sid = ""
         return self.policy

@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what computes: torch, torch compiled, or ONNX Runtime on a directory of `vla export` "
         "(default: onnx for such a directory, else torch)",
     )
-    parser.add_argument("--device", default="cpu", help="torch device (default: %(default)s)")
+    parser.add_argument(
+        "--device", default="cpu", help="torch device: cpu, cuda, cuda:1, auto, ... (default: %(default)s)"
+    )
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="torch threads (default: all cores, %(default)s)"
     )

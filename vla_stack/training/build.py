@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -25,13 +24,14 @@ from torch import Tensor, nn
 import vla_stack.methods
 from vla_stack.data import load_stats, read_robot_spec
 from vla_stack.data.stats import RELATIVE_ACTION
-from vla_stack.errors import UserError
+from vla_stack.errors import UserError, check_options
 from vla_stack.policies.chunk_policy import ROBOT
-from vla_stack.policies.configuration_moh import base_config
+from vla_stack.policies.configuration_moh import MohConfig, base_config
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
 from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.policies.directory import read_config, read_processors
 from vla_stack.policies.registry import ADAPTERS, policy_class
+from vla_stack.policies.shipped import resolve_source
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
@@ -43,6 +43,16 @@ from vla_stack.training.sources import Source, Stats, open_sources, pooled
 from vla_stack.training.text_pairs import co_trained, with_pairs
 
 OWN_LOSS = "own_loss"  # the one method that asks no more of a policy than LeRobot does
+HORIZONS = "mixture_of_horizons"  # the one method that asks for more than a flow
+HEADS = "imitation_heads"  # no method by itself: imitation's loss for policies with such a head
+LOOPS = {  # methods that collect what they learn from: loops of rounds, with recipes of their own
+    "cal_ql": "configs/rl_wsrl.yaml wsrl.arm=cal_ql",
+    "expo": "configs/rl_expo.yaml",
+    "grape": "configs/grape_success.yaml",
+    "reinflow": "configs/rl_reinflow.yaml",
+    "sac": "configs/rl_wsrl.yaml wsrl.arm=sac",
+    "wsrl": "configs/rl_wsrl.yaml",
+}
 Batch = dict[str, Any]
 Loss = Callable[[PreTrainedPolicy, Batch, torch.Generator], tuple[Tensor, dict[str, Any]]]
 
@@ -105,15 +115,12 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
     Raises:
         UserError: Unknown method, policy type or option; dataset or policy directory that cannot be opened.
     """
-    loss = find_loss(recipe.method, recipe.method_options)
-    config = make_config(recipe.policy, device, checkpoint)
-    if recipe.method != OWN_LOSS and not hasattr(policy_class(config.type), "encode"):
-        remedy = f"set method={OWN_LOSS}, which trains it by LeRobot's loss"
-        raise UserError(f"method '{recipe.method}' needs a flow policy, '{config.type}' is none", remedy)
+    loss, config = plan(recipe, device, checkpoint)
     sources = open_sources(recipe.data, config)
     torch.manual_seed(recipe.seed)
     if checkpoint is not None:
-        policy, pre, post = restore(checkpoint, config, recipe.policy)
+        adapts = bool(recipe.policy.lora.rank)  # nothing else needs the weights that a run started from
+        policy, pre, post = restore(checkpoint, config, located(recipe.policy) if adapts else recipe.policy)
         if not is_plain(config, sources):
             add_embodiments(base_config(config), sources, grow=False)
     elif not is_plain(config, sources):
@@ -141,6 +148,41 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
     return Parts(policy, pre, post, loader, co_trained(loss, pairs.weight), robot, lora)
 
 
+def plan(recipe: Recipe, device: torch.device, checkpoint: Path | None = None) -> tuple[Loss, PreTrainedConfig]:
+    """The loss and the policy's configuration: as much of a recipe as can be checked before there is any data.
+
+    Args:
+        recipe: The run.
+        device: Where the policy is to live.
+        checkpoint: The run continues from it.
+
+    Raises:
+        UserError: Unknown method, policy type or option, or a method that is none for this policy or for this verb.
+    """
+    method = recipe.method
+    if method in LOOPS:
+        raise UserError(f"method '{method}' is a loop with a recipe of its own", f"vla train {LOOPS[method]}")
+    loss = find_loss(method, recipe.method_options)
+    config = make_config(recipe.policy, device, checkpoint)
+    if method == HORIZONS and not isinstance(config, MohConfig):
+        start = recipe.policy.pretrained and f", policy.options.base.pretrained_path={recipe.policy.pretrained}"
+        remedy = f"set policy.type=moh{start} and policy.options.horizons, as in configs/pick_horizons.yaml"
+        raise UserError(f"method '{method}' trains policies of type 'moh', not '{config.type}'", remedy)
+    if method != OWN_LOSS and not hasattr(policy_class(config.type), "encode"):
+        remedy = f"set method={OWN_LOSS}, which trains it by LeRobot's loss"
+        raise UserError(f"method '{method}' needs a flow policy, '{config.type}' is none", remedy)
+    return loss, config
+
+
+def located(recipe: PolicyRecipe) -> PolicyRecipe:
+    """A policy's recipe with the directory of ``pretrained``, whatever name of it a person gave.
+
+    Raises:
+        UserError: Nothing of that name holds a policy, and it is none of the hub's.
+    """
+    return replace(recipe, pretrained=str(resolve_source(recipe.pretrained))) if recipe.pretrained else recipe
+
+
 def knows_robot(config: PreTrainedConfig, root: Path) -> bool:
     """Whether weights were trained on the robot of a dataset: same state, actions and rate, whatever the cameras."""
     source, described = config.pretrained_path, root / "meta" / "robot.json"
@@ -161,7 +203,7 @@ def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | N
     Raises:
         UserError: Unknown type, unknown option (the nearest is named), or a directory that holds no policy.
     """
-    source = str(checkpoint / PRETRAINED) if checkpoint else recipe.pretrained
+    source = str(checkpoint / PRETRAINED) if checkpoint else located(recipe).pretrained
     config = read_config(source, device.type) if source else new_config(recipe.type, device.type)
     options = without_base_weights(recipe.options) if checkpoint else recipe.options
     config = with_options(config, {**options, "device": device.type, "push_to_hub": False})
@@ -196,6 +238,7 @@ def nested_config(config: PreTrainedConfig, options: dict[str, Any], device: str
     """See :func:`with_options`."""
     source, kind = options.get("pretrained_path"), options.get("type", config.type)
     if source:
+        source = resolve_source(source)
         start = read_config(source, device)
         if options.get("type", start.type) != start.type:
             raise UserError(f"{source} holds a policy of type '{start.type}', not '{kind}'", f"set type={start.type}")
@@ -261,21 +304,17 @@ def find_loss(method: str, options: dict[str, Any]) -> Loss:
     Raises:
         UserError: There is no such method, or it has no such option.
     """
-    known = sorted(m.name for m in pkgutil.iter_modules(vla_stack.methods.__path__))
-    if method not in known:
+    names = sorted({m.name for m in pkgutil.iter_modules(vla_stack.methods.__path__)} - {HEADS})
+    loss = _loss_of(method) if method in names else None
+    if loss is None:  # several modules hold parts of a method; all are imported for the sake of this message alone
+        known = [name for name in names if name not in LOOPS and _loss_of(name)]
         raise UserError(f"there is no method '{method}'", f"the methods are {', '.join(known)}")
-    loss = importlib.import_module(f"vla_stack.methods.{method}").loss
     check_options(f"method '{method}'", options, list(inspect.signature(loss).parameters)[3:])
     return functools.partial(loss, **options)
 
 
-def check_options(owner: str, options: dict[str, Any], known: list[str]) -> None:
-    """Raise a :class:`UserError` that names the nearest known option for the first unknown one."""
-    for key in options:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-            remedy = f"the nearest option is '{near[0]}'" if near else "it has none"
-            raise UserError(f"{owner} has no option '{key}'", remedy)
+def _loss_of(method: str) -> Loss | None:
+    return getattr(importlib.import_module(f"vla_stack.methods.{method}"), "loss", None)
 
 
 def to_device(batch: dict[str, Any], device: torch.device, float_images: bool) -> Batch:

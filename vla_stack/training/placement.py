@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_stack.errors import UserError
+from vla_stack.policies.device import find_device
 
 
 class Local:
@@ -23,7 +24,7 @@ class Local:
     rank, world, is_main = 0, 1, True
 
     def __init__(self, device: str) -> None:
-        self.device = _device(device)
+        self.device = find_device(device)
 
     def prepare(self, objective: nn.Module) -> nn.Module:
         """The objective as the loop has to call it."""
@@ -112,15 +113,3 @@ def use_threads(threads: int) -> int:
         threads = max(1, min(allowed, physical) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     torch.set_num_threads(threads)
     return threads
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as e:
-        reason = str(e).splitlines()[0]
-        raise UserError(f"device '{name}' is not available: {reason}", "device=cpu runs anywhere") from None
-    return device

@@ -6,10 +6,12 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +22,7 @@ from vla_stack.errors import UserError
 from vla_stack.training import recipe as recipes
 from vla_stack.training.recipe import Recipe
 
+RUN_FILES = ("recipe.yaml", "revision.txt")  # what a run is: see write_run_files
 HELP = "Train a policy from a recipe. Any key of the recipe can be set on the command line as key=value."
 EXAMPLES = (
     "vla train configs/pick.yaml",
@@ -44,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         overrides.insert(0, args.recipe)
     elif args.resume is None and args.recipe is None:
         raise UserError("no recipe given", f"for example: {EXAMPLES[0]}")
-    source = Path(args.recipe) if args.resume is None else args.resume / "recipe.yaml"
+    source = Path(args.recipe) if args.resume is None else recipe_of(args.resume)
     tree = recipes.read_tree(source)
     if "world_model" in tree:
         sleep_while_waiting()
@@ -56,6 +59,14 @@ def main(args: argparse.Namespace) -> int:
     run_dir = args.resume or Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
     train(recipe, run_dir, resume=args.resume is not None)
     return 0
+
+
+def recipe_of(run_dir: Path) -> Path:
+    """The recipe that a run keeps; raises :class:`UserError` where there is no run."""
+    if not (path := run_dir / "recipe.yaml").is_file():
+        what = "holds no recipe.yaml, it is no run directory" if run_dir.is_dir() else "is no directory"
+        raise UserError(f"--resume: {run_dir} {what}", "find your runs with: ls -dt outputs/train/* outputs/rounds/*")
+    return path
 
 
 def sleep_while_waiting() -> None:
@@ -92,17 +103,18 @@ def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
     checkpoint = ckpt.latest(run_dir / "checkpoints") if resume else None
     parts = build(recipe, placement.device, placement.rank, checkpoint)
     trainer = Trainer(recipe, parts, placement, run_dir, checkpoint)
-    if placement.is_main:
-        write_run_files(recipe, run_dir)
-        millions = sum(p.numel() for p in trainer.parameters) / 1e6
-        print(
-            f"{recipe.method} on {recipe.policy.type}, {millions:.2f} M trainable parameters, {placement.device} in "
-            f"{recipe.precision} with {threads} threads x {placement.world}, step {trainer.step} of {recipe.steps} "
-            f"(ready in {time.monotonic() - begin:.1f} s) -> {run_dir}",
-            flush=True,
-        )
-        print(estimate(trainer.policy, recipe).report(capacity(placement.device)), flush=True)
-    outcome = trainer.run(evaluator(recipe) if recipe.eval.every else None)
+    with withdrawn_on_failure(run_dir) if placement.is_main and not resume else nullcontext():
+        if placement.is_main:
+            write_run_files(recipe, run_dir)
+            millions = sum(p.numel() for p in trainer.parameters) / 1e6
+            print(
+                f"{recipe.method} on {recipe.policy.type}, {millions:.2f} M trainable parameters, {placement.device} "
+                f"in {recipe.precision} with {threads} threads x {placement.world}, step {trainer.step} of "
+                f"{recipe.steps} (ready in {time.monotonic() - begin:.1f} s) -> {run_dir}",
+                flush=True,
+            )
+            print(estimate(trainer.policy, recipe).report(capacity(placement.device)), flush=True)
+        outcome = trainer.run(evaluator(recipe, str(placement.device)) if recipe.eval.every else None)
     if placement.is_main:
         if outcome.stopped:
             print(f"stopped at step {outcome.step}; continue with: vla train --resume {run_dir}")
@@ -111,8 +123,8 @@ def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
     return outcome.checkpoint
 
 
-def evaluator(recipe: Recipe) -> Callable[[Path, int], dict[str, float]]:
-    """Rollouts of a checkpoint, as the loop calls them.
+def evaluator(recipe: Recipe, device: str) -> Callable[[Path, int], dict[str, float]]:
+    """Rollouts of a checkpoint on the training's device, as the loop calls them.
 
     The rooms stay apart: training knows a callable, and this verb, like the command line, names the other room's
     module at run time.
@@ -124,7 +136,7 @@ def evaluator(recipe: Recipe) -> Callable[[Path, int], dict[str, float]]:
         names = [e["name"] for e in json.loads((policy_dir / "config.json").read_text()).get("embodiments") or ()]
         metrics = {}
         for name, env in pairings(recipe.eval.envs, names):
-            policy = load_policy(policy_dir, embodiment=name)
+            policy = load_policy(policy_dir, device, name)
             result = evaluate(policy, env, recipe.eval.episodes, recipe.eval.seed)
             metrics[f"{env}/success" if name is None else f"{name}@{env}/success"] = float(result.outcomes.mean())
         return metrics
@@ -152,6 +164,26 @@ class Written(Protocol):
     """A recipe, of a policy or of anything else."""
 
     def to_yaml(self) -> str: ...
+
+
+@contextmanager
+def withdrawn_on_failure(run_dir: Path) -> Iterator[None]:
+    """Take a new run back that fails before it has computed anything, so that the mended command can be given again.
+
+    What was in the directory before stays, as does a run that left anything but its own description: that one can be
+    resumed.
+    """
+    fresh = not run_dir.exists()
+    try:
+        yield
+    except Exception:
+        files = [p.relative_to(run_dir) for p in run_dir.rglob("*") if p.is_file() and p.stat().st_size]
+        if all(str(p) in RUN_FILES or p.parts[0] == "tb" for p in files):  # TensorBoard writes a heading at once
+            for name in RUN_FILES:
+                (run_dir / name).unlink(missing_ok=True)
+            if fresh:
+                shutil.rmtree(run_dir, ignore_errors=True)
+        raise
 
 
 def write_run_files(recipe: Written, run_dir: Path) -> None:
