@@ -1,7 +1,11 @@
 """The off-policy loop: bit-exact when stopped and resumed, the same on one Ray actor, alive when one is killed."""
 
 import json
+import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +15,8 @@ import torch
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import _load
 from vla_stack.evaluation.rollouts import evaluate
+from vla_stack.methods.expo import ExpoRecipe
+from vla_stack.methods.wsrl import WsrlRecipe
 from vla_stack.ray_cluster import connect
 from vla_stack.rounds import off_policy
 from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe, load, make_envs
@@ -18,7 +24,8 @@ from vla_stack.rounds.state_policy import StatePolicy
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Observation
 from vla_stack.training import learner as learners
-from vla_stack.training.recipe import build
+from vla_stack.training.recipe import build, read_tree
+from vla_stack.training.rollout_workers import LocalRollouts
 from vla_stack.training.stop import Stop
 
 TINY = {
@@ -62,6 +69,119 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, method):
     records = [json.loads(line) for line in (tmp_path / "halves" / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records] == [0, 12, 24] and all("eval/success" in r for r in records)
     assert (tmp_path / "halves" / "learning_curve.png").stat().st_size > 1000
+
+
+def records(run_dir: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def stopped(monkeypatch, loop: OffPolicyLoop, at: int) -> None:
+    """Run it until Ctrl-C at a control step."""
+    collect = LocalRollouts.collect
+
+    def collecting(rollouts, learner, version):
+        if loop.step == at:
+            signal.raise_signal(signal.SIGINT)
+        return collect(rollouts, learner, version)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LocalRollouts, "collect", collecting)
+        loop.run()
+
+
+@pytest.mark.parametrize("at", [5, 17])
+def test_a_stop_between_evaluations_goes_on_from_the_last_one_bit_for_bit(tmp_path, monkeypatch, at):
+    whole = finished(tmp_path / "whole", **WSRL)
+    stopped(monkeypatch, OffPolicyLoop(recipe(**WSRL), tmp_path / "halves"), at)
+    halves = OffPolicyLoop(recipe(**WSRL), tmp_path / "halves")
+    assert halves.step == at // 12 * 12
+    halves.run()
+    assert torch.equal(final(whole), final(halves))
+    for name, column in whole.learner.store.columns.items():
+        np.testing.assert_array_equal(column[:24], halves.learner.store.columns[name][:24])
+    assert records(tmp_path / "halves") == records(tmp_path / "whole")
+    assert [r["step"] for r in records(tmp_path / "halves")] == [0, 12, 24]
+
+
+def test_what_a_person_did_is_saved_at_a_stop_and_an_evaluation_parts_it(tmp_path, monkeypatch):
+    hand = lambda env, obs: np.full(5, 0.1, np.float32)  # noqa: E731
+    monkeypatch.setattr(off_policy, "at_endpoint", lambda *_: (hand, SimpleNamespace(close=lambda: None)))
+    person = recipe(**EXPO | {"operator": "tcp://127.0.0.1:1"})
+    loop = OffPolicyLoop(person, tmp_path)
+    before = loop.learner.offline.total
+    stopped(monkeypatch, loop, 17)
+    assert [r["step"] for r in records(tmp_path)] == [0, 12]
+    demos = loop.learner.offline
+    ends = demos.columns["truncated"][demos.rows()[before:]]
+    assert np.flatnonzero(ends).tolist() == [7, 11, 17]  # a limit, the evaluation, the stop
+    again = OffPolicyLoop(person, tmp_path)
+    assert again.step == 18
+    for name, column in demos.columns.items():
+        np.testing.assert_array_equal(column, again.learner.offline.columns[name])
+    again.run()
+    assert [r["step"] for r in records(tmp_path)] == [0, 12, 24]
+
+
+def test_one_key_of_the_networks_leaves_the_others_as_the_method_has_them():
+    one = recipe(wsrl={"sac": {"batch": 64}}, expo={"sac": {"batch": 64}})
+    for ours, method in ((one.wsrl, WsrlRecipe()), (one.expo, ExpoRecipe())):
+        assert ours == replace(method, sac=replace(method.sac, batch=64)) and ours.sac.members == 10
+
+
+def test_rlpd_is_compared_with_expo_at_its_sizes_and_rates(load_tool, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # what the script adds is taken back
+    expo = load_tool("reproduce/expo.py")
+    made = build(OffPolicyRecipe, read_tree(expo.CONFIG, expo.rlpd_keys()), "test")
+    for key in (*expo.SAME, "lr_actor", "lr_critic", "lr_temperature", "tau", "layer_norm"):
+        assert getattr(made.wsrl.sac, key) == getattr(made.expo.sac, key), key
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eval_envs": 0}, "'eval_envs' is 0, expected at least 1 -- set eval_envs=1 or more"),
+        ({"eval_episodes": 0}, "'eval_episodes' is 0"),
+        ({"eval_every": 0}, "'eval_every' is 0"),
+        ({"log_every": 0}, "'log_every' is 0"),
+        ({"threads": 0}, "'threads' is 0"),
+        ({"horizon": 0}, "'horizon' is 0"),
+        ({"num_envs": 0}, "'num_envs' is 0"),
+        ({"gamma": 1.0}, "'gamma' is 1.0, expected a discount in [0, 1) -- for example gamma=0.99"),
+        ({"expo": {"samples": 2, "edits": 3}}, "'expo.edits' is 3, there are 2 samples to edit"),
+        ({"expo": {"samples": 0, "edits": 0}}, "'expo.samples' is 0"),
+        ({"expo": {"edits": 0, "unedited": False}}, "'expo.edits' is 0 and 'expo.unedited' is false"),
+        ({"expo": {"sac": {"utd": 0}}}, "'expo.sac.utd' is 0"),
+        ({"expo": {"sac": {"batch": 1}}}, "'expo.sac.batch' is 1, expected at least 2"),
+        ({"method": "wsrl", "wsrl": {"sac": {"utd": 0}}}, "'wsrl.sac.utd' is 0"),
+        ({"method": "wsrl", "wsrl": {"sac": {"subset": 0}}}, "'wsrl.sac.subset' is 0"),
+        (
+            {"method": "wsrl", "wsrl": {"sac": {"subset": 3, "members": 2}}},
+            "'wsrl.sac.subset' is 3, there are 2 critics, 'wsrl.sac.members' -- set wsrl.sac.subset=2 or less",
+        ),
+        ({"offline": {"episodes": 0}}, "'offline.episodes' is 0, and method=expo learns from stored episodes -- set"),
+        (
+            {"method": "wsrl", "wsrl": {"arm": "rlpd"}, "offline": {"episodes": 0}},
+            "'offline.episodes' is 0, and wsrl.arm=rlpd learns",
+        ),
+        ({"offline": {"noise": []}}, "'offline.noise' is empty"),
+        ({"offline": {"failures": False}, "env": {"reward": "own"}}, "'offline.failures' is false, and env.reward=own"),
+        ({"rollouts": "ray", "scenes": 3}, "'scenes' is 3, which needs rollouts=local"),
+        ({"rollouts": "ray", "operator": "tcp://x:1"}, "'operator' is tcp://x:1, which needs rollouts=local"),
+        ({"rollouts": "ray", "ray": {"workers": 0}}, "'ray.workers' is 0"),
+        ({"rollouts": "ray"}, "'rollouts' is ray, and Ray is not installed -- in the clone: pip install"),
+    ],
+)
+def test_what_would_fail_later_is_refused_before_anything_is_made(tmp_path, monkeypatch, changes, message):
+    def costly(*_):
+        raise AssertionError("nothing is made of a recipe that is refused")
+
+    monkeypatch.setattr(off_policy, "StateEnv", costly)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError) as error:
+        OffPolicyLoop(recipe(**{"method": "expo"} | changes), tmp_path / "run")
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_stop_in_the_offline_training_loses_nothing(tmp_path, monkeypatch):

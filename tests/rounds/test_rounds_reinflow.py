@@ -80,10 +80,12 @@ def test_a_run_leaves_curve_checkpoint_and_records(run: Path, start: Path) -> No
     assert moved == {"expert"} and not any("noise" in k or "value" in k for k in after)
 
 
-def test_a_stopped_run_gives_the_same_curve(run: Path, start: Path, tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_stopped_run_gives_the_same_curve(run: Path, start: Path, tmp_path: Path, capsys, left: int) -> None:
     other = tmp_path / "run"
-    assert cli.main(["train", str(CONFIG), *TOY, "keep=2", f"policy={start}", f"output_dir={other}"]) == 0
-    shutil.rmtree(other / "checkpoints" / "000002")  # as if it had died before the second was written
+    assert cli.main(["train", str(CONFIG), *TOY, "keep=3", f"policy={start}", f"output_dir={other}"]) == 0
+    for later in range(left + 1, 3):  # as if it had died before they were written
+        shutil.rmtree(other / "checkpoints" / f"{later:06d}")
     assert cli.main(["train", "--resume", str(other)]) == 0
     assert records(other) == records(run)
     a, b = (load_file(d / "checkpoints/last/pretrained_model/model.safetensors") for d in (run, other))
@@ -103,6 +105,22 @@ def test_the_checkpoint_is_served_with_as_many_steps_as_it_was_trained_with(run:
 def test_without_a_policy_it_says_what_to_give(tmp_path: Path, capsys) -> None:
     assert cli.main(["train", str(CONFIG), "policy=", f"output_dir={tmp_path}/x"]) == 1
     assert "'policy' is missing" in capsys.readouterr().err
+
+
+def test_without_its_start_it_says_what_to_run_first_and_leaves_no_run(tmp_path: Path, capsys) -> None:
+    assert cli.main(["train", str(CONFIG), "policy=outputs/no/such/run", f"output_dir={tmp_path}/x"]) == 1
+    error = capsys.readouterr().err
+    assert "'outputs/no/such/run' holds no policy (there is no such directory)" in error
+    assert "train one first: vla train configs/rl_start.yaml" in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run_directory_is_a_start(run: Path, tmp_path: Path) -> None:
+    size = {"num_envs": 1, "env_options": {"max_episode_steps": 2}}
+    loop = ReinFlowLoop(ReinFlowRecipe(policy=str(run), device="auto", **size), tmp_path)
+    before = load_policy(run / "checkpoints/last/pretrained_model")
+    assert loop.policy.spec.model_version == before.spec.model_version
+    assert reinflow._start("shipped").name == "native_multitask"
 
 
 def test_judges_pay_in_training_and_are_not_asked_in_evaluations(start: Path, tmp_path: Path, monkeypatch) -> None:

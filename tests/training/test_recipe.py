@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import yaml
 
 from vla_stack.errors import UserError
-from vla_stack.training.recipe import Recipe, load
+from vla_stack.training.recipe import Recipe, build, load
 from vla_stack.training.train import pairings
 
 
@@ -39,6 +40,41 @@ def test_resolved_recipe_reads_back_equal(path: Path) -> None:
 
 def test_defaults_are_those_of_the_dataclass(path: Path) -> None:
     assert load(path).steps == Recipe().steps
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = 1
+    rate: float = 1.0
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Middle:
+    inner: Inner = field(default_factory=lambda: Inner(size=2, rate=2.0))
+    other: Inner = Inner(size=3)
+    maybe: Inner | None = None
+    several: tuple[Inner, ...] = (Inner(size=4, rate=4.0),)
+    count: int = 5
+
+
+@dataclass(frozen=True)
+class Outer:
+    middle: Middle = field(default_factory=lambda: Middle(inner=Inner(size=6, tags=("a",)), count=7))
+
+
+def test_a_key_leaves_the_others_at_the_default_of_the_field_that_it_lies_in() -> None:
+    assert build(Middle, {"inner": {"rate": 9}}, "test") == Middle(inner=Inner(size=2, rate=9.0))
+    assert build(Middle, {"other": {"rate": 9}}, "test") == Middle(other=Inner(size=3, rate=9.0))
+    assert build(Middle, {"maybe": {"rate": 9}}, "test") == Middle(maybe=Inner(rate=9.0))
+    assert build(Middle, {"several": [{"rate": 9}]}, "test") == Middle(several=(Inner(rate=9.0),))  # a list is whole
+    for nothing in ({}, {"inner": None}, {"inner": {}}):
+        assert build(Middle, nothing, "test") == Middle()
+    deep = build(Outer, {"middle": {"inner": {"rate": 9}}}, "test")
+    assert deep == Outer(Middle(inner=Inner(size=6, rate=9.0, tags=("a",)), count=7))
+    assert build(Outer, {}, "test") == Outer()
+    with pytest.raises(UserError, match=r"test: unknown key 'middle.inner.rat' -- the nearest .* 'middle.inner.rate'"):
+        build(Outer, {"middle": {"inner": {"rat": 9}}}, "test")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """Actors execute whole chunks, hand over to a person, and meet every evaluation episode once."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from vla_stack.errors import UserError
 from vla_stack.training.actor import Actor, Plan, evaluate
 from vla_stack.training.environments import EnvRecipe, StateEnv
 from vla_stack.training.rollouts import Source
+from vla_stack.training.scripted import OfflineRecipe, record
 from vla_stack.training.task_sampling import SceneSampler
 
 
@@ -23,6 +27,22 @@ class Counter:
         over = self.steps == self.length
         self.success = over and self.length % 2 == 0
         return np.array([self.length + self.steps / 100], np.float32), 1.0, self.success, over and not self.success
+
+
+class Scripted(Counter):
+    """Ends after two steps; its expert succeeds in one episode of ``every``."""
+
+    recipe, limit = SimpleNamespace(id="toy", tail=0), 2
+
+    def __init__(self, every):
+        self.every, self.episodes = every, 0
+
+    def reset(self, seed):
+        self.episodes += 1
+        return super().reset(2 if self.episodes % self.every == 0 else 1)
+
+    def expert(self, noise, seed):
+        return lambda: np.zeros(1, np.float32)
 
 
 def planner(horizon, log):
@@ -83,6 +103,15 @@ def test_a_limit_cuts_an_episode_off():
     env.reset(0)
     rows = [env.step(np.zeros(env.action_dim, np.float32))[1:] for _ in range(3)]
     assert rows == [(-1.0, False, False)] * 2 + [(-1.0, False, True)]
+
+
+def test_an_expert_that_hardly_ever_succeeds_is_not_asked_for_ever():
+    env, recipe = Scripted(every=100), OfflineRecipe(episodes=2, failures=False)
+    with pytest.raises(UserError, match=r"of toy succeeded in 0 of 40 episodes .* set offline.failures=true"):
+        record(env, recipe, 0.9)
+    assert env.episodes == 40
+    store = record(Scripted(every=15), recipe, 0.9)
+    assert store.columns["terminated"][store.rows()].tolist() == [False, True] * 2
 
 
 def test_scenes_are_drawn_by_the_variance_of_their_success():

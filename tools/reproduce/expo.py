@@ -42,6 +42,7 @@ def rlpd_keys() -> tuple[str, ...]:
     sac = read_tree(CONFIG)["expo"]["sac"]
     own = "wsrl.warmup=400 wsrl.sac.layer_norm=true wsrl.sac.entropy_backup=false wsrl.sac.actor_q=mean".split()
     own += "wsrl.sac.target_entropy=-0.5 wsrl.sac.actor_rows=last wsrl.sac.temperature=0.1".split()
+    own += "wsrl.sac.lr_actor=3e-4 wsrl.sac.lr_temperature=3e-4".split()  # EXPO's, not those of WSRL's fine-tuning
     return (*(f"wsrl.sac.{key}={sac[key]}" for key in SAME), *own)
 
 

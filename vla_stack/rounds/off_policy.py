@@ -1,13 +1,15 @@
 """Loop ``off_policy``: stored episodes, offline training, then one actor-learner loop, for WSRL, EXPO, baselines.
 
 A run directory holds ``offline.safetensors`` (the stored episodes), ``metrics.jsonl``, ``learning_curve.png`` and
-``checkpoints/``. A checkpoint begins new episodes, so that a run which is stopped and resumed computes what one that is
-not stopped computes, bit for bit on a CPU (with rollouts in this process).
+``checkpoints/``. A checkpoint begins new episodes, and online there is one at each evaluation alone: a run that is
+stopped in between goes on from the last, and so computes what one that is not stopped computes, bit for bit on a CPU
+(with rollouts in this process). With an operator a stop saves where it is: nobody does again what a person did.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from vla_stack.errors import UserError
 from vla_stack.methods.expo import Expo, ExpoRecipe
-from vla_stack.methods.wsrl import Wsrl, WsrlRecipe
+from vla_stack.methods.wsrl import ARMS, Wsrl, WsrlRecipe
 from vla_stack.rounds.learning_curve import draw_curve
 from vla_stack.rounds.operator_hand import at_endpoint
 from vla_stack.runtime.operator_port import OperatorPort
@@ -78,7 +80,7 @@ class OffPolicyRecipe:
         rollouts: ``local``: environments in this process; ``ray``: in actors.
         ray: Its settings.
         operator: Endpoint at which a person may intervene in the first environment, e.g. ``tcp://127.0.0.1:5560``.
-        eval_every: Control steps between evaluations; each also saves a checkpoint.
+        eval_every: Control steps between evaluations; each also saves a checkpoint, from which a stopped run goes on.
         eval_episodes: Episodes of an evaluation.
         eval_seed: Seed of the first of them, the same at every evaluation.
         eval_envs: Environments of an evaluation side by side.
@@ -166,13 +168,15 @@ class OffPolicyLoop:
     Args:
         recipe: The run.
         run_dir: Where it lies.
+
+    Raises:
+        UserError: A value is out of range, values do not go together, or Ray is asked for and not installed.
     """
 
     def __init__(self, recipe: OffPolicyRecipe, run_dir: Path) -> None:
+        _check(recipe)
         torch.set_num_threads(recipe.threads)
         self.recipe, self.run_dir = recipe, run_dir
-        if recipe.num_envs < 1 or recipe.horizon < 1 or recipe.eval_every < 1:
-            raise UserError("'num_envs', 'horizon' and 'eval_every' have to be at least 1")
         env = StateEnv(recipe.env)
         offline, self.scale = stored(run_dir / "offline.safetensors", env, recipe.offline, recipe.gamma)
         env.close()
@@ -191,6 +195,7 @@ class OffPolicyLoop:
             learners.load(self.learner, self.checkpoint / ckpt.STATE)
             facts = json.loads((self.checkpoint / ckpt.STATE / "state.json").read_text())
             self.episodes, self.version, self.started = facts["episodes"], facts["version"], facts["started"]
+            self.recent = facts.get("recent", [])
             if self.scenes is not None:
                 self.scenes.counts[:] = facts["scenes"]
             if recipe.operator:
@@ -203,7 +208,11 @@ class OffPolicyLoop:
         return self.learner.store.total
 
     def run(self) -> None:
-        """Offline training, then online, until the recipe's steps are done or a signal asks to stop."""
+        """Offline training, then online, until the recipe's steps are done or a signal asks to stop.
+
+        Raises:
+            KeyboardInterrupt: A signal asked to stop; what is not saved will be computed again.
+        """
         r = self.recipe
         shown: Any = r  # of a recipe the log reads `steps` and `wandb`
         with Stop() as stop, Log(self.run_dir, shown, self.step) as log:
@@ -215,8 +224,15 @@ class OffPolicyLoop:
             rollouts = self._rollouts(stop)
             try:
                 while self.step < r.steps:
-                    self._until(min(r.steps, (self.step // r.eval_every + 1) * r.eval_every), rollouts, log, stop)
-                    self._save()
+                    end = min(r.steps, (self.step // r.eval_every + 1) * r.eval_every)
+                    means = self._until(end, rollouts, log, stop)
+                    if self.step >= end:
+                        self._cut()
+                        self._report(log, means)
+                        self._save()
+                    elif r.operator:  # without an evaluation, whose steps are those of the grid
+                        self._cut()
+                        self._save()
                     if stop.asked:
                         raise KeyboardInterrupt
                     rollouts.restart(self.episodes)
@@ -256,8 +272,8 @@ class OffPolicyLoop:
                 if stop.asked:
                     raise KeyboardInterrupt
 
-    def _until(self, end: int, rollouts: Rollouts, log: Log, stop: Stop) -> None:
-        """Act and learn until a number of control steps; then evaluate."""
+    def _until(self, end: int, rollouts: Rollouts, log: Log, stop: Stop) -> dict[str, float]:
+        """Act and learn until a number of control steps, or until a stop is asked for; returns what there is to log."""
         learner, window, credit = self.learner, Window(), 0.0
         while self.step < end and not stop.asked:
             for fragment in rollouts.collect(learner, self.version):
@@ -273,8 +289,13 @@ class OffPolicyLoop:
                         log.advance()
                 self._note(fragment.finished)
             self.version += 1
-        learner.store.cut()
-        self._report(log, window.means() | {"lag": float(rollouts.lag), "lost_actors": float(rollouts.lost)})
+        return window.means() | {"lag": float(rollouts.lag), "lost_actors": float(rollouts.lost)}
+
+    def _cut(self) -> None:
+        """Close what is open: a checkpoint follows, which begins new episodes."""
+        self.learner.store.cut()
+        if self.recipe.operator:  # an intervention across it is two episodes among the demonstrations as well
+            self.learner.offline.cut()
 
     def _note(self, finished: list[Outcome]) -> None:
         self.episodes += len(finished)
@@ -295,6 +316,7 @@ class OffPolicyLoop:
     def _save(self) -> None:
         counts = self.scenes.counts.tolist() if self.scenes is not None else []
         state = {"episodes": self.episodes, "version": self.version, "scenes": counts, "started": self.started}
+        state |= {"recent": [bool(success) for success in self.recent]}
 
         def fill(directory: Path) -> None:
             learners.save(self.learner, directory / ckpt.STATE)
@@ -324,12 +346,90 @@ class OffPolicyLoop:
             if r.operator:
                 hand, self._port = at_endpoint(envs[0], r.operator, lambda: stop.asked)
             return LocalRollouts(envs, self._episode_seed, self.episodes, hand)
-        if r.scenes or r.operator:
-            raise UserError("'scenes' and 'operator' need rollouts=local", "set scenes=0 and leave 'operator' empty")
         first = self._first_seed + self.episodes
         alone = self.learner.agent.explorer.get_state().numpy() if r.ray.workers == 1 else None
         how = (r.ray.workers, r.num_envs, first, r.ray.fragment, r.ray.max_lag, alone)
         return RayRollouts(partial(make_actor, r, self.scale), *how)
+
+
+def _check(r: OffPolicyRecipe) -> None:
+    """Refuse what would fail later, and only after minutes or never; raises :class:`UserError`."""
+    sac = r.wsrl.sac if r.method == "wsrl" else r.expo.sac
+    least: dict[str, tuple[float, float]] = {
+        key: (getattr(r, key), 1)
+        for key in ("horizon", "num_envs", "eval_every", "eval_episodes", "eval_envs", "log_every", "threads")
+    }
+    least |= {f"{r.method}.sac.{key}": (getattr(sac, key), 1) for key in ("members", "subset", "utd")}
+    least |= {f"{r.method}.sac.batch": (sac.batch, 2)}  # half of it may be of the stored episodes
+    least |= {"steps": (r.steps, 0), "scenes": (r.scenes, 0), "offline.episodes": (r.offline.episodes, 0)}
+    if r.method == "expo":
+        least |= {"expo.samples": (r.expo.samples, 1), "expo.edits": (r.expo.edits, 0)}
+    if r.rollouts == "ray":
+        least |= {
+            "ray.workers": (r.ray.workers, 1),
+            "ray.fragment": (r.ray.fragment, 1),
+            "ray.max_lag": (r.ray.max_lag, 0),
+        }
+    for key, (value, bound) in least.items():
+        if value < bound:
+            raise UserError(f"'{key}' is {value}, expected at least {bound}", f"set {key}={bound} or more")
+    if not 0.0 <= r.gamma < 1.0:  # values are those of tasks that go on without end
+        raise UserError(f"'gamma' is {r.gamma}, expected a discount in [0, 1)", "for example gamma=0.99")
+    if sac.subset > sac.members:
+        raise UserError(
+            f"'{r.method}.sac.subset' is {sac.subset}, there are {sac.members} critics, '{r.method}.sac.members'",
+            f"set {r.method}.sac.subset={sac.members} or less",
+        )
+    if r.method == "expo":
+        _check_expo(r.expo)
+    _check_offline(r)
+    if r.rollouts == "ray":
+        _check_ray(r)
+
+
+def _check_expo(r: ExpoRecipe) -> None:
+    if r.edits > r.samples:
+        raise UserError(
+            f"'expo.edits' is {r.edits}, there are {r.samples} samples to edit, 'expo.samples'",
+            f"set expo.edits={r.samples} or less",
+        )
+    if not r.edits and not r.unedited:
+        raise UserError(
+            "'expo.edits' is 0 and 'expo.unedited' is false: there is nothing to choose", "set expo.unedited=true"
+        )
+
+
+def _check_offline(r: OffPolicyRecipe) -> None:
+    arm = ARMS[r.wsrl.arm]
+    learns = r.method == "expo" or arm.retain or (arm.pretrain and r.wsrl.offline_steps > 0)
+    if learns and not r.offline.episodes:
+        what = "method=expo" if r.method == "expo" else f"wsrl.arm={r.wsrl.arm}"
+        raise UserError(
+            f"'offline.episodes' is 0, and {what} learns from stored episodes",
+            "set offline.episodes=40, or method=wsrl wsrl.arm=sac",
+        )
+    if r.offline.episodes and not r.offline.noise:
+        raise UserError(
+            "'offline.noise' is empty, expected a noise for episodes to take in turns", "set offline.noise=0.3"
+        )
+    if r.offline.episodes and not r.offline.failures and r.env.reward == "own":
+        raise UserError(
+            "'offline.failures' is false, and env.reward=own knows no success",
+            "set offline.failures=true or env.reward=step",
+        )
+
+
+def _check_ray(r: OffPolicyRecipe) -> None:
+    if r.scenes:
+        raise UserError(f"'scenes' is {r.scenes}, which needs rollouts=local", "set scenes=0, or rollouts=local")
+    if r.operator:
+        raise UserError(
+            f"'operator' is {r.operator}, which needs rollouts=local", "leave it empty, or set rollouts=local"
+        )
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(
+            "'rollouts' is ray, and Ray is not installed", "in the clone: pip install -e '.[scale]'; or rollouts=local"
+        )
 
 
 def run(recipe: OffPolicyRecipe, run_dir: Path) -> None:

@@ -17,6 +17,7 @@ from vla_stack.evaluation.environments import make_env, options_for
 from vla_stack.evaluation.environments import observe as observation_of
 from vla_stack.methods.reinflow import Learner, ReinFlowConfig, observe
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.shipped import resolve_policy
 from vla_stack.rounds.on_policy import Reward, Rollouts
 from vla_stack.statistics import wilson
 from vla_stack.training import checkpoint as ckpt
@@ -35,7 +36,7 @@ class ReinFlowRecipe:
     Attributes:
         loop: ``reinflow``: which loop of ``vla_stack.rounds`` this is.
         name: Of the run.
-        policy: Directory of the policy to start from, a flow policy.
+        policy: Policy to start from, a flow policy: directory, run, or shipped policy.
         env: gymnasium id or a benchmark's task.
         env_options: Further keyword arguments of the environment, e.g. ``{max_episode_steps: 200}``.
         reward: ``success``: 1 at success, else 0; ``task``: the environment's own.
@@ -93,7 +94,7 @@ class ReinFlowLoop:
             raise UserError("'policy' is missing", "give policy=DIR, a trained policy to start from")
         torch.set_num_threads(recipe.threads)
         self.recipe, self.run_dir = recipe, run_dir
-        self.policy = load_policy(recipe.policy, recipe.device)
+        self.policy = load_policy(_start(recipe.policy), recipe.device)
         network = self.policy.policy
         if not hasattr(network, "velocity") or getattr(network, "head", None) is not None:
             raise UserError(f"{recipe.policy} is no flow policy", "train one with head=flow")
@@ -109,7 +110,9 @@ class ReinFlowLoop:
         first = self.policy.preprocess([observation_of(raw, self.policy.spec.robot, info["task"], 0)])
         with torch.random.fork_rng():
             torch.manual_seed(recipe.seed)
-            self.learner = Learner(network, observe(network, first)[1].shape[-1], recipe.method).to(recipe.device)
+            self.learner = Learner(network, observe(network, first)[1].shape[-1], recipe.method).to(
+                network.config.device
+            )
         self.rollouts = self.practice = Rollouts(self.policy, self.learner, self.envs, recipe.reward)
         if recipe.judge:
             judged = [Judged(env, recipe.judge) for env in self.envs]
@@ -117,7 +120,7 @@ class ReinFlowLoop:
         self.iteration = self.env_steps = 0
         if (saved := ckpt.latest(run_dir / "checkpoints")) is not None:
             self._load(saved)
-        truncate(run_dir / METRICS, self.iteration if saved else -1)
+        truncate(run_dir / METRICS, self.iteration or -1)  # the start is evaluated, and recorded, until it is left
 
     def run(self) -> Path:
         """Do the iterations that are missing; returns the last checkpoint."""
@@ -208,6 +211,15 @@ class ReinFlowLoop:
         shown = {k: values[k] for k in ("rollout", "eval", "kl", "explained", "rollout_s", "update_s") if k in values}
         text = "  ".join(f"{k} {v:.3g}" for k, v in shown.items())
         print(f"iteration {self.iteration}/{self.recipe.iterations}  {self.env_steps} steps  {text}", flush=True)
+
+
+def _start(policy: str) -> Path:
+    """Directory of the policy to start from; says what makes one where there is none."""
+    try:
+        return resolve_policy(policy)
+    except UserError as e:
+        remedy = f"train one first: vla train configs/rl_start.yaml, whose header has the whole line; or {e.remedy}"
+        raise UserError(e.message, remedy) from None
 
 
 def _xy(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -265,7 +265,11 @@ def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def build(cls: type, tree: Any, source: str) -> Any:
-    """Dataclass ``cls`` from a mapping; raises :class:`UserError` naming ``source`` and the key."""
+    """Dataclass ``cls`` from a mapping; raises :class:`UserError` naming ``source`` and the key.
+
+    Keys that are not given keep the default of the field they lie in: a recipe's own settings of a nested dataclass,
+    where it has some, and not that dataclass's.
+    """
     return _build(cls, tree, "", source)
 
 
@@ -285,8 +289,8 @@ def _override(tree: dict[str, Any], text: str) -> None:
         tree[leaf] = value
 
 
-def _build(cls: type, tree: Any, prefix: str, source: str) -> Any:
-    """Dataclass ``cls`` from a mapping, every value coerced to its field's type."""
+def _build(cls: type, tree: Any, prefix: str, source: str, default: Any = None) -> Any:
+    """Dataclass ``cls`` from a mapping, every value coerced to its field's type; ``default`` has the others."""
     if not isinstance(tree, dict):
         raise UserError(f"{source}: '{prefix.rstrip('.')}' needs keys below it, got {tree!r}")
     hints = typing.get_type_hints(cls)
@@ -294,16 +298,26 @@ def _build(cls: type, tree: Any, prefix: str, source: str) -> Any:
         if key not in hints:
             near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)
             raise UserError(f"{source}: unknown key '{prefix}{key}'", f"the nearest valid key is '{prefix}{near[0]}'")
-    return cls(**{key: _coerce(hints[key], value, f"{prefix}{key}", source) for key, value in tree.items()})
+    before = vars(default) if default is not None else _defaults(cls)
+    values = {k: _coerce(hints[k], value, f"{prefix}{k}", source, before.get(k)) for k, value in tree.items()}
+    return cls(**values) if default is None else dataclasses.replace(default, **values)
 
 
-def _coerce(kind: Any, value: Any, key: str, source: str) -> Any:
+def _defaults(cls: type) -> dict[str, Any]:
+    """Default of each field of a dataclass that has one."""
+    made = {
+        f.name: f.default_factory() for f in dataclasses.fields(cls) if f.default_factory is not dataclasses.MISSING
+    }
+    return made | {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+
+
+def _coerce(kind: Any, value: Any, key: str, source: str, default: Any = None) -> Any:
     """``value`` as ``kind``; a lone value becomes a tuple of one where a tuple is meant."""
     if dataclasses.is_dataclass(kind):
-        return _build(typing.cast(type, kind), value if value is not None else {}, f"{key}.", source)
+        return _build(typing.cast(type, kind), value if value is not None else {}, f"{key}.", source, default)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:  # X | None
-        return None if value is None else _coerce(args[0], value, key, source)
+        return None if value is None else _coerce(args[0], value, key, source, default)
     try:
         if origin is Literal:
             if value not in args:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from vla_stack.errors import UserError
 from vla_stack.ray_cluster import connect
 from vla_stack.training.actor import Actor, Hand, Outcome
 from vla_stack.training.environments import StateEnv
@@ -22,6 +23,7 @@ from vla_stack.training.learner import Learner, load_weights, weights
 from vla_stack.training.rollouts import Source, Transition
 
 SEEDS = 1_000_000  # episode seeds of a run; of each worker a share
+LOSSES = 5  # actors that die one after the other in one place, none of them having given a fragment
 
 
 class Fragment(NamedTuple):
@@ -155,6 +157,7 @@ class RayRollouts:
         self._flying: dict[Any, tuple[int, int]] = {}  # request -> actor, version
         self._version, self._published = -1, None
         self.lost = self.lag = 0
+        self._losses = [0] * workers  # of each place since its last fragment
 
     def _start(self, w: int) -> Any:
         share = SEEDS // len(self._generation)
@@ -166,7 +169,11 @@ class RayRollouts:
         """Actors go on: nothing of them is saved."""
 
     def collect(self, learner: Learner, version: int) -> list[Fragment]:
-        """At least one fragment; actors that died are replaced, and what they had under way is left."""
+        """Fragments that are due or ready; actors that died are replaced, and what they had under way is left.
+
+        Raises:
+            UserError: An actor cannot be made, or its successors die as it did.
+        """
         ray = self._ray
         if version != self._version:
             arrays = {name: p.numpy().copy() for name, p in weights(learner.acting).items()}
@@ -184,15 +191,29 @@ class RayRollouts:
             slots = range(w * self._envs, (w + 1) * self._envs)
             try:
                 steps, finished = ray.get(ref)
-            except ray.exceptions.RayActorError:
-                self.lost += 1
-                self._generation[w] += 1
-                self.actors[w] = self._start(w)
+            except ray.exceptions.RayActorError as e:
+                self._replace(w, e)
                 learner.store.cut(slots)
                 continue
-            self.lag = version - planned
+            self._losses[w], self.lag = 0, version - planned
             fragments.append(Fragment(slots, [Transition(*t) for t in steps], [Outcome(*o) for o in finished]))
         return fragments
+
+    def _replace(self, w: int, death: Exception) -> None:
+        self.lost += 1
+        self._losses[w] += 1
+        told = (str(death).strip() or type(death).__name__).splitlines()
+        if getattr(death, "actor_init_failed", False):  # its successor would fail as it did
+            raise UserError(
+                f"a rollout actor cannot be made: {told[-1].strip()}", "try rollouts=local, which shows where"
+            ) from death
+        if self._losses[w] == LOSSES:
+            raise UserError(
+                f"rollout actor {w} died {LOSSES} times without a fragment: {told[0].strip()}",
+                "look at Ray's log for memory, or try rollouts=local",
+            ) from death
+        self._generation[w] += 1
+        self.actors[w] = self._start(w)
 
     def close(self) -> None:
         for actor in self.actors:

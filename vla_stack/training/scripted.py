@@ -9,10 +9,12 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
+from vla_stack.errors import UserError
 from vla_stack.training.environments import StateEnv, Vector, normalised
 from vla_stack.training.rollouts import Source, Store, Transition
 
 LEAST_STD = 0.01  # of an entry that hardly moves
+TRIES, MORE_TRIES = 10, 20  # attempts for each episode that is kept, and beyond: an expert that never succeeds ends
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,23 @@ class OfflineRecipe:
 
 
 def record(env: StateEnv, recipe: OfflineRecipe, gamma: float) -> Store:
-    """Episodes of the expert, with Monte-Carlo returns. Observations are as the environment gives them."""
+    """Episodes of the expert, with Monte-Carlo returns. Observations are as the environment gives them.
+
+    Raises:
+        UserError: The environment has no expert, or it hardly ever succeeds where failures are not kept.
+    """
     tail = env.recipe.tail / (1.0 - gamma)
     store = Store(recipe.episodes * env.limit, env.obs_dim, env.action_dim, 1, gamma, tail)
     kept = attempt = 0
     one = np.ones(1, np.int64)
     with tqdm(total=recipe.episodes, desc="expert", unit=" episodes") as bar:
         while kept < recipe.episodes:
+            if attempt == TRIES * recipe.episodes + MORE_TRIES:
+                raise UserError(
+                    f"the expert of {env.recipe.id} succeeded in {kept} of {attempt} episodes of {env.limit} steps, "
+                    f"'offline.episodes' is {recipe.episodes}",
+                    "set offline.failures=true, a larger env.limit or less offline.noise",
+                )
             seed = int(np.random.SeedSequence((recipe.seed, attempt)).generate_state(1)[0]) >> 1
             steps, obs, over = [], env.reset(seed), False
             act = env.expert(recipe.noise[kept % len(recipe.noise)], seed)
