@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import sys
 import termios
@@ -29,6 +30,7 @@ KEYS = {  # character -> (axis, direction)
 }  # fmt: skip
 GRIPPER = {"o": 1.0, "c": -1.0}
 EVENTS = {"\r": "success", "\n": "success", "\x7f": "discard", "\x08": "discard", "\x1b": "end"}
+SEQUENCE = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]")  # arrow and function keys: neither Esc nor the letters in them
 EVENTS_HELP = "Enter success, Backspace discards, Esc end"
 
 
@@ -60,7 +62,7 @@ class Keyboard:
     def axes(self) -> Axes:
         now, event = time.monotonic(), ""
         while select.select([self._fd], [], [], 0)[0] and (typed := os.read(self._fd, 64)):
-            for character in typed.decode(errors="ignore").lower():
+            for character in SEQUENCE.sub("", typed.decode(errors="ignore")).lower():
                 event = EVENTS.get(character, event)
                 self._seen[character] = now
         held = {c for c, t in self._seen.items() if now - t < HELD_S}

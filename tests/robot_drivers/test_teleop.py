@@ -62,6 +62,15 @@ def test_opposite_keys_cancel_and_enter_is_an_event(terminal):
     keyboard.disconnect()
 
 
+@pytest.mark.parametrize("key", ["\x1b[A", "\x1b[D", "\x1bOC", "\x1b[3~", "\x1b[1;5D"])  # arrows, Delete, Ctrl+arrow
+def test_an_arrow_key_neither_moves_nor_ends(terminal, key):
+    keyboard = Keyboard(terminal.fd)
+    keyboard.connect()
+    axes = typed(keyboard, terminal, key)
+    assert not axes.engaged and not axes.event
+    keyboard.disconnect()
+
+
 def test_a_keyboard_needs_a_terminal():
     read, write = os.pipe()
     with pytest.raises(UserError, match="needs a terminal"):
