@@ -151,8 +151,12 @@ class Dynamics(nn.Module):
         self.blocks = nn.ModuleList(Block(d, config.heads) for _ in range(config.blocks))
         self.modulate = nn.Linear(d, 2 * d)
         self.project = nn.Linear(d, config.members * channels * p * p)
-        nn.init.zeros_(self.project.weight)
-        nn.init.zeros_(self.project.bias)
+        # Past the blocks, a channel's share of the noised frame and of the anchor, by the noise level: what does not
+        # move is copied, at full resolution, and the blocks, narrower than a patch of all inputs, learn what does.
+        self.skip = nn.Linear(d, 2 * channels)
+        for layer in (self.project, self.skip):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor, remembered: Remembered, tokens: Tensor, c_noise: Tensor, told: Tensor) -> Tensor:
         """The network F of all members on *all* frames; those of history mean nothing.
@@ -176,7 +180,9 @@ class Dynamics(nn.Module):
         for block in self.blocks:
             h = block(h, condition)
         shift, scale = self.modulate(F.silu(condition)).unsqueeze(2).chunk(2, -1)
-        return self._unpatched(self.project(_modulated(h, shift, scale)))
+        out = self._unpatched(self.project(_modulated(h, shift, scale)))
+        shares = self.skip(F.silu(condition)).unflatten(-1, (2, 1, -1, 1, 1))  # [B, F, 2, 1, C, 1, 1]
+        return out + (shares[:, :, 0] * frames + shares[:, :, 1] * anchor)[:, None]
 
     def denoise(
         self, x: Tensor, remembered: Remembered, tokens: Tensor, sigma: Tensor, guidance: float = 1.0
