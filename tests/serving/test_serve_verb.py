@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from serving_fakes import WAIT_S, collect, observation
 
 from vla_stack import cli
+from vla_stack.serving.serve import handled
 
 # The process of `vla serve` with everything but the weights real.
 SERVE = """
@@ -58,6 +60,17 @@ def test_errors_are_one_line(tmp_path, capsys, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     assert cli.main(["serve", "--policy", str(tmp_path), "--endpoint", "tcp://0.0.0.0:5555"]) == 1
     assert "this computer has no keys" in capsys.readouterr().err
+
+
+def test_signals_are_given_back():
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before, asked = [signal.getsignal(number) for number in numbers], []
+    server = SimpleNamespace(stop=lambda: asked.append("stop"), reload=lambda: asked.append("reload"))
+    with handled(server):
+        for number in numbers:
+            os.kill(os.getpid(), number)
+    assert asked == ["stop", "stop", "reload"]
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_help_shows_an_example(capsys):

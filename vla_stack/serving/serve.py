@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vla_stack.policies.shipped import resolve_policy
@@ -78,12 +79,22 @@ def main(args: argparse.Namespace) -> int:
         on_ready=announce,
         log_file=args.log,
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: server.stop())
-    if hasattr(signal, "SIGHUP"):  # not on Windows
-        signal.signal(signal.SIGHUP, lambda *_: server.reload())
-    server.run()
+    with handled(server):
+        server.run()
     return 0
+
+
+@contextlib.contextmanager
+def handled(server: PolicyServer) -> Iterator[None]:
+    """SIGINT and SIGTERM stop the server in here, SIGHUP has it load the policy anew; afterwards all is as before."""
+    actions: dict[str, Callable[[], None]] = {"SIGINT": server.stop, "SIGTERM": server.stop, "SIGHUP": server.reload}
+    numbers = {getattr(signal, name): act for name, act in actions.items() if hasattr(signal, name)}
+    before = {number: signal.signal(number, lambda *_, act=act: act()) for number, act in numbers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def load_directory(
