@@ -187,9 +187,11 @@ def knows_robot(config: PreTrainedConfig, root: Path) -> bool:
     """Whether weights were trained on the robot of a dataset: same state, actions and rate, whatever the cameras."""
     source, described = config.pretrained_path, root / "meta" / "robot.json"
     known = getattr(base_config(config), "robot", None)
-    if source is not None and known is None and (file := Path(source) / ROBOT).is_file():
+    if source is None or not Path(source).is_dir():  # the processors of a hub's repository are not read
+        return False
+    if known is None and (file := Path(source) / ROBOT).is_file():
         known = json.loads(file.read_text())
-    if source is None or known is None or not described.is_file():
+    if known is None or not described.is_file():
         return False
     before, now = (
         replace(spec, cameras=()).fingerprint() for spec in (RobotSpec.from_json(known), read_robot_spec(root))
