@@ -7,17 +7,7 @@ from pathlib import Path
 import pytest
 
 TOOLS = Path(__file__).parents[1] / "tools"
-SCRIPTS = (
-    "reproduce/external.py",
-    "reproduce/shipped.py",
-    "bench/crash.py",
-    "bench/faults.py",
-    "bench/fuzz_wire.py",
-    "bench/onnx_backend.py",
-    "bench/serving.py",
-    "ship_policy.py",
-    "ship_world_model.py",
-)
+SCRIPTS = sorted(str(p.relative_to(TOOLS)) for p in TOOLS.rglob("*.py") if '__name__ == "__main__"' in p.read_text())
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -12,10 +12,17 @@ from pathlib import Path
 import av
 from PIL import Image, ImageDraw, ImageFont
 
+from results import parser
+
 COLUMNS, CLIPS, LABEL = 3, 6, 26
 
 
-def main(run: str, target: str) -> int:
+def main() -> int:
+    p = parser(__doc__)
+    p.add_argument("run", type=Path, help="directory of a run with films")
+    p.add_argument("target", type=Path, help="picture to write")
+    args = p.parse_args()
+    run, target = args.run, args.target
     episodes = [e for e in json.loads(Path(run, "records.json").read_text())["episodes"] if e.get("video")]
     clips, labels = [], []
     for e in episodes[:CLIPS]:
@@ -41,4 +48,4 @@ def main(run: str, target: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

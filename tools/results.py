@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import operator
 import os
@@ -144,7 +145,13 @@ def markdown(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """What a script's arguments are read by; ``--help`` prints its docstring as it stands."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def main() -> int:
+    parser(__doc__).parse_args()
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     for record in records:
         show(record)

@@ -8,7 +8,6 @@ settings of ``config.json``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -21,6 +20,7 @@ from lerobot.configs import PreTrainedConfig
 from safetensors.torch import load_file, save_file
 
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the type
+from results import parser
 from vla_stack.policies.shipped import SHIPPED
 
 
@@ -49,9 +49,9 @@ def main(run: str, name: str, *settings: str) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", help="output folder of the training")
-    parser.add_argument("name", help="of the shipped policy")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="inference settings to change")
-    args = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("run", help="output folder of the training")
+    p.add_argument("name", help="of the shipped policy")
+    p.add_argument("settings", nargs="*", metavar="key=value", help="inference settings to change")
+    args = p.parse_args()
     sys.exit(main(args.run, args.name, *args.settings))

@@ -7,7 +7,6 @@ Weights are stored as float16 and load as float32; `vla eval --env imagined:ship
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from results import parser
 from vla_stack.world_model.model import SHIPPED, resolve
 from vla_stack.world_model.recipe import STAGES
 
@@ -41,8 +41,8 @@ def main(run: str, name: str) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", help="output folder of the training")
-    parser.add_argument("name", help="of the shipped world model")
-    args = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("run", help="output folder of the training")
+    p.add_argument("name", help="of the shipped world model")
+    args = p.parse_args()
     sys.exit(main(args.run, args.name))

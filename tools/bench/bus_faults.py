@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 from robot_drivers import make_driver
 from robot_drivers.so101_emulator import Emulator
 from vla_stack.data import EpisodeRecorder, open_dataset
@@ -167,18 +167,25 @@ def verdict(row: Row, seen: dict[str, Any]) -> str:
 
 
 def main() -> int:
+    p = parser(__doc__)
+    p.add_argument(
+        "rows", nargs="*", metavar="row", help="names of rows (default: all, and the result file is written)"
+    )
+    chosen = p.parse_args().rows
+    if unknown := set(chosen) - {row.name for row in ROWS}:
+        p.error(f"no row {', '.join(sorted(unknown))}; there are: {', '.join(row.name for row in ROWS)}")
     checks, data = [], []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         rig = Rig(Path(folder), stack)
         for row in ROWS:
-            if len(sys.argv) > 1 and row.name not in sys.argv[1:]:
+            if chosen and row.name not in chosen:
                 continue
             seen = rig.run(row)
             wrong = verdict(row, seen)
             print(row.name, "|", seen["reaction"], "|", *seen["messages"], "|", wrong or "holds", flush=True)
             checks.append(Check(row.name, float(not wrong), 1.0, why=wrong))
             data.append(seen)
-    if len(sys.argv) == 1:
+    if not chosen:
         write("bus_faults", checks, data, seeds=[1])
     return 0
 

@@ -5,13 +5,12 @@ python tools/bench/crash.py [kills of each kind]
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from crash_recording import recording
 from crash_training import training
 
-from results import Check, write
+from results import Check, parser, write
 
 
 def main(kills: int) -> None:
@@ -24,6 +23,6 @@ def main(kills: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kills", type=int, nargs="?", default=60, help="of each kind (default: %(default)s)")
-    main(parser.parse_args().kills)
+    p = parser(__doc__)
+    p.add_argument("kills", type=int, nargs="?", default=60, help="of each kind (default: %(default)s)")
+    main(p.parse_args().kills)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 from vla_stack.data import ChunkLoader, EpisodeRecorder, open_dataset, repair
 from vla_stack.data.layout import INFO, STAGING, read_info
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
@@ -193,5 +193,7 @@ def recording(kills: int = 60, seed: int = 0) -> tuple[list[Check], dict[str, An
 
 
 if __name__ == "__main__":
-    checks, data = recording(int(sys.argv[1]) if len(sys.argv) > 1 else 60)
+    p = parser(__doc__)
+    p.add_argument("kills", type=int, nargs="?", default=60, help="default: %(default)d")
+    checks, data = recording(p.parse_args().kills)
     write("crash_recording", checks, data, seeds=[0])

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 from vla_stack.data import EpisodeRecorder
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
 
@@ -178,5 +178,7 @@ def record(root: Path) -> Path:
 
 
 if __name__ == "__main__":
-    checks, data = training(int(sys.argv[1]) if len(sys.argv) > 1 else 50)
+    p = parser(__doc__)
+    p.add_argument("kills", type=int, nargs="?", default=50, help="default: %(default)d")
+    checks, data = training(p.parse_args().kills)
     write("crash_training", checks, data, seeds=[0])

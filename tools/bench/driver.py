@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 from robot_drivers import make_driver
 from robot_drivers.so101_emulator import Emulator
 from vla_stack.runtime.clock import RealClock
@@ -95,7 +95,9 @@ def quantiles(x: Any) -> dict[str, float]:
 def main() -> int:
     from lerobot.robots.so_follower import SO101Follower, SO101FollowerConfig
 
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 4.0
+    p = parser(__doc__)
+    p.add_argument("seconds", type=float, nargs="?", default=4.0, help="of a cell (default: %(default)g)")
+    seconds = p.parse_args().seconds
     data: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, Emulator(Path(folder), image_size=0) as arm:
         device = arm.device()

@@ -10,7 +10,6 @@ joint space, the box of its tool.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import ActionChunk, Dim, Observation, PolicySpec, RobotSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 
 HORIZON = 16
 EPISODE_TICKS = 1000
@@ -251,9 +250,9 @@ def measure(ticks: int, seed: int = 0) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ticks", type=int, default=100_000, help="control steps of each robot (default: %(default)s)")
-    args = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("--ticks", type=int, default=100_000, help="control steps of each robot (default: %(default)s)")
+    args = p.parse_args()
     data = measure(args.ticks)
     checks = []
     for name, row in data.items():

@@ -27,7 +27,7 @@ from vla_stack.runtime.safety import SafetyEnvelope
 from vla_stack.schema import ActionChunk, Camera, Dim, Observation, PolicySpec, RobotSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 
 HORIZON, SECONDS, ROUNDS, READER_S = 16, 3.0, 4, 0.02
 CAMERAS = (Camera("front", 480, 640), Camera("wrist", 480, 640))
@@ -186,6 +186,7 @@ def hand_over(context: Any, rate_hz: float, shared: bool) -> dict[str, Any]:
 
 
 def main() -> int:
+    parser(__doc__).parse_args()
     context = mp.get_context("spawn")
     busy = context.Process(target=spin, daemon=True)
     busy.start()

@@ -9,6 +9,7 @@ that reaches it, and nothing else is believed.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import sys
@@ -155,4 +156,7 @@ def main(directory: Path, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("directory", type=Path, help="of config.json")
+    known, rest = p.parse_known_args()
+    sys.exit(main(known.directory, rest))

@@ -11,7 +11,6 @@ an observation that is too old. A row passes with none of either, no HOLD longer
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -34,7 +33,7 @@ from fault_robot import RATE, SPEC, LabelRobot, Verdict, judge, jump_wall_clock
 from hostile import mutate, noise
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 from vla_stack.errors import UserError
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.node import RobotNode
@@ -391,6 +390,6 @@ def failures(f: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="name", help="of rows, or parts of names (default: all rows)")
-    sys.exit(main(parser.parse_args().names))
+    p = parser(__doc__)
+    p.add_argument("names", nargs="*", metavar="name", help="of rows, or parts of names (default: all rows)")
+    sys.exit(main(p.parse_args().names))

@@ -9,7 +9,6 @@ number of messages. The tests do the same with ten thousand.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing as mp
 import sys
 import time
@@ -24,7 +23,7 @@ import zmq
 from hostile import mutate, noise
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 from vla_stack.schema import ActionChunk, Camera, Chunks, Continuation, Dim, Observation, PolicySpec, RobotSpec
 from vla_stack.serving import messages, wire
 from vla_stack.serving.client import PolicyClient
@@ -177,12 +176,12 @@ def main(n: int) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    p = parser(__doc__)
+    p.add_argument(
         "messages",
         type=int,
         nargs="?",
         default=MESSAGES,
         help="for the decoder; a share of them for the server (default: %(default)s)",
     )
-    sys.exit(main(parser.parse_args().messages))
+    sys.exit(main(p.parse_args().messages))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import statistics
@@ -19,7 +18,7 @@ import torch
 from vla_stack.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 
 GB = 1e9
 MEASURE_S = 8.0  # after so long no further repetition begins
@@ -129,12 +128,12 @@ def run(
     Raises:
         UserError: There is no GPU, and it is no smoke run.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="tiny models on the CPU, nothing written")
-    parser.add_argument("--only", nargs="+", choices=sections, help="some sections; written to --out alone")
-    parser.add_argument("--out", type=Path, help=f"result file (default: docs/results/{name}.json)")
-    parser.add_argument("--seconds", type=float, default=seconds, help="no row begins later (default: %(default)g)")
-    args = parser.parse_args(arguments)
+    p = parser(doc)
+    p.add_argument("--smoke", action="store_true", help="tiny models on the CPU, nothing written")
+    p.add_argument("--only", nargs="+", choices=sections, help="some sections; written to --out alone")
+    p.add_argument("--out", type=Path, help=f"result file (default: docs/results/{name}.json)")
+    p.add_argument("--seconds", type=float, default=seconds, help="no row begins later (default: %(default)g)")
+    args = p.parse_args(arguments)
     if not args.smoke and not torch.cuda.is_available():
         raise UserError(
             "this bench needs a CUDA device", f"python tools/bench/{name}.py --smoke runs its code on a CPU"

@@ -21,7 +21,7 @@ import torch
 from lerobot.configs import FeatureType, PolicyFeature
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 from vla_stack.policies import flow
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.configuration_vla import VlaConfig
@@ -124,4 +124,6 @@ def train_step(policy: MohPolicy, layout: str, context: PrefixContext, x: torch.
 WORKS = {"inference of 1": (1, infer), "inference of 8": (8, infer), "training": (32, train_step)}
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 15))
+    p = parser(__doc__)
+    p.add_argument("repeats", type=int, nargs="?", default=15, help="of every measurement (default: %(default)d)")
+    sys.exit(main(p.parse_args().repeats))

@@ -25,7 +25,7 @@ import torch
 from datasets import disable_progress_bars
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 from vla_stack.data import ChunkLoader
 from vla_stack.data.frame_cache import cache_folder
 
@@ -207,6 +207,7 @@ def run(case: Case, root: Path) -> tuple[Check, dict[str, Any]]:
 
 
 def main() -> None:
+    parser(__doc__).parse_args()
     torch.set_num_threads(1)
     disable_progress_bars()
     checks, data = [], {}

@@ -8,7 +8,6 @@ simulator.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import Observation, PolicySpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 
 ENV, SEED, BATCHES, REPEATS, ROUNDS = "sim/pick-v0", 1000, (1, 8), 15, 4
 
@@ -93,6 +92,6 @@ def main(episodes: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("episodes", type=int, nargs="?", default=100, help="of the closed loop (default: %(default)s)")
-    main(parser.parse_args().episodes)
+    p = parser(__doc__)
+    p.add_argument("episodes", type=int, nargs="?", default=100, help="of the closed loop (default: %(default)s)")
+    main(p.parse_args().episodes)

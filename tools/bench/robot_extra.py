@@ -16,10 +16,11 @@ import venv
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import ROOT, Check, write
+from results import ROOT, Check, parser, write
 
 
 def main() -> int:
+    parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as tmp:
         venv.create(tmp, with_pip=True)
         python, vla = Path(tmp, "bin", "python"), Path(tmp, "bin", "vla")

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from stable_baselines3 import SAC
 
-from results import Check, write
+from results import Check, parser, write
 from vla_stack.methods.sac import Sac, SacRecipe
 from vla_stack.training.actor import Actor, Plan
 from vla_stack.training.environments import EnvRecipe, StateEnv
@@ -116,4 +116,6 @@ def bootstrap(difference: np.ndarray, draws: int = 4000) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 5))
+    p = parser(__doc__)
+    p.add_argument("seeds", type=int, nargs="?", default=5, help="number of seeds (default: %(default)d)")
+    sys.exit(main(p.parse_args().seeds))

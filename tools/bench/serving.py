@@ -10,7 +10,6 @@ with them. Then 1, 4 and 8 robots at once, each a process that asks again as soo
 
 from __future__ import annotations
 
-import argparse
 import gc
 import multiprocessing as mp
 import os
@@ -28,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import serving_peers as peers
 from serving_peers import ACTIONS, HORIZON
 
-from results import Check, write
+from results import Check, parser, write
 from vla_stack.schema import ActionChunk, Camera, Chunks, Dim, Observation, PolicySpec, RobotSpec
 
 BURST, FLEET_S = 20, 4.0
@@ -283,8 +282,8 @@ def main(requests: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    p = parser(__doc__)
+    p.add_argument(
         "requests", type=int, nargs="?", default=1500, help="for each arm and payload (default: %(default)s)"
     )
-    main(parser.parse_args().requests)
+    main(p.parse_args().requests)

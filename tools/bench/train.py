@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 
 BIN = Path(sys.executable).parent
 STEPS, LOG, BATCH = 60, 10, 32
@@ -103,4 +103,6 @@ def summary(tool: str, seconds: float, rates: list[float]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 2))
+    p = parser(__doc__)
+    p.add_argument("repeats", type=int, nargs="?", default=2, help="of every tool (default: %(default)d)")
+    sys.exit(main(p.parse_args().repeats))

@@ -11,7 +11,6 @@ executed steps. Cells that are on the disk are not computed again; the report is
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -36,6 +35,7 @@ from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe,
 from vla_stack.training.train import train
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from results import parser
 
 TASKS = {"conveyor": "dynamic", "pick": "quasi-static"}
 # At 20 Hz every one of the delays is another number of control steps: 0, 1, 2, 4, 6 and 10.
@@ -222,12 +222,12 @@ def run_all(size: Size, out: Path, jobs: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="the size of a test; writes no results")
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/async_execution"))
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
-    parser.add_argument("--report-only", action="store_true", help="of the cells that there are")
-    args = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("--smoke", action="store_true", help="the size of a test; writes no results")
+    p.add_argument("--out", type=Path, default=Path("outputs/reproduce/async_execution"))
+    p.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
+    p.add_argument("--report-only", action="store_true", help="of the cells that there are")
+    args = p.parse_args()
     size = SMOKE if args.smoke else Size()
     if not args.report_only:
         run_all(size, args.out, args.jobs)

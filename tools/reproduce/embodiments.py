@@ -10,7 +10,6 @@ above.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import ROOT, Check, write
+from results import ROOT, Check, parser, write
 from vla_stack.data.collect import CollectConfig, collect
 from vla_stack.evaluation.latency import Latency
 from vla_stack.evaluation.rollouts import evaluate
@@ -38,9 +37,9 @@ EPISODES, SEED, DELAY = 100, 20_000, 1
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/embodiments"))
-    out = parser.parse_args().out
+    p = parser(__doc__)
+    p.add_argument("--out", type=Path, default=Path("outputs/embodiments"))
+    out = p.parse_args().out
     sources = []
     for name, (options, cameras) in ROBOTS.items():
         root = out / name

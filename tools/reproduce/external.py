@@ -9,7 +9,6 @@ pictures without shadows. What is there already under outputs/reproduce/external
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import ROOT, Check, write
+from results import ROOT, Check, parser, write
 from sim import external
 from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.policies.chunk_policy import load_policy
@@ -62,7 +61,7 @@ ARMS = {
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser(__doc__).parse_args()
     torch.set_num_threads(1)
     checks, data = experts(), {}
     for name, arm in ARMS.items():

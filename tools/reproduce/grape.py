@@ -18,7 +18,6 @@ Observations hold the poses of the objects (``sim.privileged``): about algorithm
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -31,7 +30,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 import grape_table  # noqa: E402
 from claims import claimed, same_settings, together  # noqa: E402
 
-from results import ROOT  # noqa: E402
+from results import ROOT, parser  # noqa: E402
 
 OUT = ROOT / "outputs" / "reproduce" / "grape"
 PILOT_SEED = 100
@@ -75,16 +74,16 @@ def load_records(out: Path, pilot: bool = False) -> dict[str, dict[int, list[dic
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
-    parser.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
-    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
-    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size")
-    parser.add_argument("--pilot", action="store_true", help="a gap for beta, and the main arms, on a seed of its own")
-    parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="other settings, e.g. updates=40")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the runs (outputs/reproduce/grape)")
-    parser.add_argument("--name", default="grape", help="stem of the result files")
-    args = parser.parse_args(argv)
+    p = parser(__doc__)
+    p.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    p.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
+    p.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    p.add_argument("--smoke", action="store_true", help="the whole path at toy size")
+    p.add_argument("--pilot", action="store_true", help="a gap for beta, and the main arms, on a seed of its own")
+    p.add_argument("--set", nargs="*", default=[], metavar="key=value", help="other settings, e.g. updates=40")
+    p.add_argument("--out", type=Path, default=OUT, help="folder of the runs (outputs/reproduce/grape)")
+    p.add_argument("--name", default="grape", help="stem of the result files")
+    args = p.parse_args(argv)
     if not args.report:
         from grape_cells import SMOKE, Settings, demonstrate
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import ROOT, Check, write
+from results import ROOT, Check, parser, write
 from robot_drivers import make_driver
 from robot_drivers.so101_emulator import Emulator
 from vla_stack.demo import server
@@ -35,12 +35,12 @@ SIM_BOUND, BOUND = 0.8, 0.8
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path("outputs/hil"))
-    parser.add_argument("--policy", type=Path, help="deploy this policy instead of training one")
-    parser.add_argument("--demonstrations", type=int, default=1000)
-    parser.add_argument("--episodes", type=int, default=24)
-    args = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("--out", type=Path, default=Path("outputs/hil"))
+    p.add_argument("--policy", type=Path, help="deploy this policy instead of training one")
+    p.add_argument("--demonstrations", type=int, default=1000)
+    p.add_argument("--episodes", type=int, default=24)
+    args = p.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     expert = cached(args.out / "expert.json", expert_success)
     policy = args.policy or train(args)

@@ -17,7 +17,6 @@ Observations hold the poses of the objects (``sim.privileged``): about algorithm
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -30,7 +29,7 @@ import horizons_report  # noqa: E402
 from claims import claimed, same_settings, together  # noqa: E402
 from horizons_arms import IMAGES, SMOKE, VALIDATION_SEED, Cell, Settings, arms  # noqa: E402
 
-from results import ROOT  # noqa: E402
+from results import ROOT, parser  # noqa: E402
 
 OUT = ROOT / "outputs" / "reproduce"
 LAST = ("draws_long", "mean", "unbalanced")
@@ -75,15 +74,15 @@ def work(settings: Settings, seeds: Sequence[int], out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
-    parser.add_argument("--seeds", type=int, default=5, help="training seeds (5)")
-    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
-    parser.add_argument("--images", action="store_true", help="the confirmation from pixels")
-    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
-    parser.add_argument("--out", type=Path, help="folder of demonstrations, runs and cells (outputs/reproduce/<name>)")
-    parser.add_argument("--name", help="stem of the result files")
-    args = parser.parse_args(argv)
+    p = parser(__doc__)
+    p.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    p.add_argument("--seeds", type=int, default=5, help="training seeds (5)")
+    p.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    p.add_argument("--images", action="store_true", help="the confirmation from pixels")
+    p.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
+    p.add_argument("--out", type=Path, help="folder of demonstrations, runs and cells (outputs/reproduce/<name>)")
+    p.add_argument("--name", help="stem of the result files")
+    args = p.parse_args(argv)
     settings, seeds = IMAGES if args.images else Settings(), range(args.seeds)
     if args.smoke:
         settings = dataclasses.replace(SMOKE, images=args.images)

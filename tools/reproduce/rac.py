@@ -15,7 +15,6 @@ recoveries. Observations hold the poses of the objects (``sim.privileged``): abo
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 import rac_report  # noqa: E402
 from claims import claimed, together  # noqa: E402
 
-from results import ROOT  # noqa: E402
+from results import ROOT, parser  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
 
 RECIPE = ROOT / "configs" / "rac_stack.yaml"
@@ -146,16 +145,16 @@ def load_records(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of configs/rac_stack.yaml")
-    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
-    parser.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
-    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
-    parser.add_argument("--images", action="store_true", help="RaC and HG-DAgger on one seed from pixels")
-    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size")
-    parser.add_argument("--out", type=Path, help="folder of the runs (outputs/reproduce/rac)")
-    parser.add_argument("--name", help="stem of the result files")
-    args = parser.parse_args(argv)
+    p = parser(__doc__)
+    p.add_argument("overrides", nargs="*", metavar="key=value", help="keys of configs/rac_stack.yaml")
+    p.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    p.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
+    p.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    p.add_argument("--images", action="store_true", help="RaC and HG-DAgger on one seed from pixels")
+    p.add_argument("--smoke", action="store_true", help="the whole path at toy size")
+    p.add_argument("--out", type=Path, help="folder of the runs (outputs/reproduce/rac)")
+    p.add_argument("--name", help="stem of the result files")
+    args = p.parse_args(argv)
     overrides = [*SIZE, *(IMAGES if args.images else ()), *(SMOKE if args.smoke else ()), *args.overrides]
     name = args.name or "rac" + "_images" * args.images
     out, seeds = args.out or OUT.with_name(name), range(args.seeds)

@@ -15,7 +15,6 @@ about algorithms, not about seeing. A cell is one arm of one task and seed; a st
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import shutil
@@ -32,7 +31,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 import reinflow_report  # noqa: E402
 from claims import Cell, claimed, same_settings, together  # noqa: E402
 
-from results import ROOT  # noqa: E402
+from results import ROOT, parser  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
 
 OUT = ROOT / "outputs" / "reproduce"
@@ -181,14 +180,14 @@ def work(seeds: Sequence[int], out: Path, smoke: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds (5)")
-    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
-    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
-    parser.add_argument("--out", type=Path, help="folder of demonstrations, runs and cells (outputs/reproduce/<name>)")
-    parser.add_argument("--name", help="stem of the result files (reinflow)")
-    args = parser.parse_args(argv)
+    p = parser(__doc__)
+    p.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    p.add_argument("--seeds", type=int, default=5, help="seeds (5)")
+    p.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    p.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
+    p.add_argument("--out", type=Path, help="folder of demonstrations, runs and cells (outputs/reproduce/<name>)")
+    p.add_argument("--name", help="stem of the result files (reinflow)")
+    args = p.parse_args(argv)
     name = args.name or "reinflow" + "_smoke" * args.smoke  # toy cells never lie among the others
     out = args.out or OUT / name
     if not args.report:

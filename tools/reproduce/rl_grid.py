@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from claims import Cell, claimed, same_settings, together
 from rl_cells import Arm, run_cell
 
-from results import ROOT
+from results import ROOT, parser
 from vla_stack.data.layout import write_json
 from vla_stack.training.recipe import read_tree
 
@@ -44,15 +43,15 @@ class Grid:
 
 
 def main(grid: Grid, about: str | None, report: Callable[[Grid, str, list[dict[str, Any]]], None]) -> int:
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"keys of {grid.config.name}")
-    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds (5)")
-    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
-    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
-    parser.add_argument("--out", type=Path, help=f"folder of runs and cells (outputs/reproduce/{grid.name})")
-    parser.add_argument("--name", help="stem of the result files")
-    args = parser.parse_args()
+    p = parser(about)
+    p.add_argument("overrides", nargs="*", metavar="key=value", help=f"keys of {grid.config.name}")
+    p.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    p.add_argument("--seeds", type=int, default=5, help="seeds (5)")
+    p.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    p.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
+    p.add_argument("--out", type=Path, help=f"folder of runs and cells (outputs/reproduce/{grid.name})")
+    p.add_argument("--name", help="stem of the result files")
+    args = p.parse_args()
     name = args.name or grid.name + "_smoke" * args.smoke  # toy cells never lie among the others
     out = args.out or ROOT / "outputs" / "reproduce" / name
     overrides = [*(grid.smoke if args.smoke else ()), *args.overrides]

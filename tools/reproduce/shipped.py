@@ -9,7 +9,6 @@ what the policy obeys.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, write
+from results import Check, parser, write
 from vla_stack.evaluation.latency import Latency
 from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.policies.chunk_policy import load_policy
@@ -42,7 +41,7 @@ def run(policy, task: str, instruct: str | None = None):
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser(__doc__).parse_args()
     torch.set_num_threads(1)
     policy = load_policy(resolve_policy("shipped"))
     checks, data, rates = [], {}, []

@@ -13,7 +13,6 @@ planned ones and ones chosen by critics, against as many real demonstrations).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -35,7 +34,7 @@ import world_training  # noqa: E402
 from claims import COPY, claimed, same_settings, together  # noqa: E402
 from world_training import SMOKE, Settings  # noqa: E402
 
-from results import ROOT  # noqa: E402
+from results import ROOT, parser  # noqa: E402
 from vla_stack.evaluation.constraints.propose import Endpoint  # noqa: E402
 from vla_stack.training.recipe import read_tree  # noqa: E402
 
@@ -123,17 +122,17 @@ def pass_over(settings: Settings, cells: Sequence[Cell], out: Path) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", choices=("all", *PARTS), default=["all"], help="what to run (all)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
-    parser.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
-    parser.add_argument("--report", action="store_true", help="report what is there, run nothing")
-    parser.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
-    parser.add_argument("--set", nargs="*", default=[], metavar="key=number", help="settings, e.g. dynamics=4000")
-    parser.add_argument("--out", type=Path, help="folder of data, runs and cells (outputs/reproduce/<name>)")
-    parser.add_argument("--words", nargs=2, metavar=("URL", "MODEL"), help="have a language model write paraphrases")
-    parser.add_argument("--name", default="world_model", help="stem of the result file")
-    args = parser.parse_args(argv)
+    p = parser(__doc__)
+    p.add_argument("--part", nargs="+", choices=("all", *PARTS), default=["all"], help="what to run (all)")
+    p.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
+    p.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
+    p.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    p.add_argument("--smoke", action="store_true", help="the whole path at toy size; the figures mean nothing")
+    p.add_argument("--set", nargs="*", default=[], metavar="key=number", help="settings, e.g. dynamics=4000")
+    p.add_argument("--out", type=Path, help="folder of data, runs and cells (outputs/reproduce/<name>)")
+    p.add_argument("--words", nargs=2, metavar=("URL", "MODEL"), help="have a language model write paraphrases")
+    p.add_argument("--name", default="world_model", help="stem of the result file")
+    args = p.parse_args(argv)
     settings = SMOKE if args.smoke else Settings()
     given = {k: int(v) for k, _, v in (text.partition("=") for text in args.set)}
     settings = Settings(**world_training.plain(settings) | given)
