@@ -11,11 +11,12 @@ from small_vla import SIZE, make_config
 
 from vla_stack.errors import UserError
 from vla_stack.policies.configuration_moh import MohConfig
+from vla_stack.policies.continuation import continue_chunk
 from vla_stack.policies.embodiment import OBS_EMBODIMENT, Embodiment, relative_dims, select
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE, Camera, Dim, RobotSpec, image_key
+from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE, Camera, Continuation, Dim, RobotSpec, image_key
 
 S, A, H = 6, 4, 8
 
@@ -128,6 +129,23 @@ def test_padding_is_never_read(policy, processors):
     assert torch.equal(policy.predict_action_chunk(other, louder)[0, :, :2], chunk[0, :, :2])
     other[image_key("wrist")][1] = 1.0
     assert not torch.allclose(policy.predict_action_chunk(other, noise)[1], chunk[1], atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["rtc", "rtc_identity", "bid"])
+def test_nothing_has_to_agree_with_a_plan_where_a_robot_has_no_action(policy, processors, mode):
+    """What is in the plan for dimensions that an embodiment lacks, and their noise, changes none of its actions."""
+    batch = processors[0](raw([1]))
+    noise, plan = torch.randn(2, 1, H, A, generator=torch.Generator().manual_seed(2))
+    known = [Continuation(mode, np.zeros((6, 2), np.float32), 2, 3)]
+    chunks = []
+    for scale in (1.0, 5.0):
+        loud, other = noise.clone(), plan.clone()
+        loud[..., 2:] *= scale
+        other[..., 2:] *= -scale
+        chunks.append(continue_chunk(policy, batch, loud, other, known, [3], mode).chunk[..., :2])
+    torch.testing.assert_close(*chunks)
+    plain = policy.predict_action_chunk(batch, noise)[..., :2]
+    assert not torch.allclose(chunks[0], plain, atol=1e-3)
 
 
 def test_the_token_tells_embodiments_apart(policy, processors):

@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from vla_stack.policies import flow
 from vla_stack.policies.guidance import Guide, Velocity, guided_euler, soft_mask
 from vla_stack.policies.modeling_moh import MohPolicy
-from vla_stack.schema import Continuation
+from vla_stack.schema import ACTION_DIM_IS_PAD, Continuation
 
 BID_SAMPLES = 16
 
@@ -70,7 +71,7 @@ def continue_chunk(
         mode: ``rtc``, ``rtc_identity``, ``bid`` or ``prefix``.
     """
     horizon = noise.shape[1]
-    plan = torch.nn.functional.pad(plan, (0, noise.shape[2] - plan.shape[2]))
+    plan = F.pad(plan, (0, noise.shape[2] - plan.shape[2]))
     if mode == "prefix":
         mask = torch.stack([torch.arange(horizon) < c.delay for c in continuations]).to(noise.device)
         prefix = flow.ActionPrefix(plan, mask)
@@ -84,10 +85,16 @@ def continue_chunk(
         return closest(policy, batch, noise, guide, seeds)
     jacobian: Literal["full", "identity"] = "full" if mode == "rtc" else "identity"
     velocity = _velocity(policy, batch)
-    # The padding of actions means nothing to the robot, so nothing is to agree there.
-    real = torch.arange(noise.shape[2], device=noise.device) < policy.action_dim
+    real = _real(policy, batch, noise)
     chunk = guided_euler(velocity, noise, guide, policy.inference_steps, jacobian=jacobian, real=real)
     return Continued(chunk[..., : policy.action_dim], getattr(velocity, "disagreement", None))
+
+
+def _real(policy: Any, batch: dict[str, Any], noise: Float[Tensor, "b h a"]) -> Bool[Tensor, "#b 1 a"]:
+    """Entries of an action that its robot has. Padding means nothing to it, so nothing is to agree there."""
+    real = (torch.arange(noise.shape[2], device=noise.device) < policy.action_dim)[None, None]
+    lacking = batch.get(ACTION_DIM_IS_PAD)
+    return real if lacking is None else real & ~F.pad(lacking, (0, noise.shape[2] - lacking.shape[1]))[:, None]
 
 
 def _velocity(policy: Any, batch: dict[str, Any], repeats: int = 1) -> Velocity:
@@ -110,9 +117,12 @@ def closest(
     others = torch.stack([torch.randn(n - 1, *noise.shape[1:], generator=g) for g in generators]).to(noise) * scale
     starts = torch.cat((noise[:, None], others), dim=1).flatten(0, 1)
     velocity = _velocity(policy, batch, n)
-    chunks = flow.euler(velocity, starts, policy.inference_steps)[..., : policy.action_dim].unflatten(0, (b, n))
-    error = chunks - guide.actions[:, None, :, : policy.action_dim]
+    chunks = flow.euler(velocity, starts, policy.inference_steps).unflatten(0, (b, n))
+    error = (chunks - guide.actions[:, None]) * _real(policy, batch, noise)[:, None]
     distance = (error.norm(dim=-1) * guide.weights[:, None]).sum(-1)
     pick = (torch.arange(b, device=chunks.device), distance.argmin(1))
     disagreement = getattr(velocity, "disagreement", None)
-    return Continued(chunks[pick], None if disagreement is None else disagreement.unflatten(0, (b, n))[pick])
+    return Continued(
+        chunks[pick][..., : policy.action_dim],
+        None if disagreement is None else disagreement.unflatten(0, (b, n))[pick],
+    )

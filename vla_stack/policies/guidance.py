@@ -61,7 +61,7 @@ def guided_euler(
     steps: int = 10,
     beta: float | None = None,
     jacobian: Literal["full", "identity"] = "full",
-    real: Bool[Tensor, " a"] | None = None,
+    real: Bool[Tensor, "#b 1 a"] | None = None,
 ) -> Float[Tensor, "b h a"]:
     """Sample a chunk that agrees with ``guide`` where its weights say so.
 
