@@ -14,6 +14,7 @@ from toy_robot import make
 from vla_stack.data import ChunkLoader, load_stats, open_dataset
 from vla_stack.data.dataset import read_episode_rows
 from vla_stack.data.integrity import _row_stats
+from vla_stack.data.stats import _exact, _with_room
 from vla_stack.errors import UserError
 
 
@@ -71,3 +72,14 @@ def test_image_statistics_are_those_of_the_pixels(tmp_path: Path) -> None:
         "max": pixels.max((0, 1, 2)),
     }.items():
         np.testing.assert_allclose(stats[name].ravel(), want, rtol=1e-6, atol=1e-12)
+
+
+def test_what_hardly_or_never_moves_is_not_divided_by_nothing() -> None:
+    """A gripper closed in one frame of two hundred has its extremes as quantiles; a state that never moves has room."""
+    moving = np.zeros((400, 2), np.float32)
+    moving[:2, 0] = 1.0
+    stats = _exact(moving)
+    assert (stats["q01"][0], stats["q99"][0]) == (0.0, 1.0) and (stats["q01"][1], stats["q99"][1]) == (0.0, 0.0)
+    roomy = _with_room(stats)
+    assert roomy["std"][1] == 1.0 and (roomy["q01"][1], roomy["q99"][1]) == (-1.0, 1.0)
+    assert roomy["std"][0] == stats["std"][0] and roomy["max"][0] == 1.0

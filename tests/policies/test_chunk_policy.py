@@ -112,6 +112,26 @@ def test_other_lerobot_policies_are_chunk_policies(act):
     np.testing.assert_allclose(act.infer(observations[1:2], [1]).actions[0], together[1], atol=1e-5)
 
 
+def test_a_repository_of_the_hub_is_fetched_without_anything_that_could_run(saved, tmp_path, monkeypatch):
+    asked = []
+
+    def snapshot(repository, allow_patterns):
+        asked.append((repository, allow_patterns))
+        if repository != "someone/policy":
+            raise FileNotFoundError("not there")
+        return str(saved)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    monkeypatch.chdir(tmp_path)
+    assert load_policy("someone/policy").spec == load_policy(saved).spec
+    assert all(not p.endswith((".py", ".bin", ".pt", ".pkl")) for p in asked[0][1])
+    with pytest.raises(UserError, match="'someone/other' is no directory here, and config.json cannot be had"):
+        resolve_policy("someone/other")
+    with pytest.raises(UserError, match="holds no policy"):
+        resolve_policy("/someone/policy")
+    assert [repository for repository, _ in asked] == ["someone/policy", "someone/other"]
+
+
 def test_directories_that_are_no_policy_are_named(saved, tmp_path):
     with pytest.raises(UserError, match="holds no policy .no config.json.*pretrained_model"):
         load_policy(tmp_path)

@@ -60,7 +60,7 @@ def test_lerobot_metadata_is_adopted(tmp_path):
     (tmp_path / "meta" / "robot.json").write_text(json.dumps(ROBOT.to_json()))
     names = [d.name for d in ROBOT.action]
     plain = {ACTION: {"mean": action.mean(0)}, OBS_STATE: {"mean": state.mean(0)}}
-    meta = SimpleNamespace(root=tmp_path, features={ACTION: {"names": names}}, stats=plain)
+    meta = SimpleNamespace(root=tmp_path, features={ACTION: {"names": names, "shape": (ACTIONS,)}}, stats=plain)
     config = make_config(robot=None, action_feature_names=None)
     adopt_dataset(config, meta)
     assert config.robot == ROBOT.to_json() and config.action_feature_names == names

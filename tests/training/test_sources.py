@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from lerobot.policies.factory import make_policy_config
 from training_fakes import tiny_config
 
 from vla_stack.data import EpisodeRecorder
 from vla_stack.errors import UserError
 from vla_stack.policies.embodiment import Embodiment
 from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, Observation, RobotSpec
+from vla_stack.training.build import build as make_parts
+from vla_stack.training.build import to_device
 from vla_stack.training.embodiments import add_embodiments, embodiment_stats, is_plain
-from vla_stack.training.recipe import DataRecipe, SourceRecipe
-from vla_stack.training.sources import open_sources
+from vla_stack.training.recipe import DataRecipe, Recipe, SourceRecipe, build
+from vla_stack.training.sources import open_sources, pooled, settle_relative
 
 
 def record(root: Path, actions: int, cameras: dict[str, int], episodes: int = 2, offset: float = 0.0) -> Path:
@@ -126,6 +131,73 @@ def test_a_robot_that_does_not_fit_a_checkpoint_is_refused(roots: dict[str, str]
     add_embodiments(config, open_sources(first, config))
     with pytest.raises(UserError, match="camera in slot 'top', the policy has front, wrist"):
         add_embodiments(config, open_sources(mixed(roots, cameras=None), config))
+
+
+def renamed(root: Path, **names: object) -> None:
+    """Make a dataset one of those that nobody described, with these names of its dimensions."""
+    (root / "meta" / "robot.json").unlink()
+    info = json.loads((root / "meta" / "info.json").read_text())
+    for key, value in names.items():
+        info["features"][{"state": OBS_STATE, "action": ACTION}[key]]["names"] = value
+    (root / "meta" / "info.json").write_text(json.dumps(info))
+
+
+@pytest.mark.parametrize(
+    ("names", "sure"),
+    [
+        ({"state": {"motors": ["a", "b", "c", "d"]}, "action": {"motors": ["a", "b", "c"]}}, True),
+        ({"state": ["state"], "action": ["actions"]}, False),
+        ({"state": None, "action": None}, False),
+        ({"state": ["x", "y", "z", "g"], "action": ["dx", "dy", "dz"]}, False),
+    ],
+)
+def test_a_dataset_that_nobody_described_trains_or_is_asked_about(tmp_path: Path, names: dict, sure: bool) -> None:
+    """Whatever form its names have; deltas are not made relative once more without anybody's word."""
+    root = record(tmp_path / "data", 3, {"front": 16})
+    renamed(root, **names)
+    policy = {"options": {"chunk_size": 4, "n_action_steps": 2, "width": 16, "expert_width": 16, "depth": 1}}
+    recipe = build(Recipe, {"policy": policy, "data": {"root": [str(root)]}, "batch_size": 2}, "recipe")
+    if not sure:
+        with pytest.raises(UserError, match=r"does not say whether its actions are absolute.*use_relative_actions"):
+            make_parts(recipe, torch.device("cpu"))
+        options = {**policy["options"], "use_relative_actions": False}
+        recipe = replace(recipe, policy=replace(recipe.policy, options=options))
+    parts = make_parts(recipe, torch.device("cpu"))
+    config = parts.policy.config
+    assert config.action_feature_names == (
+        ["a", "b", "c"] if sure else names["action"] if len(names["action"] or ()) == 3 else None
+    )
+    batch = parts.preprocess(to_device(next(iter(parts.loader)), torch.device("cpu"), False))
+    assert torch.isfinite(parts.loss(parts.policy, batch, torch.Generator().manual_seed(0))[0])
+
+
+@pytest.mark.parametrize("kind", ["vla", "pi05"])
+def test_deltas_are_not_made_relative(tmp_path: Path, kind: str) -> None:
+    root = record(tmp_path / "data", 3, {"front": 16})
+    file = root / "meta" / "robot.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "action_kind": "delta"}))
+    config = new_config() if kind == "vla" else make_policy_config(kind, use_relative_actions=True, device="cpu")
+    sources = open_sources(DataRecipe(root=(str(root),)), config)
+    settle_relative(config, sources, known=True)
+    assert not config.use_relative_actions
+
+
+def test_statistics_are_of_the_episodes_that_are_trained_on(roots: dict[str, str]) -> None:
+    config = new_config()
+    whole, first = (
+        open_sources(DataRecipe(root=(roots["more"],), episodes=episodes), config)[0] for episodes in (None, (0,))
+    )
+    assert whole.counted is None and (whole.frames, first.frames) == (32, 8)
+    states = first.dataset.columns[OBS_STATE][:8]
+    stats = embodiment_stats([first], 4)[first.embodiment.name]
+    np.testing.assert_allclose(stats[OBS_STATE]["mean"], states.mean(0), atol=1e-6)
+
+
+def test_pooled_statistics_are_those_that_all_have() -> None:
+    one = {"mean": np.zeros(1), "std": np.ones(1), "min": np.zeros(1), "max": np.ones(1)}
+    full = {OBS_STATE: {**one, "q01": np.zeros(1)}, "observation.images.a": one}
+    assert set(pooled([full, {OBS_STATE: one}], [1, 1])) == {OBS_STATE}
+    assert "q01" not in pooled([full, {OBS_STATE: one}], [1, 1])[OBS_STATE]
 
 
 def test_a_robot_without_a_name_is_asked_for(roots: dict[str, str], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from lerobot.configs import NormalizationMode
 from safetensors.torch import load_file
 from training_fakes import ACTION, HORIZON, SIDE, STATE, record
 
@@ -121,6 +122,22 @@ def test_the_shipped_policy_is_a_start_by_its_name() -> None:
     assert nested.base.pretrained_path == resolve_policy("shipped")
 
 
+def test_a_normalisation_is_named_by_its_word() -> None:
+    options = {"normalization_mapping": {"STATE": "QUANTILES", "ACTION": "MEAN_STD", "VISUAL": "IDENTITY"}}
+    config = make_config(PolicyRecipe(options=options), torch.device("cpu"))
+    assert config.normalization_mapping["STATE"] is NormalizationMode.QUANTILES and config.action_limit == 4.0
+
+
+@pytest.mark.parametrize("name", ["gripper=binary", "use_relative_actions=false", "max_words=5"])
+def test_what_weights_are_used_to_is_not_changed_under_them(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", "steps=1"]) == 0
+    start = [f"policy.pretrained={tmp_path / 'a'}", f"policy.options.{name}", "policy.options.width=16"]
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'b'}", *start]) == 1
+    assert f"policy.options.{name.split('=')[0]} is " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -162,6 +179,17 @@ def test_the_shipped_policy_is_a_start_by_its_name() -> None:
             "'no/such/policy' holds no policy (there is no such directory)",
         ),
         ("policy={type: moh, options: {horizons: [2, 6]}}", "the longest horizon is 6, the base 'vla' predicts 30"),
+        ("policy.pretrained=shipped", "the policy in "),
+        ("policy={type: pi05, pretrained: shipped}", "holds a policy of type 'vla' -- set policy.type=vla"),
+        (
+            "method=own_loss; policy={type: act, options: {chunk_size: 20}}",
+            "policy 'act' refuses chunk_size=20: The chunk size is the upper bound",
+        ),
+        (
+            "policy.options.normalization_mapping={STATE: MEAN}",
+            "normalization_mapping: there is no MEAN -- there are ",
+        ),
+        ("policy.lora.rank=4", "'policy.lora' needs weights to adapt"),
         ("policy.pretrained=nowhere", "'nowhere' is no directory here, and config.json cannot be had"),
         ("policy.pretrained=no/such/policy", "'no/such/policy' holds no policy (there is no such directory)"),
         ("policy.pretrained=/nowhere", "'/nowhere' holds no policy (there is no such directory)"),
@@ -252,6 +280,22 @@ def test_a_mixture_of_horizons_starts_from_a_policy_and_resumes(recipe_file: Pat
     assert records[-1]["step"] == 2 and records[-1]["loss_individual"] > 0
     policy = load_policy(mixture / "checkpoints/last/pretrained_model")
     assert policy.spec.extras["n_action_steps"] == 3 and policy.spec.robot.name == "test/arm"
+
+
+def test_a_mixture_of_horizons_learns_by_adapters_over_a_policy_s_weights(recipe_file: Path, tmp_path: Path) -> None:
+    """Its gate, which is new, in full; and a stop between changes nothing."""
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'plain'}", "steps=1"]) == 0
+    options = f"{{horizons: [2, 4], base: {{pretrained_path: {tmp_path / 'plain'}}}}}"
+    lora = r"{rank: 2, targets: '.*mlp\.[02]'}"
+    recipe = ["method=mixture_of_horizons", f"policy={{type: moh, options: {options}, lora: {lora}}}", "ema=0"]
+    for name, steps in (("whole", "2"), ("halves", "1")):
+        assert main(["train", str(recipe_file), f"output_dir={tmp_path / name}", *recipe, f"steps={steps}"]) == 0
+    assert main(["train", "--resume", str(tmp_path / "halves"), "steps=2"]) == 0
+    folders = [tmp_path / name / "checkpoints/last/pretrained_model" for name in ("whole", "halves")]
+    trained = [load_file(folder / "lora.safetensors") for folder in folders]
+    assert any(k.startswith("gate.") for k in trained[0])
+    assert all(np.array_equal(trained[0][k], trained[1][k]) for k in trained[0])
+    assert load_policy(folders[1]).spec.robot.name == "test/arm"
 
 
 def test_a_run_is_not_overwritten(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,9 +107,22 @@ def _exact(values: NDArray[Any]) -> Stats:
     for d in range(values.shape[1]):
         x = values[:, d].astype(np.float64)
         q01, q99 = np.quantile(x, (0.01, 0.99))
+        if q01 == q99:  # a gripper that closes in one pair of a hundred: a range of 0 would be divided by
+            q01, q99 = x.min(), x.max()
         for name, value in zip(names, (x.mean(), x.std(), x.min(), x.max(), q01, q99), strict=True):
             out[name][d] = value
     return out
+
+
+def _with_room(stats: Stats) -> Stats:
+    """Statistics with a range of 1 to both sides of dimensions that never moved.
+
+    What stood still while recording may stand elsewhere on the robot that is driven later; divided by nothing, the
+    smallest difference would be all that a policy sees.
+    """
+    still = stats["max"] == stats["min"]
+    room = {"std": 1.0, "min": -1.0, "q01": -1.0, "max": 1.0, "q99": 1.0}
+    return stats | {name: np.where(still, stats[name] + by, stats[name]) for name, by in room.items()}
 
 
 def chunk_actions(
@@ -156,7 +169,8 @@ def load_stats(
     Returns:
         ``observation.state`` over frames, ``action`` (absolute) and, if ``relative`` is given, ``action.relative``
         (absolute where the mask is false) over all (frame, offset) pairs without padding. Each holds ``mean``,
-        ``std``, ``min``, ``max``, ``q01``, ``q99``, in the column's unit.
+        ``std``, ``min``, ``max``, ``q01``, ``q99``, in the column's unit. Quantiles that coincide are the extremes; a
+        state that never changes has a range of 1 to both sides and a deviation of 1.
 
     Raises:
         UserError: The dataset cannot be read, or the mask does not fit it.
@@ -164,7 +178,7 @@ def load_stats(
     dataset = root if isinstance(root, Dataset) else open_dataset(root)
     actions, states = dataset.columns[ACTION], dataset.columns[OBS_STATE]
     seen = states if trainable is None else states[trainable]
-    out = {OBS_STATE: _exact(seen), ACTION: _exact(chunk_actions(dataset, horizon, None, trainable))}
+    out = {OBS_STATE: _with_room(_exact(seen)), ACTION: _exact(chunk_actions(dataset, horizon, None, trainable))}
     if relative is not None:
         mask = np.asarray(relative, bool)
         if mask.shape != (actions.shape[1],) or states.shape[1] < actions.shape[1]:

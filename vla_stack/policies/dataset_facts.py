@@ -7,6 +7,7 @@ neither: it passes its metadata of the dataset, from which both are read here.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,26 @@ def relative_action_stats(
     return {name: value.astype(np.float32) for name, value in stats.items()} | {"count": np.array([len(x)])}
 
 
+def dimension_names(feature: Mapping[str, Any]) -> list[str] | None:
+    """Names of a vector's dimensions in a LeRobotDataset's metadata; None unless there is one for each.
+
+    Older datasets hold them in a mapping, ``{"motors": [...]}``; others name the vector as a whole, or nothing.
+    """
+    names = feature.get("names") or ()
+    if isinstance(names, Mapping):
+        names = [name for group in names.values() for name in (group if isinstance(group, list) else [group])]
+    return [str(name) for name in names] if len(names) == feature["shape"][0] else None
+
+
+def describe(config: VlaConfig, meta: Any) -> None:
+    """Set ``robot`` and ``action_feature_names`` of a configuration from LeRobot's metadata of a dataset."""
+    if (robot := Path(meta.root) / "meta" / "robot.json").is_file():
+        config.robot = json.loads(robot.read_text())
+        if config.robot["action_kind"] == "delta":
+            config.use_relative_actions = False  # they are relative already
+    config.action_feature_names = dimension_names(meta.features[ACTION])
+
+
 def adopt_dataset(config: VlaConfig, meta: Any) -> None:
     """Fill a configuration, and in memory the statistics, from LeRobot's metadata of a dataset.
 
@@ -61,19 +82,14 @@ def adopt_dataset(config: VlaConfig, meta: Any) -> None:
     those of a checkpoint. It is therefore replaced there, which is the one place that serves both.
 
     Args:
-        config: Gets ``robot`` and ``action_feature_names`` where the dataset has them.
+        config: See :func:`describe`.
         meta: ``LeRobotDatasetMetadata``.
     """
-    root = Path(meta.root)
-    if (robot := root / "meta" / "robot.json").is_file():
-        config.robot = json.loads(robot.read_text())
-        if config.robot["action_kind"] == "delta":
-            config.use_relative_actions = False  # they are relative already
-    config.action_feature_names = list(meta.features[ACTION]["names"])
+    describe(config, meta)
     if not config.use_relative_actions:
         return
     columns = [ACTION, OBS_STATE, "episode_index"]
-    tables = [pq.read_table(path, columns=columns) for path in sorted((root / "data").rglob("*.parquet"))]
+    tables = [pq.read_table(path, columns=columns) for path in sorted((Path(meta.root) / "data").rglob("*.parquet"))]
     action, state, episode = (np.concatenate([np.stack(t[c].to_numpy()) for t in tables]) for c in columns)
     mask = relative_mask(config, action.shape[1])
     meta.stats = {**meta.stats, ACTION: relative_action_stats(action, state, episode, config.chunk_size, mask)}

@@ -13,6 +13,7 @@ from vla_stack.errors import UserError
 
 SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "policies"
 DEFAULT = "native_multitask"
+FILES = ("*.json", "*.safetensors", "*.model", "*.txt")  # of a repository: nothing that could run
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # of a repository: a name, or an owner and a name
 
 
@@ -20,8 +21,8 @@ def resolve_policy(name: str | Path) -> Path:
     """Directory of a policy that a person named.
 
     Args:
-        name: A policy directory, a checkpoint or run directory above one, or the name of a shipped policy;
-            ``shipped`` is the default one.
+        name: A policy directory, a checkpoint or run directory above one, or the name of a shipped policy
+            (``shipped`` is the default one); or a repository of the hub, ``owner/name``, which is downloaded once.
 
     Returns:
         The directory that holds ``config.json``.
@@ -29,6 +30,44 @@ def resolve_policy(name: str | Path) -> Path:
     Raises:
         UserError: Nothing of that name holds a policy.
     """
+    try:
+        return _here(name)
+    except UserError:
+        if "/" not in str(name) or not _of_hub(name):
+            raise
+    from huggingface_hub import snapshot_download  # torch comes with these, and most names need neither
+    from huggingface_hub.errors import HfHubHTTPError
+
+    from vla_stack.policies.weights import not_on_hub
+
+    try:
+        return _here(snapshot_download(str(name), allow_patterns=list(FILES)))
+    except (OSError, HfHubHTTPError) as e:
+        raise UserError(*not_on_hub(name, "config.json", e)) from None
+
+
+def resolve_source(name: str | Path) -> Path | str:
+    """Where the weights are that a recipe starts from; those of a repository of the hub are left to who reads them.
+
+    Returns:
+        The directory; or the name as it is, where it can be a repository's and nothing of that name lies here.
+
+    Raises:
+        UserError: It can be neither.
+    """
+    try:
+        return _here(name)
+    except UserError:
+        if not _of_hub(name):
+            raise
+        return str(name)
+
+
+def _of_hub(name: str | Path) -> bool:
+    return not Path(name).exists() and HUB_ID.fullmatch(str(name)) is not None
+
+
+def _here(name: str | Path) -> Path:
     path = SHIPPED / DEFAULT if str(name) == "shipped" else Path(name)
     for candidate in (
         path,
@@ -44,20 +83,3 @@ def resolve_policy(name: str | Path) -> Path:
         f"'{name}' holds no policy ({'no config.json' if path.exists() else 'there is no such directory'})",
         f"give a pretrained_model directory, a run directory, or one of: shipped, {', '.join(shipped)}",
     )
-
-
-def resolve_source(name: str | Path) -> Path | str:
-    """Where the weights are that a recipe starts from: :func:`resolve_policy`, or a repository of the hub.
-
-    Returns:
-        The directory; or the name as it is, where it can be a repository's and nothing of that name lies here.
-
-    Raises:
-        UserError: It can be neither.
-    """
-    try:
-        return resolve_policy(name)
-    except UserError:
-        if Path(name).exists() or not HUB_ID.fullmatch(str(name)):
-            raise
-        return str(name)

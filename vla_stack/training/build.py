@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from lerobot.configs import PolicyFeature, PreTrainedConfig
+from lerobot.configs import NormalizationMode, PolicyFeature, PreTrainedConfig
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.policies.factory import make_policy_config
 from lerobot.policies.pretrained import PreTrainedPolicy
@@ -32,6 +32,7 @@ from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.policies.directory import read_config, read_processors
 from vla_stack.policies.registry import ADAPTERS, policy_class
 from vla_stack.policies.shipped import resolve_source
+from vla_stack.policies.weights import first_line
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
@@ -39,12 +40,16 @@ from vla_stack.training.loaders import make_loader
 from vla_stack.training.lora import save_merged
 from vla_stack.training.policies import new_policy, new_processors, restore
 from vla_stack.training.recipe import PolicyRecipe, Recipe
-from vla_stack.training.sources import Source, Stats, open_sources, pooled
+from vla_stack.training.sources import Source, Stats, open_sources, pooled, settle_relative
 from vla_stack.training.text_pairs import co_trained, with_pairs
 
 OWN_LOSS = "own_loss"  # the one method that asks no more of a policy than LeRobot does
 HORIZONS = "mixture_of_horizons"  # the one method that asks for more than a flow
 HEADS = "imitation_heads"  # no method by itself: imitation's loss for policies with such a head
+PROCESSED = (  # options that processors read; weights mean what they were trained on
+    *("normalization_mapping", "use_relative_actions", "relative_exclude_joints", "gripper"),
+    *("state_input", "max_tokens", "tokenizer_max_length", "vocabulary", "max_words"),
+)
 LOOPS = {  # methods that collect what they learn from: loops of rounds, with recipes of their own
     "cal_ql": "configs/rl_wsrl.yaml wsrl.arm=cal_ql",
     "expo": "configs/rl_expo.yaml",
@@ -117,6 +122,10 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
     """
     loss, config = plan(recipe, device, checkpoint)
     sources = open_sources(recipe.data, config)
+    if checkpoint is None:
+        options = recipe.policy.options.get("base") or recipe.policy.options
+        known = bool(recipe.policy.weights) or "use_relative_actions" in options
+        settle_relative(base_config(config), sources, known)
     torch.manual_seed(recipe.seed)
     if checkpoint is not None:
         adapts = bool(recipe.policy.lora.rank)  # nothing else needs the weights that a run started from
@@ -133,6 +142,8 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
         # Weights mean actions in units of their own statistics. Demonstrations of the same robot, perhaps from a corner
         # of its range, must not rescale what it has learnt.
         keep = config.pretrained_path if knows_robot(config, roots[0]) else None
+        if keep is not None:
+            keep_units(config, read_config(keep, device.type))
         policy = new_policy(config, metas[0], recipe.policy.lora)
         if keep is not None:
             pre, post = read_processors(keep, config, device.type)
@@ -199,6 +210,22 @@ def knows_robot(config: PreTrainedConfig, root: Path) -> bool:
     return before == now
 
 
+def keep_units(config: PreTrainedConfig, saved: PreTrainedConfig) -> None:
+    """Raise a :class:`UserError` where options change what processors do that weights are used to.
+
+    Args:
+        config: The configuration with the recipe's options.
+        saved: That of the weights.
+    """
+    for name in PROCESSED:
+        before, now = (getattr(c, name, None) for c in (saved, config))
+        if before != now:
+            raise UserError(
+                f"policy.options.{name} is {now}, the weights in {config.pretrained_path} were trained with {before}",
+                "leave it out, or train from scratch",
+            )
+
+
 def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | None = None) -> PreTrainedConfig:
     """The policy's configuration: new, or of ``recipe.pretrained``, or of a checkpoint; with the recipe's options.
 
@@ -207,6 +234,8 @@ def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | N
     """
     source = str(checkpoint / PRETRAINED) if checkpoint else located(recipe).pretrained
     config = read_config(source, device.type) if source else new_config(recipe.type, device.type)
+    if not checkpoint and source and recipe.type not in (PolicyRecipe.type, config.type):
+        raise UserError(f"{source} holds a policy of type '{config.type}'", f"set policy.type={config.type}")
     options = without_base_weights(recipe.options) if checkpoint else recipe.options
     config = with_options(config, {**options, "device": device.type, "push_to_hub": False})
     config.pretrained_path = Path(source) if source else None
@@ -232,8 +261,17 @@ def with_options(config: PreTrainedConfig, options: dict[str, Any]) -> PreTraine
         nested = getattr(config, key)
         if isinstance(nested, PreTrainedConfig) and isinstance(value, dict):
             value = nested_config(nested, value, config.device or "cpu")
+        if key == "normalization_mapping":
+            if unknown := set(value.values()) - set(NormalizationMode):
+                known = ", ".join(mode.value for mode in NormalizationMode)
+                raise UserError(f"policy.options.{key}: there is no {sorted(unknown)[0]}", f"there are {known}")
+            value = {kind: NormalizationMode(mode) for kind, mode in value.items()}
         values[key] = value
-    return replace(config, **values)  # runs the configuration's own checks again
+    try:
+        return replace(config, **values)  # runs the configuration's own checks again
+    except (ValueError, TypeError) as e:
+        given = ", ".join(f"{key}={value}" for key, value in options.items() if key not in ("device", "push_to_hub"))
+        raise UserError(f"policy '{config.type}' refuses {given}: {first_line(e)}") from None
 
 
 def nested_config(config: PreTrainedConfig, options: dict[str, Any], device: str) -> PreTrainedConfig:
@@ -290,14 +328,14 @@ def dataset_stats(sources: list[Source], metas: list[LeRobotDatasetMetadata], co
     them. The others (images) are those that the dataset carries.
     """
     features = {**(config.input_features or {}), **(config.output_features or {})}
-    relative = relative_mask(config, features[ACTION].shape[0]) if hasattr(config, "use_relative_actions") else None
+    relative = relative_mask(config, features[ACTION].shape[0]) if getattr(config, "use_relative_actions", 0) else None
     parts = []
     for source, meta in zip(sources, metas, strict=True):
-        stats = {**(meta.stats or {}), **load_stats(source.dataset, horizon(config), relative, source.trainable)}
+        stats = {**(meta.stats or {}), **load_stats(source.dataset, horizon(config), relative, source.counted)}
         if relative is not None:
             stats[ACTION] = stats[RELATIVE_ACTION]
         parts.append({key: stats[key] for key in features if key in stats})
-    return parts[0] if len(parts) == 1 else pooled(parts, [source.dataset.num_frames for source in sources])
+    return parts[0] if len(parts) == 1 else pooled(parts, [source.frames for source in sources])
 
 
 def find_loss(method: str, options: dict[str, Any]) -> Loss:

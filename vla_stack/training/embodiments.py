@@ -109,9 +109,9 @@ def embodiment_stats(sources: Sequence[Source], horizon: int) -> dict[str, Stats
         parts = []
         for source in own:
             relative = np.array(source.embodiment.relative) if any(source.embodiment.relative) else None
-            stats = load_stats(source.dataset, horizon, relative, source.trainable)
+            stats = load_stats(source.dataset, horizon, relative, source.counted)
             parts.append({OBS_STATE: stats[OBS_STATE], ACTION: stats[ACTION if relative is None else RELATIVE_ACTION]})
-        out[name] = pooled(parts, [source.dataset.num_frames for source in own])
+        out[name] = pooled(parts, [source.frames for source in own])
     return out
 
 

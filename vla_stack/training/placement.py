@@ -25,6 +25,8 @@ class Local:
 
     def __init__(self, device: str) -> None:
         self.device = find_device(device)
+        if self.device.type == "cuda" and self.device.index is not None:
+            torch.cuda.set_device(self.device)  # what is said to be on "cuda" is to be there too
 
     def prepare(self, objective: nn.Module) -> nn.Module:
         """The objective as the loop has to call it."""

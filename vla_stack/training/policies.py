@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lerobot.configs import FeatureType, PreTrainedConfig
+from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from lerobot.policies import PreTrainedPolicy, make_pre_post_processors
 from lerobot.utils.feature_utils import dataset_to_policy_features
 from safetensors import safe_open
 
 from vla_stack.errors import UserError
+from vla_stack.policies.configuration_moh import base_config
+from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.dataset_facts import describe, dimension_names
 from vla_stack.policies.directory import fetching, read_policy, read_processors
-from vla_stack.policies.registry import policy_class
+from vla_stack.policies.registry import ADAPTERS, policy_class
+from vla_stack.policies.shipped import resolve_source
 from vla_stack.policies.weights import WEIGHTS
-from vla_stack.schema import ACTION
+from vla_stack.schema import ACTION, OBS_STATE
 from vla_stack.training.checkpoint import PRETRAINED, trainable
 from vla_stack.training.lora import ADAPTERS_FILE, add_lora, load_adapters
 from vla_stack.training.recipe import LoraRecipe, PolicyRecipe
@@ -34,22 +38,40 @@ def new_policy(config: PreTrainedConfig, meta: LeRobotDatasetMetadata, lora: Lor
         UserError: The dataset lacks a camera that the weights need, or the weights cannot be read.
     """
     features = dataset_to_policy_features(meta.features)
+    if config.pretrained_path and base_config(config).type not in ADAPTERS:  # LeRobot's VLAs pad
+        check_sizes(config, features, str(meta.root))
     config.output_features = {key: f for key, f in features.items() if f.type is FeatureType.ACTION}
     inputs = {key: f for key, f in features.items() if key not in config.output_features}
     config.input_features = config.input_features or inputs
     if hasattr(config, "action_feature_names"):
-        config.action_feature_names = list(meta.features[ACTION]["names"] or ()) or None
+        config.action_feature_names = dimension_names(meta.features[ACTION])
     cameras = [key for key, f in config.input_features.items() if f.type is FeatureType.VISUAL]
     if cameras and not set(cameras) & set(inputs):
         remedy = f"it has {', '.join(meta.camera_keys)}; train from scratch, or name the cameras alike"
         raise UserError(f"{meta.root} has none of the policy's cameras ({', '.join(cameras)})", remedy)
-    known = {"dataset_stats": meta.stats, "dataset_meta": meta}
+    known: dict[str, Any] = {"dataset_stats": meta.stats}
+    if isinstance(native := base_config(config), VlaConfig):
+        describe(native, meta)
+    else:
+        known["dataset_meta"] = meta
     if config.pretrained_path:
         policy = read_policy(config.pretrained_path, config, **known)
     else:
         with fetching(config.type):
             policy = policy_class(config.type)(config, **known)
     return to_train(policy.to(config.device), lora)
+
+
+def check_sizes(config: PreTrainedConfig, features: dict[str, PolicyFeature], root: str) -> None:
+    """Raise a :class:`UserError` where weights are for a state or action of another size than a dataset's."""
+    expected = {**(config.input_features or {}), **(config.output_features or {})}
+    for key in (OBS_STATE, ACTION):
+        have, want = (f[key].shape[0] if key in f else 0 for f in (features, expected))
+        if key in expected and have != want:
+            raise UserError(
+                f"{root} has {key}[{have}], the policy in {config.pretrained_path} is for {key}[{want}]",
+                "start from weights of this robot, or from none",
+            )
 
 
 def new_processors(config: PreTrainedConfig, stats: dict[str, dict[str, Any]]) -> tuple[Any, Any]:
@@ -73,7 +95,12 @@ def restore(checkpoint: Path, config: PreTrainedConfig, recipe: PolicyRecipe) ->
     if (directory / ADAPTERS_FILE).exists() != bool(recipe.lora.rank):
         raise UserError(f"{directory} was trained with other 'policy.lora'", "resume with the run's own recipe")
     if recipe.lora.rank:
-        policy = to_train(read_policy(recipe.pretrained, config).to(config.device), recipe.lora)
+        if recipe.pretrained:
+            policy = read_policy(recipe.pretrained, config)
+        else:
+            base_config(config).pretrained_path = Path(resolve_source(recipe.weights))
+            policy = policy_class(config.type)(config)
+        policy = to_train(policy.to(config.device), recipe.lora)
         load_adapters(policy, directory)
         return policy, *processors
     policy = read_policy(directory, config)

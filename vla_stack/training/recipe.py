@@ -30,13 +30,13 @@ class LoraRecipe:
         alpha: Scale of the adapters, times r.
         targets: Regular expression of the linear layers that get one; the default is all of language model and expert.
         train: Regular expression of parameters that are trained in full beside them, being small or new; the default
-            is the projections of actions, time and state.
+            is the projections of actions, time and state, and the gate of a mixture of horizons.
     """
 
     rank: int = 0
     alpha: int = 32
     targets: str = r".*(?<!encoder)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
-    train: str = r"model\.(action|state|time)_.*"
+    train: str = r"(base\.)?model\.(action|state|time)_.*|gate\..*"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class PolicyRecipe:
 
     Attributes:
         type: Registered LeRobot policy type: ``vla`` (native), ``smolvla``, ``pi0``, ``pi05``, ``act``, ...
-        pretrained: Policy directory (or hub id) to start from; empty trains from scratch.
+        pretrained: What to start from: a policy directory or a run's, the name of a shipped policy, or a hub id; empty
+            trains from scratch.
         options: Fields of that policy's configuration class, e.g. ``{chunk_size: 16}``.
         lora: Adapters to train instead of the policy's own weights.
     """
@@ -54,6 +55,11 @@ class PolicyRecipe:
     pretrained: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     lora: LoraRecipe = field(default_factory=LoraRecipe)
+
+    @property
+    def weights(self) -> str:
+        """What it starts from: ``pretrained``, or what a policy around another one starts that from."""
+        return self.pretrained or str((self.options.get("base") or {}).get("pretrained_path") or "")
 
 
 @dataclass(frozen=True)
@@ -371,7 +377,7 @@ def _check(recipe: Recipe, path: Path) -> None:
     for key, value in positive.items():
         if not value > 0:
             raise UserError(f"{path}: '{key}' is {value}, expected more than 0")
-    if recipe.policy.lora.rank and not recipe.policy.pretrained:
+    if recipe.policy.lora.rank and not recipe.policy.weights:
         raise UserError(f"{path}: 'policy.lora' needs weights to adapt", "give policy.pretrained=DIR, or a hub id")
     if not 0.0 <= recipe.ema < 1.0:
         raise UserError(f"{path}: 'ema' is {recipe.ema}, expected a decay in [0, 1)")

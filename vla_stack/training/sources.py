@@ -15,6 +15,7 @@ from vla_stack.data import Dataset, open_dataset, read_robot_spec
 from vla_stack.data.layout import ROBOT
 from vla_stack.errors import UserError
 from vla_stack.methods.rac import trainable
+from vla_stack.policies.dataset_facts import dimension_names
 from vla_stack.policies.embodiment import Embodiment, relative_dims
 from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, RobotSpec
 from vla_stack.training.recipe import DataRecipe, SourceRecipe
@@ -41,6 +42,19 @@ class Source:
     dataset: Dataset
     embodiment: Embodiment
     trainable: NDArray[np.bool_] | None = None
+
+    @property
+    def counted(self) -> NDArray[np.bool_] | None:
+        """Frames that statistics are of: those of the chosen episodes that are trained on, bool [N]; None for all."""
+        if self.recipe.episodes is None:
+            return self.trainable
+        chosen = np.isin(self.dataset.columns["episode_index"], self.recipe.episodes)
+        return chosen if self.trainable is None else chosen & self.trainable
+
+    @property
+    def frames(self) -> int:
+        """How many they are."""
+        return self.dataset.num_frames if self.counted is None else int(self.counted.sum())
 
 
 def open_sources(data: DataRecipe, config: PreTrainedConfig) -> list[Source]:
@@ -103,9 +117,8 @@ def nameless_robot(dataset: Dataset, name: str) -> RobotSpec:
         if key not in dataset.features:
             return ()
         feature = dataset.features[key]
-        names = feature.get("names")
-        names = next(iter(names.values())) if isinstance(names, dict) else names
-        return tuple(Dim(str(n), "1") for n in names or [f"{key}_{i}" for i in range(feature["shape"][0])])
+        numbered = [f"{key}_{i}" for i in range(feature["shape"][0])]
+        return tuple(Dim(name, "1") for name in dimension_names(feature) or numbered)
 
     return RobotSpec(f"lerobot/{name or 'robot'}", dims(OBS_STATE), dims(ACTION), (), dataset.fps)
 
@@ -142,13 +155,46 @@ def pooled(parts: list[Stats], frames: list[int]) -> Stats:
 
     out: Stats = {}
     for key, first in parts[0].items():
-        of = {name: [np.asarray(part[key][name]) for part in parts] for name in first if name != "count"}
+        if not all(key in part for part in parts):
+            continue  # of a camera, say, whose statistics somebody left out
+        shared = [name for name in first if name != "count" and all(name in part[key] for part in parts)]
+        of = {name: [np.asarray(part[key][name]) for part in parts] for name in shared}
         centre = mean(of["mean"])
         out[key] = {name: mean(values) for name, values in of.items() if name.startswith("q")}
         out[key] |= {"mean": centre, "min": np.min(of["min"], axis=0), "max": np.max(of["max"], axis=0)}
         variance = [s**2 + (m - centre) ** 2 for s, m in zip(of["std"], of["mean"], strict=True)]
         out[key]["std"] = np.sqrt(mean(variance))
     return out
+
+
+def settle_relative(config: PreTrainedConfig, sources: Sequence[Source], known: bool) -> None:
+    """Switch relative actions off where actions are none that could be made relative, and refuse to guess.
+
+    Args:
+        config: The policy's configuration.
+        sources: The recipe's datasets.
+        known: Whether the recipe itself says that actions are to be relative, or its weights do.
+
+    Raises:
+        UserError: A dataset without ``meta/robot.json`` does not say whether its actions are absolute, and their names
+            do not say it either: deltas made relative to a pose would be noise of the pose's size.
+    """
+    if not getattr(config, "use_relative_actions", False):
+        return
+    for source in sources:
+        robot = source.embodiment.robot
+        described = (source.dataset.root / ROBOT).is_file() or source.recipe.relative_exclude_joints is not None
+        anchors = [d.name for d in robot.state[: len(robot.action)]]
+        if not (known or described) and any(source.embodiment.relative) and anchors != [d.name for d in robot.action]:
+            option = "policy.options.use_relative_actions"
+            raise UserError(
+                f"{source.key}: {source.dataset.root} does not say whether its actions are absolute (no {ROBOT}), and "
+                "they go by other names than the state does",
+                f"set {option}=true if they are targets for the first entries of the state, in its units; otherwise "
+                f"(deltas, another frame) {option}=false",
+            )
+    if not any(any(source.embodiment.relative) for source in sources):
+        config.use_relative_actions = False  # type: ignore[attr-defined]
 
 
 def unique(names: Sequence[str]) -> list[str]:
