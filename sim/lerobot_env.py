@@ -68,5 +68,5 @@ class VlaSimEnv(EnvConfig):
             "visuals": self.visuals,
             "randomisation": self.randomisation,
             "render_mode": "rgb_array",
-            "max_episode_steps": self.episode_length or sim.TASKS[str(self.task)].max_episode_steps,
+            "max_episode_steps": self.episode_length or sim.TASKS[str(self.task)].limit(self.fps),
         }

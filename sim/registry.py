@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import gymnasium as gym
+from gymnasium.envs.registration import WrapperSpec
+from gymnasium.wrappers import TimeLimit
 
 from sim.arm import Arm
 from sim.env import ArmEnv
-from sim.task import Variant
+from sim.task import TaskConfig, Variant
 from sim.tasks.conveyor import Conveyor
 from sim.tasks.drawer import Drawer
 from sim.tasks.insert import Insert
@@ -28,7 +30,7 @@ class TaskInfo:
 
     Attributes:
         id: gymnasium id.
-        max_episode_steps: Control steps after which an episode is truncated.
+        config: Its time limit, stages and start.
         variants: What an episode may ask for, e.g. ``({"colour": "red"}, ...)``.
         instructions: The instruction of each variant.
         stages: Stage names in order.
@@ -36,17 +38,38 @@ class TaskInfo:
     """
 
     id: str
-    max_episode_steps: int
+    config: TaskConfig
     variants: tuple[Variant, ...]
     instructions: tuple[str, ...]
     stages: tuple[str, ...]
     arm: Arm
 
+    @property
+    def max_episode_steps(self) -> int:
+        """Control steps at 10 Hz after which an episode is truncated."""
+        return self.config.max_episode_steps
+
+    def limit(self, rate_hz: float) -> int:
+        """The same at another control rate, Hz."""
+        return self.config.limit(rate_hz)
+
+
+class OwnLimit(TimeLimit):
+    """The time limit of a task at the rate of its environment, unless ``gymnasium.make`` was given another one.
+
+    A registered limit would be one number of steps for all rates.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        given = env.spec.max_episode_steps if env.spec else None
+        task: ArmEnv = env.unwrapped  # type: ignore[assignment]
+        super().__init__(env, given or task.config.limit(task.spec_robot.rate_hz))
+
 
 TASKS: dict[str, TaskInfo] = {
     t.name: TaskInfo(
         id=f"sim/{t.name}-v0",
-        max_episode_steps=t.config.max_episode_steps,
+        config=t.config,
         variants=t.variants,
         instructions=tuple(t.instruct(v) for v in t.variants),
         stages=tuple(t.config.rewards),
@@ -59,5 +82,5 @@ for _task in _TASKS:
     gym.register(
         id=TASKS[_task.name].id,
         entry_point=f"{_task.__module__}:{_task.__qualname__}",
-        max_episode_steps=_task.config.max_episode_steps,
+        additional_wrappers=(WrapperSpec("OwnLimit", f"{__name__}:{OwnLimit.__name__}", {}),),
     )

@@ -63,7 +63,11 @@ class Obstacle(Pick):
         return bool(self.tool[0] > self.position("wall")[0] + WALL[0]), *super().progress()
 
     def cost(self) -> float:
-        return float((self.data.contact.geom == self.model.geom("wall").id).any())
+        model = self.model
+        roots = model.body_rootid[model.geom_bodyid]  # [G] the arm's geoms share one, a loose cube has its own
+        parts = np.flatnonzero(roots == roots[self._pads[0]]).tolist()
+        held = [model.geom(c).id for c in map(objects.cube_name, objects.COLOURS) if self.grasped(c)]
+        return float(bool(self.touching("wall", parts + held)))
 
     def clearance(self) -> float:
         """Distance in metres between the wall and the gripper with the named cube when held; 0 in contact.

@@ -144,3 +144,62 @@ def test_the_heat_map_counts_where_the_tool_was(tmp_path):
     assert found["frames"] == counts.sum() == 5 and found["x"] == [0.2, 0.6] and found["y"] == [-0.3, 0.3]
     assert (counts[:, 24] == counts.sum(1)).all()  # y = 0.1 of -0.3 … 0.3 in 36 cells
     assert np.flatnonzero(counts.any(1)).tolist() == [6, 7, 8]  # x = 0.30 … 0.34 of 0.2 … 0.6 in 24 cells
+
+
+def no_space(*args, **kwargs):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("act", ["discard", "undo"])
+def test_a_full_disk_is_said_and_the_decision_is_carried_out_once_there_is_space(tmp_path, monkeypatch, act):
+    watched = Watched(tmp_path / "d")
+    watched.episode()
+    watched.until(lambda s: s["pending"] is not None)
+    recorder = watched.recording._recorder
+    if act == "undo":
+        discarded = threading.Event()
+        discard = recorder.discard
+        monkeypatch.setattr(recorder, "discard", lambda *args: (discard(*args), discarded.set()))
+        watched.recording.decide("discard")
+        assert discarded.wait(WAIT_S)
+    with monkeypatch.context() as m:
+        m.setattr(recorder, act, no_space)
+        assert watched.recording.decide(act) is None
+        watched.until(lambda s: "No space left on device" in s["error"])
+        if act == "discard":
+            watched.recording.decide("discard")  # its window is over now
+    assert watched.recording._thread.is_alive()
+    if act == "undo":
+        watched.recording.decide("keep")
+    watched.until(lambda s: s["pending"] is None)
+    watched.episode(length=7)
+    watched.recording.close()
+    assert open_dataset(tmp_path / "d").num_frames == (7 if act == "discard" else 12)
+
+
+def test_an_episode_whose_writing_failed_is_not_kept(tmp_path, monkeypatch):
+    watched = Watched(tmp_path / "d")
+    add, frames = watched.recording._recorder._add_images, []
+
+    def images(obs):
+        frames.append(obs)
+        return no_space() if len(frames) == 4 else add(obs)
+
+    monkeypatch.setattr(watched.recording._recorder, "_add_images", images)
+    watched.episode(length=9)
+    watched.until(lambda s: s["error"] and s["pending"] is None)
+    assert "the running episode is lost" in watched.status["error"] and watched.status["episodes"] == 0
+    watched.episode(length=5)
+    watched.recording.close()
+    assert open_dataset(tmp_path / "d").episode_to.tolist() == [5]
+
+
+def test_an_error_that_nobody_thought_of_is_shown_too(tmp_path, monkeypatch):
+    watched = Watched(tmp_path / "d")
+    monkeypatch.setattr(watched.recording._recorder, "save_episode", lambda *args, **kwargs: 1 / 0)
+    watched.episode()
+    watched.until(lambda s: s["error"] == "ZeroDivisionError: division by zero" and s["pending"] is None)
+    monkeypatch.undo()
+    watched.episode()
+    watched.recording.close()
+    assert open_dataset(tmp_path / "d").num_episodes == 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 
 from vla_stack.cli import main
 from vla_stack.data import ChunkLoader, open_dataset
-from vla_stack.data.collect import CollectConfig, collect
+from vla_stack.data.collect import RECORD, SEED, CollectConfig, Simulator, collect
 from vla_stack.errors import UserError
 
 CONFIG = CollectConfig("pick", seed=3, noise=0.3, image_size=16)
@@ -47,6 +49,66 @@ def test_same_episodes_whatever_the_workers_and_the_stops(tmp_path: Path, capsys
     assert "holds 0 of its" in capsys.readouterr().out
     assert main(["data", "repair", str(tmp_path / "one")]) == 1
     assert "episodes after it are intact" in capsys.readouterr().err
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attempts(config: CollectConfig, first: int, workers: int):
+        simulator = Simulator(config)
+        return (simulator.roll(config.env_seed(i)) for i in itertools.count(first))
+
+    monkeypatch.setattr("vla_stack.data.collect._in_processes", attempts)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_tasks_with_the_same_instructions_share_a_dataset(tmp_path: Path) -> None:
+    pick, obstacle = (CollectConfig(task, privileged=True) for task in ("pick", "obstacle"))
+    for config, episodes in ((pick, 2), (obstacle, 1), (pick, 3), (obstacle, 2)):  # begun, and gone on with
+        collect(config, tmp_path / "both", episodes)
+    dataset = open_dataset(tmp_path / "both")
+    seeds = dataset.columns[SEED][dataset.episode_from].tolist()
+    ours = [[s for s in seeds if s in {c.env_seed(i) for i in range(50)}] for c in (pick, obstacle)]
+    assert [len(s) for s in ours] == [3, 2] and len(set(seeds)) == 5
+    assert ours[0] == _seeds_alone(pick, tmp_path / "pick", 3)
+    assert collect(pick, tmp_path / "both", 3) == collect(obstacle, tmp_path / "both", 2) == (0, 0)
+
+
+def _seeds_alone(config: CollectConfig, root: Path, episodes: int) -> list[int]:
+    collect(config, root, episodes)
+    dataset = open_dataset(root)
+    return dataset.columns[SEED][dataset.episode_from].tolist()
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "are of another seed"),
+        ({"noise": 0.5}, "collected with noise 0.3, not 0.5"),
+        ({"randomisation": 2}, "collected with randomisation 0, not 2"),
+        ({"options": {"control_hz": 10.0}}, "collected with options"),
+    ],
+)
+def test_a_collection_is_continued_as_it_was_begun(tmp_path: Path, change: dict, message: str) -> None:
+    config = CollectConfig("pick", noise=0.3, privileged=True, options={"render_size": (32, 32), "control_hz": 10.0})
+    collect(config, tmp_path / "d", 1)
+    with pytest.raises(UserError, match=message):
+        collect(replace(config, **change), tmp_path / "d", 2)
+    (tmp_path / "d" / RECORD).write_text('{"pick": {"mood": 1}}')
+    with pytest.raises(UserError, match="collect.json does not say"):
+        collect(config, tmp_path / "d", 2)
+    (tmp_path / "d" / RECORD).unlink()  # as datasets had it before
+    collect(config, tmp_path / "d", 2)
+    assert open_dataset(tmp_path / "d").num_episodes == 2
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_dataset_without_a_record_is_not_continued_with_another_seed(tmp_path: Path) -> None:
+    config = CollectConfig("pick", privileged=True)
+    collect(config, tmp_path / "d", 1)
+    (tmp_path / "d" / RECORD).unlink()
+    with pytest.raises(UserError, match="instructions of 'pick' are of another seed or task"):
+        collect(replace(config, seed=1), tmp_path / "d", 2)
 
 
 @pytest.mark.slow

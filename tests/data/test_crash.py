@@ -30,10 +30,11 @@ def die_at(n):
             calls += 1
             if calls == n and n % 2:
                 os._exit(9)
-            result = call(*args, **kwargs)
-            if calls == n:
-                os._exit(9)
-            return result
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if calls == n:
+                    os._exit(9)
         return wrapped
     for name in ("replace", "fsync", "link", "unlink"):
         setattr(os, name, dying(getattr(os, name)))

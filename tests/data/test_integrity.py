@@ -11,6 +11,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from toy_robot import make
 
 from vla_stack.data import ChunkLoader, open_dataset, repair
+from vla_stack.data.dataset import read_episode_rows
 from vla_stack.data.integrity import check
 from vla_stack.errors import UserError
 
@@ -92,6 +93,52 @@ def test_a_dataset_without_a_good_episode_can_be_recorded_into(tmp_path: Path) -
         open_dataset(root)
     make(root, (4,))
     assert open_dataset(root).num_frames == 4
+
+
+@pytest.mark.parametrize("rows_per_file", [1, 2, 200])
+def test_lost_rows_of_meta_episodes_are_made_anew(
+    tmp_path: Path, mode: str, rows_per_file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_stack.data.store.ROWS_PER_FILE", rows_per_file)
+    root = make(tmp_path / "d", (3, 2, 4), mode)
+    before = open_dataset(root)
+    rows = read_episode_rows(root, with_stats=True)
+    max((root / "meta/episodes").glob("*/*.parquet")).unlink()
+    report = repair(root)
+    assert (report.episodes_before, report.episodes, report.frames) == (3, 3, 9)
+    assert "described" in report.actions[0] and check(root) == []
+    after = open_dataset(root)
+    for name, column in before.columns.items():
+        np.testing.assert_array_equal(column, after.columns[name])
+    for row, anew in zip(rows, read_episode_rows(root, with_stats=True), strict=True):
+        assert row.keys() == anew.keys()
+        for name, value in row.items():
+            tolerance = 0.05 if "images" in name else 1e-9  # what video encoding changes
+            if name.startswith("stats/"):
+                np.testing.assert_allclose(anew[name], value, atol=tolerance, err_msg=name)
+            elif name != "meta/episodes/file_index":
+                assert anew[name] == value, name
+    assert len(LeRobotDataset("local/toy", root=root, video_backend="pyav")) == 9
+    make(root, (2,), mode, first=1)
+    assert check(root) == [] and open_dataset(root).num_episodes == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda r: truncate(video(r, 1)), "file-001.mp4 is not a readable video"),
+        (lambda r: video(r, 1).write_bytes(video(r, 0).read_bytes()), "holds 6 frames, episode 1 has 4"),
+        (lambda r: data(r, 1).unlink(), "the frames of episode 1 are missing"),
+        (lambda r: (r / "meta/tasks.parquet").unlink(), "tasks.parquet is missing"),
+    ],
+)
+def test_frames_are_never_cut_for_want_of_a_row(root: Path, damage, why: str) -> None:
+    max((root / "meta/episodes").glob("*/*.parquet")).unlink()
+    damage(root)
+    before = {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match=f"has lost the episodes from 0 on.*{why}.*nothing was changed"):
+        repair(root)
+    assert {p: p.read_bytes() for p in root.rglob("*") if p.is_file() if p.name != "lock"} == before
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,14 @@ from vla_stack.data import ChunkLoader, EpisodeRecorder, load_stats, open_datase
 from vla_stack.data.edit import backfill, merge, relabel
 from vla_stack.data.integrity import check
 from vla_stack.data.labels import SEGMENT_TYPE, label_columns, reach
+from vla_stack.data.layout import INFO, read_info, write_json
 from vla_stack.data.sidecar import read_facts
 from vla_stack.errors import UserError
 from vla_stack.intervention import Segment
 from vla_stack.methods import rac
+from vla_stack.training.loaders import frame_weights
+from vla_stack.training.recipe import DataRecipe, SourceRecipe
+from vla_stack.training.sources import Source
 
 EPISODES = (("0000", True), ("111233", False), ("1111", True), ("1111", False), ("1223323", True))
 
@@ -94,6 +99,35 @@ def test_weights_have_their_masses_and_empty_classes_raise(labelled: Path, tmp_p
             rac.weights(demos, np.ones(3, bool), preset)
 
 
+def drawn(dataset, recipe: DataRecipe) -> dict[Segment, float]:
+    """Share of each class in what a loader draws, which has the chosen episodes alone."""
+    source = Source("", "d", SourceRecipe("", episodes=recipe.episodes), dataset, None, rac.trainable(dataset, "rac"))
+    loader = ChunkLoader(
+        dataset,
+        1,
+        1,
+        episodes=recipe.episodes,
+        cameras=[],
+        weights=frame_weights(source, recipe),
+        trainable=source.trainable,
+    )
+    weight, kinds = loader._weights, dataset.columns[SEGMENT_TYPE]
+    return {s: float(weight[kinds == s].sum() / weight.sum()) for s in Segment}
+
+
+def test_classes_have_their_masses_among_the_chosen_episodes(labelled: Path) -> None:
+    """Whichever episodes are chosen, and however much more often their first frames are drawn."""
+    dataset, masses = open_dataset(labelled), {Segment.RECOVERY: 0.25, Segment.CORRECTION: 0.25}
+    for episodes in (None, (0, 1), (0, 4)):
+        for opening in (1.0, 5.0):
+            share = drawn(
+                dataset, DataRecipe(episodes=episodes, weights="balanced", opening_frames=2, opening_weight=opening)
+            )
+            assert {s: share[s] for s in masses} == pytest.approx(masses)
+    with pytest.raises(UserError, match="need recovery frames"):
+        drawn(dataset, DataRecipe(episodes=(0, 2), weights="balanced"))
+
+
 def test_old_datasets_get_label_columns_and_recording_goes_on(tmp_path: Path) -> None:
     root = tmp_path / "old"
     with EpisodeRecorder(root, SPEC) as recorder:
@@ -145,6 +179,41 @@ def test_merging_labelled_and_old_datasets(tmp_path: Path, labelled: Path) -> No
     assert set(read_facts(second.root)) < set(read_facts(both.root))
     a, b = (ChunkLoader(d, 1, 1).gather(np.array([i])) for d, i in ((both, 6), (second, 2)))
     np.testing.assert_array_equal(a["observation.images.front"], b["observation.images.front"])
+
+
+def record(root: Path, spec=SPEC, mode="video") -> Path:
+    """An unlabelled dataset of one episode of four frames."""
+    with EpisodeRecorder(root, spec, mode) as recorder:
+        for obs, action, _ in toy_robot.frames(3, 4):
+            state = np.resize(obs.state, len(spec.state))
+            recorder.add_frame(replace(obs, state=state), action)
+        recorder.save_episode(True)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("change", "mode", "message"),
+    [
+        ({"rate_hz": 20.0}, "video", "first was recorded on a robot whose rate_hz differ from those of .*second"),
+        ({"action_kind": "delta"}, "video", "action_kind differ"),
+        ({"state": SPEC.state[:2]}, "video", "state differ"),
+        ({}, "image", r"'observation.images.front' is video\[16, 24, 3\] in the dataset and image"),
+    ],
+)
+def test_datasets_of_different_robots_or_columns_are_not_merged(
+    tmp_path: Path, change: dict, mode: str, message: str
+) -> None:
+    first, second = record(tmp_path / "first"), record(tmp_path / "second", replace(SPEC, **change), mode)
+    with pytest.raises(UserError, match=message):
+        merge([first, second], tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+
+
+def test_a_dataset_whose_rate_is_not_its_robots_is_not_merged(tmp_path: Path) -> None:
+    first, second = record(tmp_path / "first"), record(tmp_path / "second")
+    write_json(second / INFO, read_info(second) | {"fps": 20})
+    with pytest.raises(UserError, match="second has 20 fps, .*first 10"):
+        merge([first, second], tmp_path / "all")
 
 
 def test_the_verb(labelled: Path, tmp_path: Path, capsys) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +141,63 @@ def test_pending_episodes_wait_for_the_next_recorder_and_discarded_ones_do_not(t
     assert LeRobotDataset("local/toy", root=root, video_backend="pyav").num_episodes == 2
     facts = read_facts(root)
     assert facts[3]["outcome"] == "discarded" and facts[3]["discard_reason"] == "bad" and 4 in facts
+
+
+def refuse(*args: object, **kwargs: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(("module", "name"), [(os, "replace"), (os, "fsync")])
+def test_a_full_disk_is_named_and_the_decision_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module, name: str
+) -> None:
+    root = make_labelled(tmp_path / "d", (("00", True),))
+    with open_labelled(root) as recorder:
+        add_episode(recorder, "1123", 5)
+        recorder.save_episode(False, pending=True, uid=5)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, refuse)
+            with pytest.raises(UserError, match=r"-5 could not be discarded \(.*No space.*\) -- free disk space"):
+                recorder.discard(5)
+        assert recorder.pending == [5]
+        recorder.discard(5)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, refuse)
+            with pytest.raises(UserError, match=r"-5.discarded could not be restored \(.*No space"):
+                recorder.undo(5)
+        recorder.undo(5)
+        assert recorder.commit(5) == 1
+
+
+@pytest.mark.parametrize(("module", "name"), [(os, "replace"), (shutil, "rmtree")])
+def test_discarded_episodes_that_could_not_be_deleted_are_so_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module, name: str
+) -> None:
+    root = make_labelled(tmp_path / "d", (("00", True),))
+    with open_labelled(root) as recorder:
+        add_episode(recorder, "1123", 5)
+        recorder.save_episode(False, pending=True, uid=5)
+        recorder.discard(5, "bad")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, refuse)
+            with pytest.raises(UserError, match=r"-5.discarded could not be deleted"):
+                recorder._pending.purge()
+    assert list((root / ".pending").iterdir()) == [] and read_facts(root)[5]["discard_reason"] == "bad"
+
+
+def test_a_committed_episode_is_pending_no_longer_whatever_is_left_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_labelled(tmp_path / "d", (("00", True),))
+    with open_labelled(root) as recorder:
+        add_episode(recorder, "1123", 5)
+        recorder.save_episode(False, pending=True, uid=5)
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)
+            assert recorder.commit(5) == 1
+        assert recorder.pending == []
+    assert list((root / ".pending").iterdir()) == [] and read_facts(root)[5]["outcome"] != "discarded"
+    assert check(root) == []
 
 
 def test_pending_needs_label_columns(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from contextlib import contextmanager
 from dataclasses import replace
@@ -207,6 +208,34 @@ def test_a_full_disk_costs_the_running_episode_alone(tmp_path: Path, mode: str, 
         with full_disk(limit), pytest.raises(UserError, match="2 episodes are safe"):
             record(recorder, 5, 20)
         assert open_dataset(root).num_episodes == 2
+        recorder.discard_episode()
         record(recorder, 2, 4)  # the disk has space again
     assert open_dataset(root).episode_to.tolist() == [3, 5, 9]
     assert len(opened(root)) == 9
+
+
+@pytest.mark.parametrize("end", ["save", "discard"])
+def test_what_comes_after_an_encoding_error_is_no_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The tail of a demonstration, saved as a whole one, would teach that a task begins in its middle."""
+    root = make(tmp_path / "d", (3,))
+    with EpisodeRecorder(root, SPEC, "video", JOINTS, EXTRA) as recorder:
+        for k in range(5):
+            if k == 3:
+                with monkeypatch.context() as m:
+                    m.setattr(EpisodeRecorder, "_add_images", lambda self, obs: os.stat("/no disk"))
+                    with pytest.raises(UserError, match="the running episode is lost, 1 episodes are safe"):
+                        add(recorder)
+            elif k == 4:
+                with pytest.raises(UserError, match="the running episode is lost"):
+                    add(recorder)  # the disk has space again
+            else:
+                add(recorder)
+        if end == "save":
+            with pytest.raises(UserError, match="the running episode is lost"):
+                recorder.save_episode(success=True)
+        else:
+            recorder.discard_episode()
+        record(recorder, 2, 4)
+    assert open_dataset(root).episode_to.tolist() == [3, 7]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import gymnasium as gym
 import mujoco
@@ -11,6 +12,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import sim
+from sim import objects
 from sim.arm import ARM7, InverseKinematics
 from sim.rendering import Renderer
 from sim.so101 import SO101
@@ -18,6 +20,7 @@ from vla_stack.errors import UserError
 from vla_stack.schema import Observation
 
 ALL = list(sim.TASKS)
+CUBES = [objects.cube_name(colour) for colour in objects.COLOURS]
 
 
 def make(task, **kwargs):
@@ -211,6 +214,44 @@ def test_the_wall_costs_when_it_is_hit_and_clearance_says_how_near_it_is():
     straight = np.float32([*env.position(env.target)[:2], 0.08, 0.0, 1.0])
     hit = [env.step(straight)[4]["cost"] for _ in range(10)]
     assert hit[0] == 0.0 and hit[-1] == 1.0 and env.clearance() < 0.005
+
+
+def test_the_wall_costs_what_the_robot_does_not_what_lies_against_it():
+    env = make("obstacle")
+    env.reset(seed=0)
+    cube, other = env.target, next(c for c in CUBES if c != env.target)
+    for contacts, cost in (
+        ([], 0.0),
+        ([(cube, "wall")], 0.0),  # pushed there, or fallen
+        ([(cube, "wall"), (cube, "pad_left")], 0.0),
+        ([("wall", cube), (cube, "pad_left"), ("pad_right", cube)], 1.0),  # held
+        ([("wall", other), (cube, "pad_left"), ("pad_right", cube)], 0.0),
+        ([("wall", "hand")], 1.0),
+    ):
+        pairs = np.array([[env.model.geom(name).id for name in pair] for pair in contacts], np.int32).reshape(-1, 2)
+        env.data = SimpleNamespace(contact=SimpleNamespace(geom=pairs))
+        assert env.cost() == cost
+
+
+@pytest.mark.parametrize(("rate_hz", "steps"), [(5.0, 20), (10.0, 40), (20.0, 80)])
+def test_the_time_limit_is_the_same_seconds_at_every_rate(rate_hz, steps):
+    env = gym.make("sim/pick-v0", cameras=(), control_hz=rate_hz)
+    assert env.spec.max_episode_steps == steps == sim.TASKS["pick"].limit(rate_hz)
+    _, info = env.reset(seed=0)
+    hold, truncated, taken = np.float32(env.unwrapped.tool_command), False, 0
+    while not truncated:
+        truncated, taken = env.step(hold)[3], taken + 1
+    assert taken == steps
+    assert gym.make(env.spec).spec.max_episode_steps == steps
+
+
+@pytest.mark.parametrize("given", [3, 500])
+def test_a_given_time_limit_wins(given):
+    env = gym.make("sim/pick-v0", cameras=(), control_hz=20.0, max_episode_steps=given)
+    assert env.spec.max_episode_steps == env.get_wrapper_attr("_max_episode_steps") == given
+    env.reset(seed=0)
+    hold = np.float32(env.unwrapped.tool_command)
+    assert [env.step(hold)[3] for _ in range(3)] == [False, False, given == 3]
 
 
 def test_waiting_loses_the_conveyor_cube():

@@ -63,6 +63,13 @@ def test_lerobot_environment_speaks_its_names():
     envs.close()
 
 
+@pytest.mark.parametrize(("fps", "length", "steps"), [(10, None, 80), (20, None, 160), (20, 7, 7)])
+def test_lerobot_environment_has_the_tasks_seconds(fps, length, steps):
+    from sim.lerobot_env import VlaSimEnv
+
+    assert VlaSimEnv(task="place", fps=fps, episode_length=length).gym_kwargs["max_episode_steps"] == steps
+
+
 def test_lerobot_environment_refuses_an_unknown_task():
     from sim.lerobot_env import VlaSimEnv
 

@@ -105,6 +105,11 @@ def test_a_limit_cuts_an_episode_off():
     assert rows == [(-1.0, False, False)] * 2 + [(-1.0, False, True)]
 
 
+@pytest.mark.parametrize(("control_hz", "steps"), [(0.0, 40), (20.0, 80)])
+def test_a_tasks_own_limit_is_the_same_seconds_at_every_rate(control_hz, steps):
+    assert StateEnv(EnvRecipe("sim/pick-v0", control_hz=control_hz)).limit == steps
+
+
 def test_an_expert_that_hardly_ever_succeeds_is_not_asked_for_ever():
     env, recipe = Scripted(every=100), OfflineRecipe(episodes=2, failures=False)
     with pytest.raises(UserError, match=r"of toy succeeded in 0 of 40 episodes .* set offline.failures=true"):

@@ -115,9 +115,12 @@ def _integer(body: dict[str, Any], name: str) -> int:
 
 def _number(body: dict[str, Any], name: str) -> float:
     value = body[name]
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise SchemaError(f"'{name}' is no finite number")
-    return float(value)
+    try:
+        if type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # a whole number that no float can hold
+        pass
+    raise SchemaError(f"'{name}' is no finite number")
 
 
 def _flag(body: dict[str, Any], name: str) -> bool:

@@ -188,12 +188,14 @@ class Recording:
         self._settle(float("inf"))
 
     def _guarded(self, act: Callable[..., object], *args: Any) -> bool:
-        """Do it; what goes wrong is said to the operator."""
+        """Do it; whatever goes wrong is said to the operator, and ends neither the thread nor another episode."""
         try:
             act(*args)
-        except (UserError, SchemaError) as e:
-            self._error = str(e)
-            self._changed()
+        except Exception as e:
+            text = str(e) if isinstance(e, UserError | SchemaError) else f"{type(e).__name__}: {e}"
+            if text != self._error:  # a disk stays full for many frames
+                self._error = text
+                self._changed()
             return False
         return True
 
@@ -209,9 +211,10 @@ class Recording:
     def _save(self, pending: Pending) -> None:
         try:
             self._recorder.save_episode(pending.success, pending=True, uid=pending.uid, facts=pending.facts)
-        except UserError:
+        except Exception:
             with self._lock:
                 self._pending.remove(pending)
+            self._changed()
             raise
         pending.on_disk = True
 
@@ -222,9 +225,13 @@ class Recording:
         for pending in saved:
             kept = pending.kept
             if kept and not pending.on_disk:
-                self._guarded(self._recorder.undo, pending.uid)
+                done = self._guarded(self._recorder.undo, pending.uid)
             elif pending.on_disk and not kept:
-                self._guarded(self._recorder.discard, pending.uid, "operator")
+                done = self._guarded(self._recorder.discard, pending.uid, "operator")
+            else:
+                done = True
+            if not done:
+                continue  # it is tried again, in a moment or at the end
             pending.on_disk = kept
             with self._lock:
                 if pending.due > now or pending.kept != kept:

@@ -22,6 +22,8 @@ from vla_stack.console.gateway import About, Gateway
 from vla_stack.console.robot import RobotConfig, robot_process
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.layout import INFO, read_info
+from vla_stack.data.pending import count_pending
+from vla_stack.data.sidecar import read_facts
 from vla_stack.errors import UserError
 from vla_stack.intervention import MODES, Mode
 from vla_stack.runtime.link import Link, ignored_interrupts
@@ -54,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=60.0, help="longest episode of policy or demonstration (%(default)g)")
     add("--round", type=int, default=0, help="round of the loop that this is, for the records (%(default)s)")
     add("--quota", type=int, default=0, help="human frames that this round is to have, to show how far it is")
-    add("--seed", type=int, default=0, help="of the first episode; the next one takes the next (%(default)s)")
+    add("--seed", type=int, help="of the first episode; the next one takes the next (one that --root has not had)")
     add(
         "--host", default="127.0.0.1", help="name or address to open it under; off this computer with TLS (%(default)s)"
     )
@@ -85,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
             endpoint=f"ipc://{folder}/operator",
             root=root,
             demos=args.demos or root,
-            seed=args.seed,
+            seed=unused_seed(root) if args.seed is None else args.seed,
             seconds=args.seconds,
             round=args.round,
             quota=args.quota,
@@ -111,6 +113,14 @@ def driver_options(args: argparse.Namespace, root: Path) -> dict[str, Any]:
         return options | {"control_hz": HAND_RATE_HZ, "image_size": PICTURE_PX}
     spec = read_robot_spec(root)
     return options | {"control_hz": spec.rate_hz} | ({"image_size": spec.cameras[0].height} if spec.cameras else {})
+
+
+def unused_seed(root: Path) -> int:
+    """The first seed of a further session: a new one, so that it does not repeat the starts of those before."""
+    if not (root / INFO).exists():
+        return 0
+    episodes = read_info(root)["total_episodes"] + count_pending(root)
+    return max([episodes, *(row["seed"] + 1 for row in read_facts(root).values())])
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import multiprocessing
 import os
 import threading
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from tqdm import tqdm
 
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.features import Column, ImageMode
-from vla_stack.data.layout import INFO, read_info
+from vla_stack.data.layout import INFO, read_info, read_json, write_json
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
 from vla_stack.ray_cluster import Where, cluster
@@ -51,6 +52,8 @@ SEED = "seed"  # int64 column: the environment seed of the episode, which replay
 COMMAND_SENT = "command.sent"  # float32 [A] column: the perturbed command that was executed; `action` is the label
 NO_JOINTS = np.zeros(0, np.float32)  # a benchmark's environment reports no joint targets
 LINGER = 6  # control steps recorded after a success where a mixture is collected: what success looks like
+RECORD = "meta/collect.json"  # task -> the other fields of its CollectConfig
+UNLUCKY = 1000  # attempts in a row that no episode is of: after them none is looked for
 RESTARTS = 3  # of an actor on Ray
 HOPELESS = 50  # attempts without a single success before giving up
 
@@ -207,6 +210,7 @@ def collect(
         EpisodeRecorder(root, spec, image_mode, joints, extra) as recorder,
         tqdm(total=episodes, initial=have, desc=f"{config.task:<8}", unit=" episodes") as bar,
     ):
+        _write_record(config, root)
         attempts = _on_ray(config, attempt, workers) if rollouts == "ray" else _in_processes(config, attempt, workers)
         for rollout in attempts:
             tried += 1
@@ -241,16 +245,51 @@ def _progress(config: CollectConfig, root: Path, instructions: tuple[str, ...]) 
     if SEED not in dataset.columns:
         raise UserError(f"{root} has no column '{SEED}': it was not recorded by `vla collect`", "choose another --root")
     first = dataset.episode_from
-    ours = np.isin(dataset.columns["task_index"][first], [i for i, t in enumerate(dataset.tasks) if t in instructions])
-    seeds = dataset.columns[SEED][first][ours]
-    if not len(seeds):
-        return 0, 0
-    limit = 1000 + 100 * len(seeds)
-    attempt = next((i for i in range(limit) if config.env_seed(i) == seeds[-1]), None)
-    if attempt is None:
-        message = f"{root}: its '{config.task}' episodes are of another seed"
+    alike = np.isin(dataset.columns["task_index"][first], [i for i, t in enumerate(dataset.tasks) if t in instructions])
+    seeds = set(dataset.columns[SEED][first][alike].tolist())  # of this task, or of another one that asks for the same
+    record = _read_record(root)
+    before = record.pop(config.task, None)
+    if before is not None and (differ := [k for k, v in _fields(config).items() if v != _fields(before)[k]]):
+        if _recorded(before, seeds)[0] == 0:  # it was stopped before its first episode
+            return 0, 0
+        was, now = getattr(before, differ[0]), getattr(config, differ[0])
+        how = "of another seed" if differ[0] == "seed" else f"collected with {differ[0]} {was}, not {now}"
+        raise UserError(f"{root}: its '{config.task}' episodes are {how}", "collect the same, or into another --root")
+    count, attempt = _recorded(config, seeds)
+    if not count and len(seeds) > sum(_recorded(other, seeds)[0] for other in record.values()):
+        message = f"{root}: its episodes with the instructions of '{config.task}' are of another seed or task"
         raise UserError(message, "give the same --seed, or another --root")
-    return len(seeds), attempt + 1
+    return count, attempt
+
+
+def _recorded(config: CollectConfig, seeds: set[int]) -> tuple[int, int]:
+    """How many of the episodes with these seeds are a collection's, and the attempt that follows its last one."""
+    count = after = attempt = 0
+    while attempt - after < UNLUCKY:
+        attempt += 1
+        if config.env_seed(attempt - 1) in seeds:
+            count, after = count + 1, attempt
+    return count, after
+
+
+def _fields(config: CollectConfig) -> dict[str, Any]:
+    """What is written down of a collection, as JSON has it."""
+    return json.loads(json.dumps({k: v for k, v in asdict(config).items() if k != "task"}))
+
+
+def _read_record(root: Path) -> dict[str, CollectConfig]:
+    """How the tasks of a dataset were collected, as far as it says so."""
+    path = root / RECORD
+    try:
+        return {t: CollectConfig(t, **fields) for t, fields in read_json(path).items()} if path.exists() else {}
+    except TypeError as e:
+        raise UserError(f"{path} does not say how the episodes were collected ({e})", "restore it from a copy") from e
+
+
+def _write_record(config: CollectConfig, root: Path) -> None:
+    record = _read_record(root)
+    if config.task not in record or _fields(record[config.task]) != _fields(config):
+        write_json(root / RECORD, {t: _fields(c) for t, c in (record | {config.task: config}).items()})
 
 
 def _end_with_parent() -> None:
@@ -341,16 +380,16 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("--episodes and --workers must be at least 1")
     if args.mixed and (args.env or args.noise):
         raise UserError("--mixed is for our tasks (--task), and brings its own noise", "leave out --env and --noise")
+    if args.privileged and args.cameras:
+        raise UserError("--privileged records no cameras", "leave out --cameras")
     if args.task and (args.control_mode or args.visuals):
         raise UserError("--control-mode and --visuals are for benchmarks (--env); our experts act in ee_abs")
-    given = {"cameras": args.cameras and tuple(args.cameras), "control_hz": args.control_hz}
-    given |= {"control_mode": args.control_mode, "visuals": args.visuals}
+    given = {name: getattr(args, name) for name in ("control_hz", "control_mode", "visuals")}
+    given["cameras"] = args.cameras and tuple(args.cameras)
     options = {key: value for key, value in given.items() if value is not None}
+    shared = (args.seed, args.noise, args.image_size, args.randomisation, args.keep_failures, args.privileged)
     for task in args.task or args.env:
-        config = CollectConfig(
-            *(task, args.seed, args.noise, args.image_size, args.randomisation),
-            *(args.keep_failures, args.privileged, args.mixed, options),
-        )
+        config = CollectConfig(task, *shared, args.mixed, options)
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode, args.rollouts)
         except KeyboardInterrupt:

@@ -31,7 +31,7 @@ from vla_stack.data.labels import (
 )
 from vla_stack.data.layout import INFO, STATS, read_info, read_json, sync_file, sync_folder, write_json
 from vla_stack.data.sidecar import EpisodeFacts, facts_row, read_facts, write_facts
-from vla_stack.data.store import Episode, EpisodeStore, clear_staging, locked
+from vla_stack.data.store import Episode, EpisodeStore, check_same, clear_staging, locked
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
 from vla_stack.schema import CAPTURE_TIME, RobotSpec
@@ -131,7 +131,8 @@ def merge(roots: Sequence[Path], target: Path) -> int:
         Episodes written.
 
     Raises:
-        UserError: The datasets differ, the target exists, or a source packs several episodes into a video file.
+        UserError: The datasets differ in robot, rate or columns, the target exists, or a source packs several episodes
+            into a video file.
     """
     if (target / INFO).exists():
         raise UserError(f"{target} exists", "merge into a new folder")
@@ -139,10 +140,12 @@ def merge(roots: Sequence[Path], target: Path) -> int:
     robot = read_robot_spec(roots[0])
     labelled = any(SEGMENT_TYPE in d.features for d in datasets)
     features = with_labels(datasets[0].features, robot) if labelled else datasets[0].features
-    for dataset in datasets[1:]:
-        own = with_labels(dataset.features, robot) if labelled else dataset.features
-        if differ := sorted(set(own) ^ set(features)):
-            raise UserError(f"{dataset.root} and {roots[0]} differ in column '{differ[0]}'", "record them alike")
+    for dataset in datasets:
+        spec, remedy = read_robot_spec(dataset.root), "record them alike, or merge only those that are"
+        own = with_labels(dataset.features, spec) if labelled else dataset.features
+        check_same(roots[0], robot, spec, features, own, str(dataset.root), remedy)
+        if dataset.fps != robot.rate_hz:
+            raise UserError(f"{dataset.root} has {dataset.fps:g} fps, {roots[0]} {robot.rate_hz:g}", remedy)
     fills = [_demo_columns(d, robot) if labelled and SEGMENT_TYPE not in d.features else {} for d in datasets]
     if labelled:
         uids = [np.unique((d.columns | fill)[EPISODE_UID]) for d, fill in zip(datasets, fills, strict=True)]

@@ -3,7 +3,7 @@
 A recording of ours that dies leaves at most files that ``meta/info.json`` does not count. A recording of LeRobot's own
 writer that dies leaves parquet files without a footer and an info.json that counts too many episodes. Both end here in
 the longest run of episodes 0, 1, … whose rows and pictures are all there. Removed files that belonged to a counted
-episode are kept under ``.damaged/``.
+episode are kept under ``.damaged/``. Where only the newest rows of ``meta/episodes`` are lost they are made anew.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from av.error import FFmpegError
 from vla_stack.data import stats as statistics
 from vla_stack.data.dataset import open_dataset, read_parquet, read_tasks
 from vla_stack.data.layout import (
+    EPISODES_PATH,
     INFO,
     STAGING,
     STATS,
@@ -35,6 +36,7 @@ from vla_stack.data.layout import (
     sync_folder,
     write_json,
 )
+from vla_stack.data.rebuild import rebuild_rows
 from vla_stack.data.store import clear_staging, locked, write_tasks
 from vla_stack.errors import UserError
 
@@ -74,7 +76,8 @@ def repair(root: str | Path) -> RepairReport:
         root: Dataset folder.
 
     Raises:
-        UserError: There is nothing to repair from, intact episodes follow a damaged one, or it is being written to.
+        UserError: There is nothing to repair from, intact episodes follow a damaged one, an episode whose frames are
+            all there cannot be described anew, or it is being written to.
     """
     root = Path(root)
     if not (root / INFO).exists():
@@ -118,6 +121,7 @@ def repair_locked(root: Path) -> RepairReport:
     info = read_info(root)
     counted = int(info["total_episodes"])
     scan = _scan(root)
+    rebuilt = _rebuilt(root, info, scan, counted)
     good = [e for e in range(counted) if not _episode_problems(root, info, scan, e)]
     keep = next((i for i, e in enumerate(good) if i != e), len(good))
     if len(good) > keep:
@@ -126,6 +130,9 @@ def repair_locked(root: Path) -> RepairReport:
             f"{root}: episode {keep} is damaged ({first}) but {len(good) - keep} episodes after it are intact",
             "restore that file from a copy; nothing was changed",
         )
+    if rebuilt is not None:
+        _replace_parquet(_file(root, EPISODES_PATH, rebuilt.slice(0, 1).to_pylist()[0], "meta/episodes"), rebuilt)
+        actions.append(f"described {rebuilt.num_rows} episodes anew from their data, {TASKS} and videos")
     actions += _truncate(root, info, scan, keep, counted)
     actions += _fix_tasks(root, info, scan, keep)
     frames = scan.rows[keep - 1]["dataset_to_index"] if keep else 0
@@ -152,6 +159,28 @@ def _scan(root: Path) -> _Scan:
         except (UserError, KeyError) as e:
             scan.unreadable[path] = str(e).removeprefix(f"{path} ")
     return scan
+
+
+def _rebuilt(root: Path, info: dict[str, Any], scan: _Scan, counted: int) -> pa.Table | None:
+    """Rows of the newest episodes, whose frames are there and whose rows of ``meta/episodes`` are not; in the scan too.
+
+    Without this they would count as damaged, and their frames would be cut away.
+    """
+    first = next((e for e in range(counted) if e not in scan.rows), counted)
+    files = {e: path for path, episodes in scan.data_rows.items() for e in episodes if first <= e < counted}
+    if not files or any(first <= e < counted for e in scan.rows):
+        return None
+    try:
+        lost = {e: files[e] for e in range(first, max(files) + 1)}
+        table = rebuild_rows(root, info, lost, scan.rows.get(first - 1))
+    except (KeyError, UserError) as e:
+        why = e.message if isinstance(e, UserError) else f"the frames of episode {e} are missing"
+        raise UserError(
+            f"{root}/meta/episodes has lost the episodes from {first} on, and they cannot be described anew: {why}",
+            f"restore it from a copy, or give them up: move {files[min(files)]} away; nothing was changed",
+        ) from None
+    scan.rows |= {row["episode_index"]: row for row in table.to_pylist()}
+    return table
 
 
 def _episode_problems(root: Path, info: dict[str, Any], scan: _Scan, episode: int) -> list[str]:

@@ -7,8 +7,10 @@ discarded when the recorder closes is deleted then. All of it survives a process
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -83,31 +85,51 @@ class PendingEpisodes:
         return Episode(read_parquet(path / _TABLE), videos, stats, tuple(about["tasks"]), about["facts"])
 
     def remove(self, uid: int) -> None:
-        """Delete the folder of an episode that is in the dataset now."""
-        shutil.rmtree(self._find(uid))
+        """Delete the folder of an episode that is in the dataset now; it is pending no longer, whatever is left of it.
+
+        Raises:
+            UserError: The disk does not even take its name back.
+        """
+        path = self._find(uid)
+        with _explained(path, "deleted, though its episode is in the dataset"):
+            (path / _ABOUT).unlink()  # so that what is left is no episode, not even a discarded one
+            os.replace(path, gone := path.with_name(path.name + _DISCARDED))
+        shutil.rmtree(gone, ignore_errors=True)
 
     def discard(self, uid: int, reason: str) -> None:
-        """Mark for deletion; :meth:`restore` takes it back until the recorder closes."""
+        """Mark for deletion; :meth:`restore` takes it back until the recorder closes.
+
+        Raises:
+            UserError: It is not pending, or the disk is full; then it is pending still.
+        """
         path = self._find(uid)
-        about = read_json(path / _ABOUT)
-        about["facts"]["discard_reason"] = reason
-        write_json(path / _ABOUT, about)
-        os.replace(path, path.with_name(path.name + _DISCARDED))
-        sync_folder(self._folder)
+        with _explained(path, "discarded"):
+            _mark(path, reason)
+            os.replace(path, path.with_name(path.name + _DISCARDED))
+            sync_folder(self._folder)
 
     def restore(self, uid: int) -> None:
-        """Undo a discard."""
+        """Undo a discard.
+
+        Raises:
+            UserError: It is not discarded, or the disk is full; then it is discarded still.
+        """
         path = self._find(uid, discarded=True)
-        about = read_json(path / _ABOUT)
-        about["facts"]["discard_reason"] = ""
-        write_json(path / _ABOUT, about)
-        os.replace(path, path.with_name(path.name.removesuffix(_DISCARDED)))
-        sync_folder(self._folder)
+        with _explained(path, "restored"):
+            _mark(path, "")
+            os.replace(path, path.with_name(path.name.removesuffix(_DISCARDED)))
+            sync_folder(self._folder)
 
     def purge(self) -> None:
-        """Delete the discarded ones; their rows stay in the sidecar, for the accounts."""
+        """Delete the discarded ones; their rows stay in the sidecar, for the accounts.
+
+        Raises:
+            UserError: The disk is full; what is left of them is deleted the next time.
+        """
         for path in self._paths():
-            if path.suffix == _DISCARDED:
+            if path.suffix != _DISCARDED:
+                continue
+            with _explained(path, "deleted"):
                 if (path / _ABOUT).exists():
                     write_facts(self._root, [read_json(path / _ABOUT)["facts"] | {"outcome": "discarded"}])
                     (path / _ABOUT).unlink()
@@ -125,6 +147,21 @@ class PendingEpisodes:
 
     def _list(self, discarded: bool) -> str:
         return ", ".join(str(_uid(p)) for p in self._paths() if (p.suffix == _DISCARDED) == discarded) or "none"
+
+
+@contextlib.contextmanager
+def _explained(path: Path, what: str) -> Iterator[None]:
+    """Turn a failure of the disk into a :class:`UserError`."""
+    try:
+        yield
+    except OSError as e:
+        raise UserError(f"{path} could not be {what} ({e})", "free disk space and try again") from e
+
+
+def _mark(path: Path, reason: str) -> None:
+    about = read_json(path / _ABOUT)
+    about["facts"]["discard_reason"] = reason
+    write_json(path / _ABOUT, about)
 
 
 def _uid(path: Path) -> int:

@@ -45,6 +45,7 @@ from vla_stack.schema import (
     image_key,
 )
 
+REMEDY = "free disk space and record on"
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 3]
 
 
@@ -93,6 +94,7 @@ class EpisodeRecorder:
                 clear_staging(root)
             self._exit.close()
             raise
+        self._lost = ""  # why nothing more of the running episode is recorded
         self._clear()
         pa.array([0])  # at its first conversion pyarrow imports pandas: a second that no episode should lose
 
@@ -125,8 +127,11 @@ class EpisodeRecorder:
 
         Raises:
             SchemaError: The frame does not fit the robot or the declared columns; it was not recorded.
-            UserError: Encoding failed, for example on a full disk.
+            UserError: Encoding failed, for example on a full disk. The episode is lost then, and so is what comes of it
+                afterwards: frames are refused until it is ended by :meth:`save_episode` or :meth:`discard_episode`.
         """
+        if self._lost:
+            raise UserError(self._lost, REMEDY)
         obs.check(self.spec)
         row = {
             OBS_STATE: np.array(obs.state),
@@ -143,7 +148,9 @@ class EpisodeRecorder:
         try:
             self._add_images(obs)
         except (OSError, FFmpegError) as e:
-            raise self._failed(e) from e
+            failure = self._failed(e)
+            self._lost = failure.message
+            raise failure from e
         self._rows.append(row)
         self._tasks.append(obs.task)
 
@@ -162,8 +169,13 @@ class EpisodeRecorder:
             Index of the episode; of a pending one, its uid.
 
         Raises:
-            UserError: There is no frame, or the disk is full; the dataset is as it was before.
+            UserError: There is no frame, the disk is full, or was so while the episode ran; the dataset is as it was
+                before.
         """
+        if self._lost:
+            lost = UserError(self._lost, REMEDY)
+            self._clear()
+            raise lost
         if not self._rows:
             raise UserError("the episode has no frame", "call add_frame before save_episode")
         if pending and EPISODE_UID not in self._extra:
@@ -226,10 +238,12 @@ class EpisodeRecorder:
 
     def close(self) -> None:
         """Forget the running episode, delete discarded ones, and release the dataset; pending ones stay."""
-        self.discard_episode()
-        self._pending.purge()
-        clear_staging(self._store.root)
-        self._exit.close()
+        try:
+            self.discard_episode()
+            self._pending.purge()
+        finally:
+            clear_staging(self._store.root)
+            self._exit.close()
 
     def __enter__(self) -> EpisodeRecorder:
         return self
@@ -244,6 +258,7 @@ class EpisodeRecorder:
         self._histograms = {key: ImageHistogram() for key in self._cameras.values()}
         self._writers: dict[str, VideoWriter] = {}
         self._start_ns = 0
+        self._lost = ""
 
     def _last_uid(self) -> int | None:
         """Uid of the dataset's last episode."""
@@ -257,7 +272,7 @@ class EpisodeRecorder:
         return UserError(
             f"{self._store.root}: writing failed ({error}); the running episode is lost, "
             f"{self.num_episodes} episodes are safe",
-            "free disk space and record on",
+            REMEDY,
         )
 
     def _capture_time(self, obs: Observation) -> np.float64:

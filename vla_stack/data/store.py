@@ -158,7 +158,7 @@ class EpisodeStore:
 
     def _open(self, spec: RobotSpec, features: Features) -> None:
         self.info = read_info(self.root)
-        _check_same(self.root, read_robot_spec(self.root), spec, self.info["features"], features)
+        check_same(self.root, read_robot_spec(self.root), spec, self.info["features"], features)
         rows = read_episode_rows(self.root)
         if len(rows) != self.num_episodes:
             raise UserError(
@@ -201,11 +201,22 @@ class EpisodeStore:
             if episode.facts is not None:
                 write_facts(self.root, [episode.facts])
             self._publish(moves, stats, info)
-        except BaseException:
-            self._undo(moves)
-            raise
-        self.info, self._stats, self._last, self._rows = info, stats, row, rows
+        except BaseException as e:
+            if read_info(self.root)["total_episodes"] == self.num_episodes:
+                self._undo(moves)
+                raise
+            # It is counted, so it stands: whoever was told otherwise would record it again.
+            self._adopt(info, stats, row, rows)
+            if not isinstance(e, OSError):
+                raise
+        else:
+            self._adopt(info, stats, row, rows)
         return self.num_episodes - 1
+
+    def _adopt(
+        self, info: dict[str, Any], stats: dict[str, statistics.Stats], row: dict[str, Any], rows: pa.Table
+    ) -> None:
+        self.info, self._stats, self._last, self._rows = info, stats, row, rows
 
     def _placed(self, episode: Episode) -> Episode:
         """The episode with the numbers that it gets as the next one of this dataset."""
@@ -228,26 +239,25 @@ class EpisodeStore:
             sync_file(source)
         for source, target in moves.items():
             make_folder(target.parent)
+            _before(source).unlink(missing_ok=True)
             if target.exists():  # the newest file of meta/episodes; a second name needs no space on a full disk
-                os.link(target, self._before(target))
+                os.link(target, _before(source))
             os.replace(source, target)
         for folder in {target.parent for target in moves.values()}:
             sync_folder(folder)
         write_json(self.root / STATS, statistics.to_json(stats))
         write_json(self.root / INFO, info)  # the commit
-        for target in moves.values():
-            self._before(target).unlink(missing_ok=True)
-
-    def _before(self, target: Path) -> Path:
-        return self.staging / f"{target.name}.before"
+        for source in moves:
+            _before(source).unlink(missing_ok=True)
 
     def _undo(self, moves: Mapping[Path, Path]) -> None:
-        if read_info(self.root)["total_episodes"] > self.num_episodes:  # interrupted after the commit: it stands
-            return
+        """Take back what was moved; a target whose source is still there is an earlier commit's."""
         for source, target in moves.items():
-            source.unlink(missing_ok=True)
-            if self._before(target).exists():
-                os.replace(self._before(target), target)
+            if source.exists():
+                source.unlink()
+                _before(source).unlink(missing_ok=True)
+            elif _before(source).exists():
+                os.replace(_before(source), target)
             else:
                 target.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # `repair` aggregates them anew
@@ -274,11 +284,11 @@ class EpisodeStore:
         for key in episode.videos:
             row |= self._next(f"videos/{key}")
             row |= {f"videos/{key}/from_timestamp": 0.0, f"videos/{key}/to_timestamp": length / self.info["fps"]}
-        table = _row_table(row, episode.stats)
+        table = row_table(row, episode.stats)
         if self._rows is None or self._rows.schema != table.schema or self._rows.num_rows >= ROWS_PER_FILE:
             return row, table
         row |= {k: v for k, v in (self._last or {}).items() if k.startswith("meta/episodes/")}
-        return row, pa.concat_tables([self._rows, _row_table(row, episode.stats)]).combine_chunks()
+        return row, pa.concat_tables([self._rows, row_table(row, episode.stats)]).combine_chunks()
 
     def _next(self, prefix: str) -> dict[str, int]:
         chunk, file = 0, 0
@@ -288,7 +298,13 @@ class EpisodeStore:
         return {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
 
 
-def _row_table(row: Mapping[str, Any], stats: Mapping[str, statistics.Stats]) -> pa.Table:
+def _before(source: Path) -> Path:
+    """What the target of a staged file was until the file took its place."""
+    return source.with_name(f"{source.name}.before")
+
+
+def row_table(row: Mapping[str, Any], stats: Mapping[str, statistics.Stats]) -> pa.Table:
+    """A row of ``meta/episodes``, followed by the statistics of its episode."""
     columns: dict[str, pa.Array] = {k: pa.array([v]) for k, v in row.items()}
     for key, entry in stats.items():
         for name, value in entry.items():
@@ -317,21 +333,38 @@ def write_tasks(root: Path, tasks: list[str]) -> None:
     sync_folder(path.parent)
 
 
-def _check_same(root: Path, have: RobotSpec, spec: RobotSpec, columns: Features, features: Features) -> None:
-    """Raise :class:`UserError` naming the first difference between a dataset and what would be appended to it."""
-    remedy = "record into another folder"
+def check_same(
+    root: Path,
+    have: RobotSpec,
+    spec: RobotSpec,
+    columns: Features,
+    features: Features,
+    other: str = "this recording",
+    remedy: str = "record into another folder",
+) -> None:
+    """Raise :class:`UserError` naming the first difference between a dataset and what would be joined to it.
+
+    Args:
+        root: The dataset's folder.
+        have: Its robot.
+        spec: The robot of the other.
+        columns: Its features.
+        features: The features of the other.
+        other: What the other is called.
+        remedy: What to do about a difference.
+    """
     if have.fingerprint() != spec.fingerprint():
         a, b = have.to_json(), spec.to_json()
         key = next((k for k in a if k != "name" and a[k] != b[k]), "units")
-        raise UserError(f"{root} was recorded on a robot whose {key} differ from those of {spec.name}", remedy)
+        raise UserError(f"{root} was recorded on a robot whose {key} differ from those of {other}", remedy)
     for key in sorted(set(columns) ^ set(features)):
-        where = "the dataset" if key in columns else "this recording"
+        where = "the dataset" if key in columns else other
         raise UserError(f"{root}: column '{key}' is only in {where}", remedy)
     for key, ft in features.items():
         if (columns[key]["dtype"], list(columns[key]["shape"])) != (ft["dtype"], list(ft["shape"])):
             raise UserError(
                 f"{root}: '{key}' is {columns[key]['dtype']}{list(columns[key]['shape'])} in the dataset and "
-                f"{ft['dtype']}{list(ft['shape'])} in this recording",
+                f"{ft['dtype']}{list(ft['shape'])} in {other}",
                 remedy,
             )
 

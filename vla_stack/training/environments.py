@@ -152,7 +152,8 @@ class StateEnv:
         if self.native:
             import sim
 
-            return next(t.max_episode_steps for t in sim.TASKS.values() if t.id == self.recipe.id)
+            rate_hz = self.env.unwrapped.spec_robot.rate_hz  # type: ignore[attr-defined]
+            return next(t.limit(rate_hz) for t in sim.TASKS.values() if t.id == self.recipe.id)
         if self.benchmark:
             return self.env.unwrapped.default_steps  # type: ignore[attr-defined]
         return self.env.spec.max_episode_steps or 1000 if self.env.spec else 1000

@@ -297,4 +297,4 @@ def simulated(model: WorldModel) -> SimulatedStarts:
 
 def max_steps_of(model: WorldModel) -> int:
     """Frames of an episode of the task that a model was trained on."""
-    return next(info.max_episode_steps for info in TASKS.values() if info.id == model.config.env)
+    return next(info.limit(model.robot.rate_hz) for info in TASKS.values() if info.id == model.config.env)
