@@ -306,6 +306,19 @@ def test_half_precision(folder, kind):
 
 
 @each_kind
+def test_a_frozen_policy_is_without_what_nothing_reads(folder, kind, tmp_path):
+    path, observations = save_vla(make_vla(kind, folder), tmp_path), make_observations(2)
+    plain, frozen = (load_policy(path, frozen=f) for f in (False, True))
+    wanted = plain.infer(observations, [1, 2]).actions
+    np.testing.assert_array_equal(frozen.infer(observations, [1, 2]).actions, wanted)
+    whole, left = ({name for name, _ in p.policy.named_parameters()} for p in (plain, frozen))
+    unread = {id(p) for module in plain.policy.unread() for p in module.parameters()}
+    assert whole - left == {name for name, p in plain.policy.named_parameters() if id(p) in unread} and left < whole
+    plans = [Continuation("rtc", plan, 2, 2) for plan in wanted]
+    np.testing.assert_array_equal(*(p.infer(observations, [3, 4], plans).actions for p in (plain, frozen)))
+
+
+@each_kind
 def test_directories_are_lerobots(folder, kind, tmp_path):
     """What we save, LeRobot's class loads, and the other way round; the same chunks to the last bit."""
     ours = save_vla(make_vla(kind, folder), tmp_path / "ours")

@@ -17,6 +17,9 @@ from vla_stack.errors import UserError
 from vla_stack.policies.backbone import fit
 from vla_stack.policies.backbone_text import IGNORED, image_text_pairs, prompts, read_tokenizer
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.configuration_moh import MohConfig
+from vla_stack.policies.modeling_moh import MohPolicy
+from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.policies.transformer import attention
 from vla_stack.schema import ACTION, OBS_STATE, SchemaError, image_key
@@ -334,6 +337,63 @@ def test_saved_policy_needs_no_backbone_directory(directories, directory, tmp_pa
     assert loaded.infer(make_observations(2), [0, 1]).actions.shape == (2, 8, ACTIONS)
     types = {n: p.dtype for n, p in policy.named_parameters()}
     assert {n: p.dtype for n, p in loaded.policy.named_parameters()} == types
+
+
+# --- Served policies ---------------------------------------------------------------------------------------------
+
+
+def unrounded(policy):
+    """Linear layers of prefix and expert that are not in bfloat16."""
+    layers = [(n, m.weight) for n, m in policy.named_modules() if isinstance(m, torch.nn.Linear)]
+    return {n for n, weight in layers if weight.dtype != torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"train_backbone": "expert_only"},
+        {"train_backbone": "full", "keep_language_head": True},
+        {"train_backbone": "expert_only", "head": "gaussian"},
+        {"train_backbone": "lora"},
+    ],
+)
+def test_a_frozen_policy_rounds_once_what_autocast_rounds_at_every_call(directory, tmp_path, batch, noise, options):
+    policy = make_base(directory, backbone_dtype="bfloat16", **options)
+    for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
+        part.save_pretrained(tmp_path)
+    plain, frozen = (load_policy(tmp_path, frozen=f).policy for f in (False, True))
+    linear = {n for n, m in frozen.named_modules() if isinstance(m, torch.nn.Linear)}
+    outside = {n for n in linear if n.startswith("expert.head") or n == "prefix.backbone.lm_head"}
+    assert unrounded(frozen) == outside and unrounded(plain) > outside
+    wanted, chunk = (p.predict_action_chunk(batch, noise) for p in (plain, frozen))
+    if options["train_backbone"] != "lora":
+        assert torch.equal(chunk, wanted)
+        return
+    assert any("lora_" in n for n in plain.state_dict()) and not any("lora_" in n for n in frozen.state_dict())
+    moved = [(c - noise).flatten(1) for c in (chunk, wanted)]
+    assert torch.cosine_similarity(*moved).min() > 0.999
+
+
+def test_a_frozen_policy_in_float32_stays_in_it(directory, tmp_path, batch, noise):
+    policy = make_base(directory, train_backbone="lora")
+    for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
+        part.save_pretrained(tmp_path)
+    frozen = load_policy(tmp_path, frozen=True).policy
+    assert {p.dtype for p in frozen.parameters()} == {torch.float32}
+    assert not any("lora_" in name for name in frozen.state_dict())
+    wanted = policy.predict_action_chunk(batch, noise)
+    torch.testing.assert_close(frozen.predict_action_chunk(batch, noise), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_frozen_mixture_of_horizons_is_a_frozen_base(directory, tmp_path, batch, noise):
+    base = make_base(directory, train_backbone="expert_only", backbone_dtype="bfloat16")
+    policy = MohPolicy(MohConfig(base=base.config, horizons=(2, 5, 8), device="cpu", push_to_hub=False)).eval()
+    policy.base.load_state_dict(base.state_dict())
+    for part in (policy, *make_moh_pre_post_processors(policy.config, make_stats())):
+        part.save_pretrained(tmp_path)
+    frozen = load_policy(tmp_path, frozen=True).policy
+    assert unrounded(frozen) == {"base.expert.head", "gate.score", "gate.spread"}
+    assert torch.equal(frozen.predict_action_chunk(batch, noise), policy.predict_action_chunk(batch, noise))
 
 
 @pytest.mark.parametrize("steps", [("expert_only", "lora", "full"), ("full", "lora", "expert_only")])

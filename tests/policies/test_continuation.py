@@ -177,6 +177,28 @@ def test_a_mixture_of_horizons_learns_from_given_actions_too():
     assert (gradient[given] == 0).all() and (gradient[~given] != 0).any()
 
 
+def test_given_steps_have_no_say_in_how_much_a_mixture_executes():
+    """Branches may disagree on them as they like: nothing was trained there, and they are over when the chunk comes."""
+    config = MohConfig(base=make_config(max_delay=4), horizons=(5, 8), consensus_ratio=1.0, consensus_min_steps=2,
+                       consensus_min_active=1, device="cpu", push_to_hub=False)  # fmt: skip
+    torch.manual_seed(0)
+    policy = MohPolicy(config).eval()
+    policy.base.load_state_dict(make_policy(max_delay=4).state_dict())
+    pre, _ = make_moh_pre_post_processors(config, make_stats())
+    batch = pre({k: v for k, v in make_batch(2).items() if k != ACTION})
+    noise, plan = torch.randn(2, 2, H, ACTIONS, generator=torch.Generator().manual_seed(0))
+    known = [Continuation("prefix", np.zeros((6, ACTIONS), np.float32), delay, 3) for delay in (D, 1)]
+    _, disagreement, given = continue_chunk(policy, batch, noise, plan, known, SEEDS, "prefix")
+    assert given.sum(1).tolist() == [D, 1]
+    assert (disagreement[given] == 0).all() and (disagreement[:, :5][~given[:, :5]] > 0).all()
+    steps = policy.execute_steps(disagreement, given)
+    assert (steps >= given.sum(1) + 2).all()
+    for row, k, delay in zip(disagreement, steps.tolist(), (D, 1), strict=True):
+        threshold = row[delay : delay + 2].mean()
+        agree = [bool(d < threshold) for d in row[delay + 2 : 5]]
+        assert k == delay + 2 + (agree.index(False) if False in agree else len(agree))
+
+
 def test_a_mixture_of_horizons_says_how_much_of_a_continued_chunk_to_execute(tmp_path):
     """In every mode, by the disagreement that its own sampling met; where nothing is known, as without a plan."""
     config = MohConfig(base=make_config(max_delay=4), horizons=(2, 5, 8), consensus_ratio=0.6, consensus_min_steps=2,
@@ -197,4 +219,5 @@ def test_a_mixture_of_horizons_says_how_much_of_a_continued_chunk_to_execute(tmp
         if mode != "bid":  # which is free to choose where nothing is known
             assert chunks.execute == plain.execute
         known = served.infer(observations, seeds, continuations(mode, plain.actions[:, 2:]))
-        assert len(known.execute) == 6 and all(2 <= k <= 5 for k in known.execute)
+        least = 2 + D * (mode == "prefix")  # given steps come before them
+        assert len(known.execute) == 6 and all(least <= k <= 5 for k in known.execute)

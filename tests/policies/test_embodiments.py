@@ -10,15 +10,27 @@ from lerobot.policies.factory import make_pre_post_processors
 from small_vla import SIZE, make_config
 
 from vla_stack.errors import UserError
+from vla_stack.policies.backends import load_with
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.continuation import continue_chunk
 from vla_stack.policies.embodiment import OBS_EMBODIMENT, Embodiment, relative_dims, select
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE, Camera, Continuation, Dim, RobotSpec, image_key
+from vla_stack.schema import (
+    ACTION,
+    ACTION_DIM_IS_PAD,
+    OBS_STATE,
+    Camera,
+    Continuation,
+    Dim,
+    Observation,
+    RobotSpec,
+    image_key,
+)
 
 S, A, H = 6, 4, 8
+BOTH = ("torch", "compile")
 
 
 def robot(name: str, states: int, actions: int, cameras: tuple[str, ...], size: int = SIZE, **options) -> RobotSpec:
@@ -179,6 +191,16 @@ def test_served_observations_equal_training_rows(processors, policy, tmp_path):
         assert torch.equal(served[key], trained[key]), key
     assert image_key("top") not in served and image_key("wrist") not in served
     assert post(torch.zeros(2, H, A)).shape == (2, H, 2)
+
+
+def test_a_compiled_policy_does_not_read_padding_either(processors, policy, tmp_path, monkeypatch):
+    for part in (policy, *processors):
+        part.save_pretrained(tmp_path)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)  # which would take a minute
+    picture = np.full((SIZE, SIZE, 3), 90, np.uint8)
+    observations = [Observation(np.full(3, 0.3, np.float32), {"top": picture}, "pick up the red cube")] * 2
+    plain, compiled = (load_with(b, tmp_path, "cpu", "small").infer(observations, [1, 2]).actions for b in BOTH)
+    np.testing.assert_allclose(compiled, plain, atol=1e-5)
 
 
 def test_a_batch_without_an_embodiment_is_refused(processors):

@@ -3,11 +3,14 @@
 import json
 
 import pytest
-from small_vla import make_policy
+from small_vla import make_config, make_policy, make_stats
 from tiny_vlas import KINDS, make_vla, save_vla, tiny_pi
 
 from vla_stack.cli import main
 from vla_stack.policies.anatomy import parts
+from vla_stack.policies.configuration_moh import MohConfig
+from vla_stack.policies.modeling_moh import MohPolicy
+from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 
 
 def report(capsys, *arguments):
@@ -44,6 +47,17 @@ def test_lerobots_policies(kind, tmp_path, capsys):
     assert any("expert" in name for name in by_part) and len(by_part) >= 4
     if kind == "pi05":
         assert set(r["outputs"][0]["statistics"]) == {"q01", "q99"}
+
+
+@pytest.mark.parametrize(("head", "steps", "timed"), [("flow", 3, {"prefix", "velocity"}), ("regression", None, set())])
+def test_mixture_of_horizons(head, steps, timed, tmp_path, capsys):
+    policy = MohPolicy(MohConfig(base=make_config(head=head), horizons=(2, 8), device="cpu", push_to_hub=False))
+    for part in (policy, *make_moh_pre_post_processors(policy.config, make_stats())):
+        part.save_pretrained(tmp_path)
+    capsys.readouterr()
+    r = report(capsys, tmp_path, "--repeats", 1)
+    assert r["type"] == "moh" and r["horizons"] == [2, 8] and r["euler_steps"] == steps
+    assert set(r["latency_ms"]) == {"chunk"} | timed
 
 
 def test_tables(saved, capsys):

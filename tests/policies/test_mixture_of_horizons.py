@@ -223,6 +223,22 @@ def test_the_gate_is_computed_in_float32_under_autocast(native):
     assert mixture.weights.dtype == mixture.velocity.dtype == torch.float32
 
 
+def test_the_head_is_computed_in_float32_under_autocast(native, monkeypatch):
+    policy = native.make().float()
+    context = policy.encode(_float32(native.batch))
+    states, action_states = [], policy.base.action_states
+    monkeypatch.setattr(
+        policy.base, "action_states", lambda *a, **k: states.append(action_states(*a, **k)) or states[-1]
+    )
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        branches = policy.mix(context, native.x.float(), native.t.float()).branches
+    head = policy.base.expert.head
+    with torch.no_grad():
+        exact = policy.horizons.unpack(torch.nn.functional.linear(states[0].float(), head.weight, head.bias))
+    assert branches.dtype == torch.float32
+    torch.testing.assert_close(branches, exact, atol=1e-6, rtol=1e-6)
+
+
 def _float32(batch):
     return {k: v.float() if _is_float(v) else v for k, v in batch.items()}
 
@@ -491,6 +507,23 @@ def test_consensus_lies_between_its_bounds(rule, cap):
     assert (moh.consensus_steps(d, (30,), math.inf, rule=rule) == 5).all()
 
 
+@pytest.mark.parametrize("rule", ["code", "paper"])
+def test_consensus_begins_after_given_steps(rule):
+    """Each row as the listing, of which its given steps are no part; what branches say there has no say."""
+    delay = torch.arange(200) % 8
+    given = torch.arange(30) < delay[:, None]
+    d = torch.rand(200, 30, generator=seeded()) * torch.linspace(0.5, 1.5, 30)
+    for loud in (0.0, 1e3):
+        noisy = torch.where(given, loud, d)
+        steps = moh.consensus_steps(noisy, STRIDE_3, 1.2, 4, 3, rule, given)
+        for k, row, length in zip(steps.tolist(), d, delay.tolist(), strict=True):
+            assert k == length + listing(row[length:], [h - length for h in STRIDE_3], 1.2, 4, 3, rule)
+    nothing = torch.zeros_like(given)
+    plain = moh.consensus_steps(d, STRIDE_3, 1.2, 4, 3, rule)
+    assert torch.equal(moh.consensus_steps(d, STRIDE_3, 1.2, 4, 3, rule, nothing), plain)
+    assert (moh.consensus_steps(d, STRIDE_3, 1.2, 4, 3, rule, ~nothing) == 30).all()
+
+
 # --- LeRobot ---
 
 
@@ -544,6 +577,20 @@ def test_a_mixture_starts_from_a_trained_policy(native, tmp_path):
     policy = MohPolicy(config)
     assert all(torch.equal(a, b) for a, b in zip(policy.base.parameters(), base.parameters(), strict=True))
     assert config.base.pretrained_path is None  # a directory of the mixture needs no other one
+
+
+def test_loading_a_mixture_reads_no_weights_of_its_base_s_backbone(cases, tmp_path):
+    """They are part of its own; the language model's repository here has none."""
+    policy = cases("smolvla").make()
+    policy.config.base.load_vlm_weights = True
+    with pytest.raises(OSError):
+        MohPolicy(policy.config)
+    policy.save_pretrained(tmp_path)
+    loaded = policy_class("moh").from_pretrained(tmp_path)
+    assert loaded.config.base.load_vlm_weights and not loaded.base.causal_actions
+    weights = policy.state_dict()
+    for name, value in loaded.state_dict().items():
+        torch.testing.assert_close(value, weights[name].to(value.dtype), msg=name)
 
 
 @pytest.mark.parametrize(

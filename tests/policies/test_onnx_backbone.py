@@ -11,6 +11,7 @@ from small_vla import ACTIONS, ROBOT, make_config, make_observations, make_stats
 from vla_stack.errors import UserError
 from vla_stack.policies import onnx_export
 from vla_stack.policies.backends import load_with
+from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.embodiment import Embodiment
 from vla_stack.policies.onnx_export import example, export, write_graphs
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
@@ -29,7 +30,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(source):
-    return load_with("torch", source, "cpu")
+    return load_policy(source)
 
 
 def velocity(policy, batch, noise):
@@ -41,6 +42,13 @@ def velocity(policy, batch, noise):
 
 def noise(n):
     return torch.randn(n, 8, ACTIONS, generator=torch.Generator().manual_seed(n))
+
+
+def test_a_server_has_the_same_policy_without_adapters(source, served):
+    frozen, observations = load_with("torch", source, "cpu"), make_observations(2)
+    assert not any("lora" in name for name in frozen.policy.state_dict())
+    batch, x = served.preprocess(observations), noise(2)
+    assert torch.cosine_similarity(*(velocity(p.policy, batch, x) for p in (frozen, served))).min() > 0.999
 
 
 # --- Before there are graphs: what they are made of ---

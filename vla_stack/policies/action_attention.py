@@ -29,7 +29,8 @@ def same_block(blocks: tuple[int, ...], device: torch.device) -> Bool[Tensor, "n
     Kept, so that the steps of a sampler do not each make and copy it.
     """
     with torch.inference_mode(False):  # what is kept must serve training too
-        index = torch.repeat_interleave(torch.tensor(blocks)).to(device)
+        # Not repeat_interleave, whose length depends on data: a compiled sampler would be in pieces.
+        index = torch.tensor([n for n, length in enumerate(blocks) for _ in range(length)], device=device)
         return index[:, None] == index[None, :]
 
 

@@ -113,8 +113,9 @@ def euler_steps(policy: nn.Module) -> int | None:
 
 
 def is_flow(policy: nn.Module) -> bool:
-    """Whether a policy has a velocity; a native policy with a one-step head has none."""
-    return hasattr(policy, "velocity") and getattr(policy, "head", None) is None
+    """Whether a policy has a velocity; one with a one-step head, or a mixture of such predictions, has none."""
+    one_step = getattr(policy, "head", None) is not None or getattr(policy, "one_step", False)
+    return hasattr(policy, "velocity") and not one_step
 
 
 def weight_bytes(policy: nn.Module) -> dict[str, int]:

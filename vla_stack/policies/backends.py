@@ -11,7 +11,9 @@ from torch import Tensor
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.continuation import continuing_modes
+from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.onnx_policy import MANIFEST
+from vla_stack.schema import ACTION_DIM_IS_PAD
 
 BACKENDS = ("torch", "compile", "onnx")
 
@@ -37,7 +39,7 @@ def load_with(
         raise UserError(f"{path} holds no exported graphs", f"make them: vla export --policy {path} --out DIR")
     if backend != "onnx" and exported:
         raise UserError(f"{path} is an exported policy, '{backend}' needs its weights", "use --backend onnx")
-    chunks = load_policy(path, device, embodiment)
+    chunks = load_policy(path, device, embodiment, frozen=True)
     if backend == "compile":
         _compile(chunks)
         chunks.batch_sizes = batch_sizes
@@ -53,7 +55,9 @@ def _compile(chunks: ChunkPolicy) -> None:
 
     def encode_tensors(batch: dict[str, Any]) -> Any:
         # Without texts, e.g. the instruction, each of which would be compiled anew; the tokens are among the tensors.
-        return encode({k: v for k, v in batch.items() if isinstance(v, Tensor) and k.startswith("observation.")})
+        read = (k for k in batch if k.startswith("observation.") or k == ACTION_DIM_IS_PAD)
+        return encode({k: batch[k] for k in read if isinstance(batch[k], Tensor)})
 
     policy.encode = encode_tensors
-    policy.velocity = torch.compile(policy.velocity, dynamic=False)
+    step = "mix" if isinstance(policy, MohPolicy) else "velocity"  # a mixture's velocity, too, is made of its branches
+    setattr(policy, step, torch.compile(getattr(policy, step), dynamic=False))

@@ -15,9 +15,10 @@ from jaxtyping import Float, Int
 from lerobot.configs import FeatureType, PreTrainedConfig
 from torch import Tensor
 
-import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
+from vla_stack.policies.configuration_moh import base_config
+from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.continuation import continue_chunk, continuing_modes
 from vla_stack.policies.device import find_device
 from vla_stack.policies.directory import read_config, read_policy, read_processors
@@ -124,8 +125,8 @@ class ChunkPolicy:
         with torch.no_grad():  # not inference_mode: guidance differentiates the velocity
             batch = self.preprocessor({**self._collate(observations), ACTION: torch.from_numpy(commands)})
             noise = torch.stack([self._noise(seed) for seed in seeds]).to(self.policy.config.device)
-            chunk, disagreement = continue_chunk(self.policy, batch, noise, batch[ACTION], plans, seeds, mode)
-            execute = None if disagreement is None else self.policy.execute_steps(disagreement)
+            chunk, disagreement, given = continue_chunk(self.policy, batch, noise, batch[ACTION], plans, seeds, mode)
+            execute = None if disagreement is None else self.policy.execute_steps(disagreement, given)
             return self._chunks(chunk, execute)
 
     def _chunks(self, chunk: Float[Tensor, "b h a"], execute: Int[Tensor, " b"] | None) -> Chunks:
@@ -172,7 +173,9 @@ class ChunkPolicy:
         return torch.randn(self.spec.horizon, width, generator=generator) * getattr(config, "noise_scale", 1.0)
 
 
-def load_policy(path: str | Path, device: str = "cpu", embodiment: str | None = None) -> ChunkPolicy:
+def load_policy(
+    path: str | Path, device: str = "cpu", embodiment: str | None = None, frozen: bool = False
+) -> ChunkPolicy:
     """Load any LeRobot policy directory for inference.
 
     Args:
@@ -180,6 +183,8 @@ def load_policy(path: str | Path, device: str = "cpu", embodiment: str | None = 
             :func:`~vla_stack.policies.shipped.resolve_policy` knows.
         device: Torch device, or ``auto``.
         embodiment: Which robot to drive, where the policy was trained on several.
+        frozen: It is only asked, neither trained nor saved. Then adapters are multiplied into the weights, what runs in
+            bfloat16 is kept in it, and what nothing reads is dropped.
 
     Raises:
         UserError: There is no such device, not a policy directory, one of its files is missing, damaged or does not fit
@@ -197,7 +202,11 @@ def load_policy(path: str | Path, device: str = "cpu", embodiment: str | None = 
     served = select(embodiments, embodiment, str(path)) if embodiments or embodiment else None
     robot = robot_spec(config, path) if served is None else embodiments[served].robot
     exported = (path / MANIFEST).is_file()
+    if frozen and isinstance(native := base_config(config), VlaConfig) and native.train_backbone == "lora":
+        native.train_backbone = "expert_only"  # whose loading absorbs adapters
     policy = OnnxPolicy(path, config) if exported else read_policy(path, config)
+    if frozen and hasattr(policy, "for_inference"):
+        policy.for_inference()
     pre, post = read_processors(path, config, device, served)
     normalisation = _digest(*sorted(path.glob("policy_p*processor*.safetensors")))
     extras = {

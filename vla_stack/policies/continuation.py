@@ -36,10 +36,12 @@ class Continued(NamedTuple):
     Attributes:
         chunk: float [b, h, a], normalised.
         disagreement: float [b, h] of a mixture of horizons (``modeling_moh.Sample``), else None.
+        given: bool [b, h], steps at the start that were given as clean actions and so have no disagreement; None: none.
     """
 
     chunk: Tensor
     disagreement: Tensor | None = None
+    given: Tensor | None = None
 
 
 def continuing_modes(policy: Any) -> list[str]:
@@ -76,7 +78,8 @@ def continue_chunk(
         mask = torch.stack([torch.arange(horizon) < c.delay for c in continuations]).to(noise.device)
         prefix = flow.ActionPrefix(plan, mask)
         if isinstance(policy, MohPolicy):
-            return Continued(*policy.sample(batch, noise, prefix))
+            chunk, disagreement = policy.sample(batch, noise, prefix)
+            return Continued(chunk, disagreement, mask)
         return Continued(policy.predict_action_chunk(batch, noise=noise, prefix=prefix))
     weights = torch.stack([soft_mask(horizon, c.delay, c.execute) for c in continuations]).to(noise)
     known = torch.stack([torch.arange(horizon) < len(c.actions) for c in continuations]).to(noise)

@@ -188,12 +188,16 @@ def consensus_steps(
     min_steps: int = 5,
     min_active: int = 5,
     rule: Literal["code", "paper"] = "code",
+    given: Bool[Tensor, "b h"] | None = None,
 ) -> Int[Tensor, " b"]:
     """How many actions of each chunk to execute before a new one is asked for (Alg. 1, dynamic inference).
 
     The first ``min_steps`` are executed in any case; further ones as long as enough branches predict them and these
     disagree less than ``ratio`` times their mean disagreement over the first ``min_steps``. The threshold is relative
     to the chunk: across one rollout it varies twofold (Table 11).
+
+    Where a chunk's first actions were given, all of this begins after them: what branches say there is held to nothing
+    by training, and the robot is past them when the chunk arrives.
 
     Args:
         disagreement: d_k, accumulated over the denoising steps.
@@ -204,12 +208,16 @@ def consensus_steps(
         rule: ``code`` wants more than m active branches and d_k below the threshold, as the authors' code does and
             their published rollouts show (at horizons 3, 6 ... 30 no more than 15 steps are executed); ``paper`` wants
             at least m and at most the threshold, as in their text (18).
+        given: Actions at the start of each chunk that were given; None: none were. They count in the result.
     """
     h = disagreement.shape[1]
-    threshold = ratio * disagreement[:, :min_steps].mean(1, keepdim=True)
+    step = torch.arange(h, device=disagreement.device)[None]
+    step = step if given is None else step - given.sum(1, keepdim=True)  # of those that were not given
+    first = (step >= 0) & (step < min_steps)
+    threshold = ratio * torch.where(first, disagreement, 0.0).sum(1, keepdim=True) / first.sum(1, keepdim=True)
     active = torch.tensor([sum(k < length for length in lengths) for k in range(h)], device=disagreement.device)
     if rule == "code":
         agree = (active > min_active) & (disagreement < threshold)
     else:
         agree = (active >= min_active) & (disagreement <= threshold)
-    return min(min_steps, h) + agree[:, min_steps:].cumprod(1).sum(1)
+    return ((step < min_steps) | agree).cumprod(1).sum(1)

@@ -36,7 +36,8 @@ class Sample(NamedTuple):
 
     Attributes:
         chunk: float [b, h, a], normalised.
-        disagreement: float [b, h], distance of the branches from the fused velocity, integrated over the flow.
+        disagreement: float [b, h], distance of the branches from the fused velocity, integrated over the flow; 0 on
+            given steps.
     """
 
     chunk: Tensor
@@ -64,18 +65,31 @@ class MeasuredVelocity:
 
     The disagreement is that of velocities, as the paper's code has it: branches are never integrated on their own.
 
+    Args:
+        policy: The mixture.
+        context: The encoded observations.
+        lacking: Dimensions that a sample's embodiment does not have; they do not count.
+        given: Steps that are given as clean actions, where no loss holds a velocity to anything; likewise.
+
     Attributes:
-        disagreement: float [b, h], of the calls so far, each worth one Euler step; normalised units, over the
-            dimensions that the robot has.
+        disagreement: float [b, h], of the calls so far, each worth one Euler step; normalised units.
     """
 
-    def __init__(self, policy: MohPolicy, context: Context, lacking: Bool[Tensor, "b a"] | None) -> None:
-        self._policy, self._context, self._lacking = policy, context, lacking
+    def __init__(
+        self,
+        policy: MohPolicy,
+        context: Context,
+        lacking: Bool[Tensor, "b a"] | None = None,
+        given: Bool[Tensor, "b h"] | None = None,
+    ) -> None:
+        self._policy, self._context, self._lacking, self._given = policy, context, lacking, given
         self.disagreement: Any = 0.0
 
     def __call__(self, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
         mixture = self._policy.mix(self._context, x, t)
         distance = mixture.cut(self._policy.action_dim, self._lacking).disagreement.detach()
+        if self._given is not None:
+            distance = distance.masked_fill(self._given, 0.0)
         self.disagreement = self.disagreement + distance / self._policy.inference_steps
         return mixture.velocity
 
@@ -93,6 +107,7 @@ class MohPolicy(PreTrainedPolicy):
     Args:
         config: Configuration with features filled in.
         dataset_meta: LeRobot's metadata of the training data, passed on to the base.
+        blank: All weights are about to be replaced, so the base reads none.
 
     Raises:
         UserError: The base is neither, or its action attention is causal.
@@ -102,11 +117,11 @@ class MohPolicy(PreTrainedPolicy):
     name = "moh"
     causal_actions = False
 
-    def __init__(self, config: MohConfig, dataset_meta: Any = None, **_: Any) -> None:
+    def __init__(self, config: MohConfig, dataset_meta: Any = None, blank: bool = False, **_: Any) -> None:
         super().__init__(config)
         config.share()
         self.config = config
-        self.base = _make_base(config, dataset_meta)
+        self.base = _make_base(config, dataset_meta, blank)
         self.one_step = getattr(self.base, "head", None) is not None
         self.horizon, self.action_dim = config.horizons[-1], self.base.action_dim
         self.noise_dim, self.state_width = self.base.noise_dim, self.base.state_width
@@ -133,7 +148,7 @@ class MohPolicy(PreTrainedPolicy):
             generator: Source of the gate's noise; None, as in inference, adds none. One-step predictions have none.
         """
         states = packed_states(self.base, self.horizons, context, x, t)
-        branches = self.base.action_head(states)[..., : x.shape[-1]]
+        branches = self.action_head(states)[..., : x.shape[-1]]
         return Mixture(self.horizons.unpack(branches), self._weights(states, generator))
 
     def _weights(self, states: Float[Tensor, "b m d"], generator: torch.Generator | None) -> Float[Tensor, "b n h"]:
@@ -169,8 +184,10 @@ class MohPolicy(PreTrainedPolicy):
         states = packed_states(self.base, self.horizons, context, x, t)
         return (self._weights(states, None)[..., None] * self.horizons.unpack(states)).sum(1)
 
-    def action_head(self, states: Float[Tensor, "b h d"]) -> Float[Tensor, "b h p"]:
-        return self.base.action_head(states)
+    def action_head(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n p"]:
+        """The base's, in at least float32, also under autocast: small differences of branches are what is mixed."""
+        with torch.autocast(states.device.type, enabled=False):
+            return self.base.action_head(states.to(torch.promote_types(states.dtype, torch.float32)))
 
     def features(self, context: Context) -> Float[Tensor, "b d"]:
         return self.base.features(context)
@@ -178,6 +195,11 @@ class MohPolicy(PreTrainedPolicy):
     @property
     def inference_steps(self) -> int:
         return self.base.inference_steps
+
+    def for_inference(self) -> None:
+        """As the base has it."""
+        if hasattr(self.base, "for_inference"):
+            self.base.for_inference()
 
     # --- Sampling -------------------------------------------------------------------------------------------------
 
@@ -195,22 +217,30 @@ class MohPolicy(PreTrainedPolicy):
         if self.one_step:
             mixture = self.mix(context, noise, noise.new_zeros(len(noise)))
             return Sample(mixture.velocity, mixture.cut(self.action_dim, batch.get(ACTION_DIM_IS_PAD)).disagreement)
-        velocity = self.measured_velocity(context, batch)
+        velocity = self.measured_velocity(context, batch, given=None if prefix is None else prefix.mask)
         chunk = flow.euler(velocity, noise, steps, prefix)[..., : self.action_dim]
         return Sample(chunk, velocity.disagreement)
 
-    def measured_velocity(self, context: Context, batch: dict[str, Any], repeats: int = 1) -> MeasuredVelocity:
+    def measured_velocity(
+        self, context: Context, batch: dict[str, Any], repeats: int = 1, given: Bool[Tensor, "b h"] | None = None
+    ) -> MeasuredVelocity:
         """The velocity for a sampler; ``context`` has each of the batch's observations ``repeats`` times."""
         lacking = batch.get(ACTION_DIM_IS_PAD)
-        return MeasuredVelocity(self, context, None if lacking is None else lacking.repeat_interleave(repeats, 0))
+        lacking = None if lacking is None else lacking.repeat_interleave(repeats, 0)
+        return MeasuredVelocity(self, context, lacking, given)
 
-    def execute_steps(self, disagreement: Float[Tensor, "b h"]) -> Int[Tensor, " b"] | None:
-        """Actions of each chunk to execute before the next one, or None without dynamic inference."""
+    def execute_steps(
+        self, disagreement: Float[Tensor, "b h"], given: Bool[Tensor, "b h"] | None = None
+    ) -> Int[Tensor, " b"] | None:
+        """Actions of each chunk to execute before the next one, ``given`` ones at its start included.
+
+        None without dynamic inference.
+        """
         c = self.config
         if c.consensus_ratio is None:
             return None
         n, m = c.consensus_min_steps, c.consensus_min_active
-        return consensus_steps(disagreement, c.horizons, c.consensus_ratio, n, m, c.consensus_rule)
+        return consensus_steps(disagreement, c.horizons, c.consensus_ratio, n, m, c.consensus_rule, given)
 
     def predict(self, context: Context, actions: Float[Tensor, "b h a"], generator: torch.Generator) -> Prediction:
         """Predictions at a random point of the flow, what they should be, and what training minimises.
@@ -279,10 +309,10 @@ class MohPolicy(PreTrainedPolicy):
     @classmethod
     def from_pretrained(cls, pretrained_name_or_path: str | Path, **kwargs: Any) -> MohPolicy:
         """Load a policy directory; unlike LeRobot's default, every weight must be there."""
-        return super().from_pretrained(pretrained_name_or_path, **{**kwargs, "strict": True})
+        return super().from_pretrained(pretrained_name_or_path, **{**kwargs, "strict": True, "blank": True})
 
 
-def _make_base(config: MohConfig, dataset_meta: Any) -> PreTrainedPolicy:
+def _make_base(config: MohConfig, dataset_meta: Any, blank: bool) -> PreTrainedPolicy:
     base, kind = config.base, policy_class(config.base.type)
     if not hasattr(kind, "action_states"):
         raise UserError(
@@ -291,6 +321,8 @@ def _make_base(config: MohConfig, dataset_meta: Any) -> PreTrainedPolicy:
     if base.pretrained_path:
         policy = read_policy(base.pretrained_path, base, dataset_meta=dataset_meta)
         base.pretrained_path = None  # from here on the weights are part of this policy's own
+    elif blank and hasattr(kind, "blank"):
+        policy = kind.blank(base)
     else:
         policy = kind(base, dataset_meta=dataset_meta)
     if getattr(policy, "head", None) is not None and base.head != "regression":

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from lerobot.policies import PreTrainedPolicy
-from torch import Tensor
+from torch import Tensor, nn
 
 import vla_stack.policies.processor_vla  # noqa: F401  registers the steps that a saved policy's processors name
 from vla_stack.errors import UserError
@@ -153,9 +153,20 @@ class VlaPolicy(PreTrainedPolicy):
 
     def _arithmetic(self, device: torch.device) -> AbstractContextManager[Any]:
         """bfloat16 where the backbone's frozen weights are; otherwise what the caller has set stays."""
-        if self.config.backbone and self.config.backbone_dtype == "bfloat16":
-            return torch.autocast(device.type, torch.bfloat16)
-        return nullcontext()
+        return torch.autocast(device.type, torch.bfloat16) if self._in_bfloat16 else nullcontext()
+
+    @property
+    def _in_bfloat16(self) -> bool:
+        return bool(self.config.backbone) and self.config.backbone_dtype == "bfloat16"
+
+    def for_inference(self) -> None:
+        """Give matrices that autocast rounds at every call its type for good; they cannot be trained any more."""
+        if self._in_bfloat16:
+            # The head runs in float32; no action reads the language head, whose matrix may be that of the embedding.
+            outside = {*self.expert.head.modules(), getattr(self.prefix.backbone, "lm_head", None)}
+            for module in {*self.prefix.modules(), *self.expert.modules()} - outside:
+                if isinstance(module, nn.Linear):
+                    module.to(torch.bfloat16)
 
     # --- LeRobot --------------------------------------------------------------------------------------------------
 

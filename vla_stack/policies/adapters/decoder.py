@@ -131,15 +131,16 @@ def prefill(
         recompute: Recompute activations in the backward pass instead of keeping them.
     """
     by = rotation(positions, layers[0].self_attn.head_dim)
-    x = x.to(layers[0].self_attn.o_proj.weight.dtype)
+    x = x.to(layers[0].self_attn.k_proj.weight.dtype)
     cache = []
     for i, layer in enumerate(layers[:-1]):
         args = (layer, x, by, mask, past[i] if past else None)
         x, kv = checkpoint(run_layer, *args, use_reentrant=False) if recompute else run_layer(*args)
         cache.append(kv)
     y, _ = normalise(layers[-1].input_layernorm, x, None)
-    _, k, v = project(layers[-1], y, by)
-    return (*cache, (k, v)), y
+    last = layers[-1].self_attn
+    k, v = (heads(p, y, last.head_dim) for p in (last.k_proj, last.v_proj))
+    return (*cache, (rotate(k, by), v)), y
 
 
 def action_mask(
