@@ -51,16 +51,35 @@ def make_lerobot(kind: str, name: str, fields: Mapping[str, Any], module: str | 
     known = registry.get_known_choices()
     if name not in known:
         raise UserError(f"LeRobot knows no {kind} '{name}'", f"it knows {', '.join(sorted(known))}")
-    if fields.get("use_degrees") is False:
-        raise UserError(f"{name}: use_degrees=False commands percent of a range, which has no SI unit", "leave it on")
     check_options(name, fields, [f.name for f in dataclasses.fields(known[name]) if f.init])
     try:
-        device = build(draccus.decode(registry, {"type": name, **fields}))
+        config = draccus.decode(registry, {"type": name, **fields})
+        _choose_degrees(config, fields, name)
+        device = build(config)
+    except UserError:
+        raise
     except Exception as e:  # draccus and the devices raise what they like
         flag = "--teleop" if kind == "teleoperator" else f"--{kind}"
         raise UserError(f"{name}: {' '.join(str(e).split())}", f"compare with LeRobot's {flag}.* options") from e
     prepare(device)
     return device
+
+
+def _choose_degrees(config: Any, given: Mapping[str, Any], name: str) -> None:
+    """Switch ``use_degrees`` on where a config, or one inside it, has it: some default to percent.
+
+    Raises:
+        UserError: It was switched off.
+    """
+    for field in dataclasses.fields(config):
+        value, mine = getattr(config, field.name), given.get(field.name)
+        if field.name == "use_degrees":
+            if mine is not None and not value:
+                text = f"{name}: use_degrees=False commands percent of a range, which has no SI unit"
+                raise UserError(text, "leave it on")
+            config.use_degrees = True
+        elif dataclasses.is_dataclass(value):
+            _choose_degrees(value, mine if isinstance(mine, Mapping) else {}, name)
 
 
 def _factory(kind: str) -> Any:

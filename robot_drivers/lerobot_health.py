@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_drivers.driver import Fault
-from robot_drivers.lerobot_port import silence
+from robot_drivers.lerobot_port import buses, silence
+from robot_drivers.lerobot_reopen import registers
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 
@@ -58,8 +59,9 @@ class Health:
     def __init__(self, robot: Any, spec: RobotSpec, max_load: Mapping[str, float]) -> None:
         self.fault: Fault | None = None
         self._robot, self._spec = robot, spec
-        self._bus: Any = getattr(robot, "bus", None)
-        table = _registers(self._bus)
+        self._buses = buses(robot)
+        tables = [registers(bus) for bus in self._buses.values()]
+        table = set.intersection(*tables) if tables else set()
         self._max_load = {name.removesuffix(".pos"): limit for name, limit in max_load.items()}
         for name in self._max_load:
             if name not in {d.name.removesuffix(".pos") for d in spec.action}:
@@ -140,15 +142,21 @@ class Health:
             self.fault = None
 
     def _read(self, register: str) -> dict[str, int]:
+        """Register of each motor, by the name of its features."""
         asked = time.monotonic()
-        values: dict[str, int] = self._bus.sync_read(register, normalize=False, num_retry=0)
+        values: dict[str, int] = {}
+        for prefix, bus in self._buses.items():
+            read = bus.sync_read(register, normalize=False, num_retry=0)
+            values |= {prefix + motor: value for motor, value in read.items()}
         if time.monotonic() - asked > PROMPT_S:
             silence(self._robot)
         return values
 
 
-def impossible(spec: RobotSpec, state: NDArray[np.float32], before: NDArray[np.float32] | None) -> str:
-    """What about a reading [S] cannot be; empty where it may be. ``before`` is a reading of just before, if there is.
+def impossible(spec: RobotSpec, state: NDArray[np.floating], before: NDArray[np.floating] | None) -> str:
+    """What about a reading [S], or the [A] first of it, cannot be; empty where it may be.
+
+    ``before`` is a reading of just before, if there is.
 
     An answer to another question, or none at all, reads as a position all the same.
     """
@@ -161,11 +169,3 @@ def impossible(spec: RobotSpec, state: NDArray[np.float32], before: NDArray[np.f
         if dim.unit == "rad" and before is not None and abs(x - float(before[i])) > JUMP_RAD:
             return f"{dim.name} jumps by {np.rad2deg(x - float(before[i])):.0f} degrees"
     return "" if np.isfinite(state).all() else "a reading is not a number"
-
-
-def _registers(bus: Any) -> set[str]:
-    """Registers that all of a bus's motors have."""
-    tables = getattr(bus, "model_ctrl_table", None)
-    if not tables:
-        return set()
-    return set.intersection(*(set(tables[motor.model]) for motor in bus.motors.values()))

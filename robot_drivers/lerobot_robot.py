@@ -3,13 +3,14 @@
 LeRobot robots speak degrees and percent; this side speaks radians and ratios (``lerobot_units``). Their cameras are
 read in threads of their own (``cameras``), so that a slow or lost one costs the control loop nothing. Once connected,
 no call raises because of the hardware: a reading that fails is the last one, whose age tells; what is wrong is in
-``fault``; a bus that is lost is opened again in the background, and then the robot waits to be armed, as it may have
-moved.
+``fault``; a bus that is lost is opened again in the background, its motors holding all the while (``lerobot_reopen``),
+and then the robot waits to be armed, as it may have moved.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -22,15 +23,16 @@ from robot_drivers.cameras import SOURCES, CameraStream, open_cameras
 from robot_drivers.driver import Fault
 from robot_drivers.lerobot_build import make_lerobot
 from robot_drivers.lerobot_health import JUMP_S, Health, impossible
-from robot_drivers.lerobot_port import insist, silence
-from robot_drivers.lerobot_units import calibrated_range, describe, factors
+from robot_drivers.lerobot_port import QUIET_S, arms, buses, hasten, insist, silence
+from robot_drivers.lerobot_reopen import let_go, reopen
+from robot_drivers.lerobot_units import calibrated_range, check_units, describe, factors
 from robot_drivers.watchdog import Watchdog
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
 from vla_stack.schema import Camera, Observation, RobotSpec
 
 CONNECT_ATTEMPTS = 5
-MISSES = 3  # readings in a row that fail before the bus counts as lost
+MISSES, LOST_S = 3, 0.3  # exchanges in a row that fail, and control steps so long, before the bus counts as lost
 RECONNECT_S = 0.5  # between attempts
 CAMERAS_LIKE = '--robot.cameras="{front: {type: opencv, index_or_path: 0, width: 640, height: 480, fps: 30}}"'
 BLIND_S = 1.0  # a camera that is away for longer stops the robot: the scene may have changed
@@ -77,13 +79,19 @@ class LeRobotRobot:
         self._our_cameras = {k: v for k, v in (cameras or {}).items() if v.get("type") in SOURCES}
         theirs = {k: v for k, v in (cameras or {}).items() if k not in self._our_cameras}
         self._robot = make_lerobot("robot", robot_type, {**config, **({"cameras": theirs} if theirs else {})}, module)
+        check_units(self._robot, robot_type, self._units)
         self._streams: dict[str, CameraStream] = {}
         self._lock = threading.RLock()
         self._watchdog: Watchdog | None = None
         self._health: Health | None = None
         self._spec: RobotSpec | None = None
         self._newest: Observation | None = None
-        self._misses, self._miss = 0, ""
+        self._sent: NDArray[np.float32] | None = None  # the command in force
+        self._misses = self._write_misses = 0  # in a row
+        self._miss = ""
+        self._limit = max(MISSES, math.ceil(LOST_S * rate_hz))
+        # What a reading may take, half a step, less the silence after it where it fails.
+        self._budget_s = 0.5 / rate_hz - QUIET_S
         self._lost = False
         self._blind_since = 0.0
         self._ended = threading.Event()
@@ -102,6 +110,8 @@ class LeRobotRobot:
             return Fault("bus", f"{name} is lost, trying to reconnect: {self._miss}", stop=True)
         if self._misses > 1:  # after one the last reading is a step old
             return Fault("bus", f"{name} does not answer: {self._miss}", stop=False)
+        if self._write_misses > 1:
+            return Fault("bus", f"{name} takes no commands: {self._miss}", stop=False)
         if self._health is not None and self._health.fault is not None:
             return self._health.fault
         for stream in self._streams.values():
@@ -126,7 +136,10 @@ class LeRobotRobot:
                 robot.connect(calibrate=False)  # calibration asks questions, and this process has no terminal
                 break
             except Exception as e:
-                _let_go(robot)
+                let_go(robot)
+                if len(buses(robot)) < len(arms(robot)):  # it has not moved yet: its own way is as good
+                    with contextlib.suppress(Exception):
+                        robot.disconnect()
                 if attempt == CONNECT_ATTEMPTS - 1:
                     text = f"{robot.name} cannot be connected: {_line(e)}"
                     raise UserError(text, "check port, power and cables") from e
@@ -138,9 +151,13 @@ class LeRobotRobot:
         try:
             self._streams = open_cameras(self._our_cameras, lerobot_cameras, self._size)
             self._spec = self._describe()
+            hasten(robot, robot.get_observation)
         except UserError:
             self.disconnect()
             raise
+        except Exception as e:
+            self.disconnect()
+            raise self._unread(e) from e
         self._names = [d.name for d in self._spec.state]
         self._factors = factors(self._names, self._units)
         self._health = Health(robot, self._spec, self._max_load)
@@ -148,43 +165,49 @@ class LeRobotRobot:
 
     def read(self) -> Observation:
         """Joints and newest pictures. A failed reading returns the last one; the first one must succeed."""
-        if not self._lock.acquire(blocking=False):  # the bus is being opened again, or the watchdog acts
+        if self._lost or not self._lock.acquire(blocking=False):  # it is being opened again, or the watchdog acts
             assert self._newest is not None
             return self._newest
         try:
             before = time.monotonic_ns()
-            raw, state = self._measure()
+            raw, state = self._measure(self._budget_s)
             after = time.monotonic_ns()
             t_ns = (before + after) // 2
             if self._health is not None:
                 self._health.check(state, (after - before) * 1e-9)
+            if self._write_misses > 1:  # nobody may write while that is a fault: see whether it is over
+                self._rest(raw)
         except Exception as e:  # serial, CAN and SDK errors have no common class
             if self._newest is None:
-                raise UserError(f"{self._robot.name} cannot be read: {_line(e)}", "check power and cables") from e
+                raise self._unread(e) from e
             self._missed(e)
             return self._newest
         finally:
             self._lock.release()
         self._misses = 0
-        self._newest = Observation(state, self._images(raw), self._task, 0, t_ns)
+        images, taken = self._images(raw)
+        self._newest = Observation(state, images, self._task, 0, t_ns, taken)
         return self._newest
 
     def write(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Send a command [A]; returns the one in force, which is the last one that was sent where this one was not."""
         dims = len(self.spec.action)
         values = np.asarray(action, np.float64) / self._factors[:dims]
         goal = {name: float(v) for name, v in zip(self._names[:dims], values, strict=True)}
-        if not self._lock.acquire(blocking=False):
-            return action
+        if self._lost or not self._lock.acquire(blocking=False):
+            return self._in_force(action)
         try:
-            sent = {} if self._lost else self._robot.send_action(goal)
+            sent = self._robot.send_action(goal)
         except Exception as e:
-            self._missed(e)
-            return action
+            self._missed(e, writing=True)
+            return self._in_force(action)
         finally:
             self._lock.release()
+        self._write_misses = 0
         if self._watchdog is not None:
             self._watchdog.feed()
         out = (np.array([sent.get(k, v) for k, v in goal.items()]) * self._factors[:dims]).astype(np.float32)
+        self._sent = out
         if self._health is not None:
             self._health.commanded(out)
         return out
@@ -211,7 +234,7 @@ class LeRobotRobot:
                 self._stand_still()
                 with contextlib.suppress(Exception):
                     self._robot.disconnect()
-            _let_go(self._robot)
+            let_go(self._robot)
         for stream in self._streams.values():
             stream.close()
         self._streams = {}
@@ -222,17 +245,33 @@ class LeRobotRobot:
             return
         try:
             raw, _ = self._measure()
-            goal = {d.name: 0.0 if d.unit.endswith("/s") else raw[d.name] for d in self.spec.action}
-            self._robot.send_action(goal)
         except Exception as e:
             self._missed(e)
             return
+        self._rest(raw)
+
+    def _rest(self, raw: Mapping[str, Any]) -> None:
+        """Command the position ``raw``, as LeRobot gave it."""
+        still = {d.name: 0.0 if d.unit.endswith("/s") else raw[d.name] for d in self.spec.action}
+        try:
+            self._robot.send_action(still)
+        except Exception as e:
+            self._missed(e, writing=True)
+            return
+        self._write_misses = 0
+        self._sent = np.array([still[d.name] for d in self.spec.action] * self._factors[: len(still)], np.float32)
         if self._health is not None:
             self._health.rest()
 
-    def _measure(self) -> tuple[Mapping[str, Any], NDArray[np.float32]]:
+    def _in_force(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The command [A] sent last; before the first one, where the robot was, and failing that ``action``."""
+        if self._sent is not None:
+            return self._sent.copy()
+        return action if self._newest is None else self._newest.state[: len(action)].copy()
+
+    def _measure(self, budget_s: float = math.inf) -> tuple[Mapping[str, Any], NDArray[np.float32]]:
         """A reading as LeRobot gives it, and its state [S]; raises ``ConnectionError`` where it cannot be one."""
-        raw: Mapping[str, Any] = insist(self._robot, self._robot.get_observation)
+        raw: Mapping[str, Any] = insist(self._robot, self._robot.get_observation, budget_s)
         state = (np.array([raw[name] for name in self._names], np.float64) * self._factors).astype(np.float32)
         last = self._newest
         recent = last is not None and time.monotonic_ns() - last.t_capture_ns < JUMP_S * 1e9
@@ -240,14 +279,20 @@ class LeRobotRobot:
             raise ConnectionError(why)
         return raw, state
 
-    def _missed(self, error: Exception) -> None:
-        """Note a failed exchange; from the third in a row on, or when the port itself is gone, reconnect."""
-        self.read_errors += 1
-        self._misses += 1
+    def _unread(self, error: Exception) -> UserError:
+        return UserError(f"{self._robot.name} cannot be read: {_line(error)}", "check power and cables")
+
+    def _missed(self, error: Exception, writing: bool = False) -> None:
+        """Note a failed exchange; after some in a row, or when the port itself is gone, reconnect."""
+        self.read_errors += not writing
+        self._misses += not writing
+        self._write_misses += writing
         self._miss = _line(error)
         silence(self._robot)
-        gone = not isinstance(error, ConnectionError) and not isinstance(error, RuntimeError)
-        if (gone or self._misses >= MISSES) and not self._lost and not self._ended.is_set():
+        # A camera's picture that is late is a TimeoutError, and no reason to touch the port.
+        gone = not isinstance(error, (ConnectionError, RuntimeError, TimeoutError))
+        often = max(self._misses, self._write_misses) >= self._limit
+        if (gone or often) and not self._lost and not self._ended.is_set():
             self._lost = True
             threading.Thread(target=self._reconnect, daemon=True, name="reconnect").start()
 
@@ -257,31 +302,29 @@ class LeRobotRobot:
             with self._lock:
                 if self._ended.is_set():
                     return
-                _let_go(self._robot)
                 try:
-                    self._robot.connect(calibrate=False)
-                    if not self._robot.is_calibrated:
-                        raise ConnectionError("its calibration is not the one it had")
-                    self._robot.get_observation()
-                    self._lost, self._misses = False, 0
+                    reopen(self._robot)
+                    self._rest(self._measure()[0])
+                    if self._write_misses:
+                        raise ConnectionError(self._miss)
+                    self._misses, self._lost = 0, False
                     self.reconnects += 1
-                    if self._health is not None:
-                        self._health.rest()
                     return
                 except Exception as e:
                     self._miss = _line(e)
             self._ended.wait(RECONNECT_S)
 
-    def _images(self, raw: Mapping[str, Any]) -> dict[str, NDArray[np.uint8]]:
-        images = {}
+    def _images(self, raw: Mapping[str, Any]) -> tuple[dict[str, NDArray[np.uint8]], dict[str, int]]:
+        """Newest pictures, and for those that are stamped the monotonic time of their capture, ns."""
+        images, taken = {}, {}
         for camera in self.spec.cameras:
-            stream = self._streams.get(camera.name)
-            images[camera.name] = (
-                stream.newest().image
-                if stream is not None
-                else np.ascontiguousarray(fit_image(raw[camera.name], camera.height, camera.width))
-            )
-        return images
+            if (stream := self._streams.get(camera.name)) is not None:
+                frame = stream.newest()
+                images[camera.name], taken[camera.name] = frame.image, frame.t_ns
+            else:
+                image = fit_image(raw[camera.name], camera.height, camera.width)
+                images[camera.name] = np.ascontiguousarray(image)
+        return images, taken
 
     def _describe(self) -> RobotSpec:
         robot = self._robot
@@ -307,29 +350,29 @@ class LeRobotRobot:
 
 
 def _take_cameras(robot: Any) -> dict[str, Any]:
-    """Take a robot's cameras from it, so that it reads joints alone; none where it would not do without them."""
-    cameras = getattr(robot, "cameras", None)
-    if not isinstance(cameras, dict) or not cameras:
-        return {}
-    taken = dict(cameras)
-    cameras.clear()
-    robot.__dict__.pop("observation_features", None)  # a cached property
+    """Take a robot's cameras from it, by their features' names, so that it reads joints alone.
+
+    None where it would not do without them.
+    """
+    features = robot.observation_features
+    holders = [robot, *(arm for arm in arms(robot).values() if arm is not robot)]
+    before = [dict(c) if isinstance(c := getattr(holder, "cameras", None), dict) else {} for holder in holders]
+    taken = {}
+    for prefix, arm in arms(robot).items():
+        cameras = getattr(arm, "cameras", None)
+        for key, camera in cameras.items() if isinstance(cameras, dict) else ():
+            taken[key if key in features else prefix + key] = camera  # an arm may hold a camera of the whole robot
+    for holder, cameras in zip(holders, before, strict=True):
+        if cameras:
+            holder.cameras.clear()
+        holder.__dict__.pop("observation_features", None)  # a cached property
     if any(isinstance(kind, tuple) and name in taken for name, kind in robot.observation_features.items()):
-        cameras.update(taken)
-        robot.__dict__.pop("observation_features", None)
+        for holder, cameras in zip(holders, before, strict=True):
+            if cameras:
+                holder.cameras.update(cameras)
+            holder.__dict__.pop("observation_features", None)
         return {}
     return taken
-
-
-def _let_go(robot: Any) -> None:
-    """Close what may be half open; LeRobot's own disconnect first talks to motors, which may be gone."""
-    port = getattr(getattr(robot, "bus", None), "port_handler", None)
-    with contextlib.suppress(Exception):
-        if port is None:
-            robot.disconnect()
-        else:
-            port.closePort()
-            port.is_using = False
 
 
 def _line(error: Exception) -> str:

@@ -1,14 +1,16 @@
-"""A robot on another computer: its driver there (``vla robot serve``), this one here.
+"""A robot on another computer: this driver here, ``remote_service`` (``vla robot serve``) there.
 
 Two-way ZeroMQ, msgpack headers and raw pictures, CURVE keys off this machine. The computer at the robot reads it at its
-rate, sends each reading, and passes every command through its own safety envelope; without a command for three control
-steps it holds. So a network that fails stops the robot there, whatever happens here.
+rate and passes every command through its own safety envelope; without a command for three control steps it holds. So a
+network that fails stops the robot there, whatever happens here.
+
+A reading is sent once the one before has been taken: none waits on the way and grows old. A command names the reading
+that it answers, and is refused there if that one is too old on the clock there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -16,21 +18,22 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Driver, EpisodicDriver, Fault, SelfChecking, Status
+from robot_drivers.driver import Fault, Status
 from vla_stack.errors import UserError
-from vla_stack.runtime.clock import Clock, RealClock
-from vla_stack.runtime.safety import SafetyEnvelope
+from vla_stack.runtime.lease import DRIFT
 from vla_stack.schema import Observation, RobotSpec, SchemaError
 from vla_stack.serving.keys import KeyFolder
-from vla_stack.serving.transport import CurveKeys, is_local, new_socket, receive, send, zmq_address
+from vla_stack.serving.transport import CurveKeys, is_local, new_socket, readable, receive, send, zmq_address
 
 CONNECT_S, RESET_S = 10.0, 30.0
-QUIET_STEPS = 3  # without a command before the robot's side holds
+GREET_S = 0.25  # between two attempts to be known again over a new connection
 LOST_STEPS, STOP_S = 3, 1.0  # without a reading: the link is at fault; and the robot is stopped here
 
 
 class RemoteRobot:
     """An :class:`~robot_drivers.driver.EpisodicDriver` for a robot that ``vla robot serve`` offers.
+
+    The first :meth:`write` after a :meth:`stop` re-arms the robot's side: whoever stopped here has re-armed by then.
 
     Args:
         endpoint: ``tcp://HOST:PORT`` of that computer.
@@ -44,7 +47,13 @@ class RemoteRobot:
         self._newest: Observation | None = None
         self._status: Status = {"is_success": False, "done": False}
         self._fault: Fault | None = None
+        self._latched: Fault | None = None  # why the robot's side is stopped and waits to be re-armed
         self._fresh, self._episode = False, 0
+        self._arming, self._stopped = 0, False
+        self._token, self._refused, self._greeted = "", "", 0.0
+        self._taken: dict[str, Any] | None = None  # for the robot's side, not sent yet
+        self._offset_ns: int | None = None  # of the two clocks, had the quickest message taken no time
+        self._offset_at_ns = 0
         self.stages: tuple[str, ...] = ()
 
     @property
@@ -55,17 +64,18 @@ class RemoteRobot:
 
     @property
     def fault(self) -> Fault | None:
-        if self._newest is not None:
-            age_s = (time.monotonic_ns() - self._newest.t_capture_ns) * 1e-9
-            if age_s > LOST_STEPS * self.spec.dt + 0.1:
-                return Fault("link", f"no reading from {self._endpoint} for {age_s:.1f} s", age_s > STOP_S)
-        return self._fault
+        if self._refused:
+            return Fault("link", f"{self._endpoint}: {self._refused}", True)
+        if self._newest is not None and self._silent():
+            age_s = self._age_s(self._newest)
+            return Fault("link", f"no reading from {self._endpoint} for {age_s:.1f} s", age_s > STOP_S)
+        return self._fault or (None if self._stopped else self._latched)
 
     def connect(self) -> None:
         """Say hello.
 
         Raises:
-            UserError: Nobody answers, or what answers is no robot.
+            UserError: Nobody answers, what answers is no robot, or another computer drives it.
         """
         keys = None
         if not is_local(self._endpoint):
@@ -75,16 +85,19 @@ class RemoteRobot:
         self._context = zmq.Context()
         self._socket = new_socket(self._context, zmq.DEALER, keys)
         self._socket.connect(zmq_address(self._endpoint))
-        about = self._ask({"kind": "hello"}, "ready", CONNECT_S)
+        self._token = self._refused = ""
         try:
+            about = self._ask({"kind": "hello", "token": ""}, "ready", CONNECT_S)
             self._spec, self.stages = RobotSpec.from_json(about["spec"]), tuple(about["stages"])
         except (KeyError, SchemaError) as e:
             raise UserError(f"{self._endpoint} is no robot: {e}", "give the endpoint of `vla robot serve`") from e
 
     def reset(self, seed: int) -> str:
         self._episode += 1
-        self._newest = None
-        started = self._ask({"kind": "reset", "seed": seed, "episode": self._episode}, "started", RESET_S)
+        self._newest = self._fault = self._latched = None
+        self._stopped = False
+        message = {"kind": "reset", "seed": seed, "episode": self._episode, "arming": self._arming}
+        started = self._ask(message, "started", RESET_S)
         return self._task or str(started["task"])
 
     def read(self) -> Observation:
@@ -92,7 +105,9 @@ class RemoteRobot:
         until = time.monotonic() + (0.5 * self.spec.dt if self._newest is not None else CONNECT_S)
         self._take(0.0)
         while not self._fresh and (left := until - time.monotonic()) > 0:
-            self._take(left)
+            self._take(min(left, GREET_S))
+            if not self._fresh and self._silent():
+                self._greet()
         if self._newest is None:
             raise UserError(f"no reading from {self._endpoint}", "look at the robot's computer")
         self._fresh = False
@@ -100,13 +115,19 @@ class RemoteRobot:
 
     def write(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
         sent = np.clip(np.asarray(action, np.float32), self.spec.action_low, self.spec.action_high)
-        self._post({"kind": "write", "action": sent.tobytes()})
+        if self._stopped:
+            self._stopped, self._latched = False, None
+            self._arming += 1
+        step = -1 if self._newest is None else self._newest.step
+        message = {"kind": "write", "episode": self._episode, "step": step, "arming": self._arming}
+        self._post({**message, "action": sent.tobytes()})
         return sent
 
     def hold(self) -> None:
         self._post({"kind": "hold"})
 
     def stop(self) -> None:
+        self._stopped = True
         self._post({"kind": "stop"})
 
     def status(self) -> Status:
@@ -119,8 +140,20 @@ class RemoteRobot:
             self._context.term()
             self._socket = None
 
+    def _age_s(self, obs: Observation) -> float:
+        return (time.monotonic_ns() - obs.t_capture_ns) * 1e-9
+
+    def _silent(self) -> bool:
+        return self._newest is None or self._age_s(self._newest) > LOST_STEPS * self.spec.dt + 0.1
+
     def _post(self, message: dict[str, Any]) -> bool:
         return send(self._socket, [msgpack.packb(message)])
+
+    def _greet(self) -> None:
+        """Say who this is: a connection that was lost and made again is a stranger's."""
+        if time.monotonic() - self._greeted > GREET_S:
+            self._greeted = time.monotonic()
+            self._post({"kind": "hello", "token": self._token})
 
     def _ask(self, message: dict[str, Any], kind: str, timeout_s: float) -> dict[str, Any]:
         deadline, posted = time.monotonic() + timeout_s, False
@@ -131,162 +164,56 @@ class RemoteRobot:
                     return answer
                 if answer["kind"] == "refused":
                     raise UserError(f"{self._endpoint}: {answer['why']}")
+                if answer["kind"] == "ready":
+                    posted = False  # known again, over a connection that has not carried the question
+            if kind != "ready":
+                self._greet()
         raise UserError(f"no answer from {self._endpoint}", "start `vla robot serve` on the robot's computer")
 
     def _take(self, timeout_s: float) -> list[dict[str, Any]]:
         """Keep the newest reading that has arrived, return other messages."""
         others: list[dict[str, Any]] = []
         self._socket.poll(round(1000 * timeout_s))
-        while self._socket.poll(0):
+        while readable(self._socket):
             frames = receive(self._socket)
             header = msgpack.unpackb(frames[0].buffer)
-            if header["kind"] != "reading":
-                others.append(header)
-            elif self._spec is not None and header["episode"] == self._episode:
-                self._keep(header, frames[1:])
+            kind = header["kind"]
+            new_lease = kind == "ready" and header["token"] != self._token  # maybe after a restart, of another clock
+            self._compare_clocks(header["sent_ns"], afresh=new_lease)
+            if kind == "reading":
+                self._taken = {"kind": "taken", "episode": header["episode"], "step": header["step"]}
+                if self._spec is not None and header["episode"] == self._episode:
+                    self._keep(header, frames[1:])
+                continue
+            if kind == "ready":
+                self._token, self._refused = header["token"], ""
+            elif kind == "refused":
+                self._refused = header["why"]
+            elif kind == "unknown":
+                self._greet()
+            others.append(header)
+        if self._taken is not None and self._post(self._taken):
+            self._taken = None
         return others
+
+    def _compare_clocks(self, sent_ns: int, afresh: bool) -> None:
+        """How long a message travelled is not known, but how much longer than the quickest one."""
+        now_ns = time.monotonic_ns()
+        offset = now_ns - sent_ns
+        if self._offset_ns is not None and not afresh:
+            offset = min(offset, self._offset_ns + round(DRIFT * (now_ns - self._offset_at_ns)))
+        self._offset_ns, self._offset_at_ns = offset, now_ns
 
     def _keep(self, header: dict[str, Any], frames: list[zmq.Frame]) -> None:
         images: dict[str, NDArray[np.uint8]] = {
             camera.name: np.frombuffer(frame.buffer, np.uint8).reshape(camera.height, camera.width, 3)
             for camera, frame in zip(self.spec.cameras, frames, strict=True)
         }
-        # Clocks differ: how old it was when it was sent is known, how long it travelled is not.
-        captured_ns = time.monotonic_ns() - header["age_ns"]
+        assert self._offset_ns is not None
+        captured_ns = header["captured_ns"] + self._offset_ns
         state = np.frombuffer(header["state"], np.float32)
         self._newest = Observation(state, images, self._task or header["task"], header["step"], captured_ns)
         self._status, self._fresh = header["status"], True
         self._fault = Fault(*header["fault"]) if header["fault"] else None
-
-
-def serve_driver(
-    driver: Driver,
-    envelope: SafetyEnvelope,
-    socket: zmq.Socket,
-    running: Callable[[], bool],
-    clock: Clock | None = None,
-) -> int:
-    """Offer a connected driver to one remote robot at a time; returns how many commands were sent to it.
-
-    Args:
-        driver: The robot here.
-        envelope: What any command has to pass.
-        socket: A bound ROUTER.
-        running: Asked each control step; False ends it.
-        clock: For tests.
-    """
-    return _Service(driver, envelope, socket, clock or RealClock()).run(running)
-
-
-class _Service:
-    def __init__(self, driver: Driver, envelope: SafetyEnvelope, socket: zmq.Socket, clock: Clock) -> None:
-        self._driver, self._envelope, self._socket, self._clock = driver, envelope, socket, clock
-        self._episodic = driver if isinstance(driver, EpisodicDriver) else None
-        self._checking = driver if isinstance(driver, SelfChecking) else None
-        self._dims = len(driver.spec.action)
-        self._peer: bytes | None = None
-        self._episode = self._step = self._quiet = self._commands = 0
-        self._moving = False
-
-    def run(self, running: Callable[[], bool]) -> int:
-        dt_ns = round(1e9 * self._driver.spec.dt)
-        t_k = self._clock.now_ns()
-        while running():
-            command = self._messages()
-            if self._episode:
-                self._tick(command)
-            t_k = max(t_k + dt_ns, self._clock.now_ns() - dt_ns)
-            self._clock.sleep_until_ns(t_k)
-        self._driver.hold()
-        return self._commands
-
-    def _tick(self, command: NDArray[np.float32] | None) -> None:
-        obs = self._driver.read()
-        fault = self._checking.fault if self._checking else None
-        self._quiet = 0 if command is not None else self._quiet + 1
-        if command is not None:
-            age_s = (self._clock.now_ns() - obs.t_capture_ns) * 1e-9
-            if not self._moving and not (fault and fault.stop):  # from wherever the robot has come to rest
-                self._envelope.reset(obs.state[: self._dims])
-            verdict = self._envelope.filter(command, age_s, fault.kind if fault else "")
-            self._moving = verdict.command is not None
-            if verdict.command is not None:
-                self._driver.write(verdict.command)
-                self._commands += 1
-        if self._moving and (self._quiet >= QUIET_STEPS or (fault is not None and fault.stop)):
-            self._rest()
-        self._send_reading(obs, fault)
-        self._step += 1
-
-    def _rest(self) -> None:
-        self._moving = False
-        self._driver.hold()
-
-    def _messages(self) -> NDArray[np.float32] | None:
-        """Do what was asked; the newest command that came."""
-        command = None
-        while self._socket.poll(0):
-            peer, *rest = (bytes(f.buffer) for f in receive(self._socket))
-            try:
-                message = msgpack.unpackb(rest[0])
-                kind = message["kind"]
-                if kind == "hello":
-                    self._hello(peer)
-                elif peer != self._peer:
-                    self._answer(peer, kind="refused", why="another computer drives this robot")
-                elif kind == "write":
-                    new = np.frombuffer(message["action"], np.float32)
-                    command = new if new.shape == (self._dims,) else command
-                elif kind in ("hold", "stop"):
-                    command = None
-                    self._rest()
-                elif kind == "reset":
-                    command = None
-                    self._reset(int(message["seed"]), int(message["episode"]))
-                elif kind == "bye":
-                    self._rest()
-                    self._peer, self._episode = None, 0
-            except (KeyError, TypeError, ValueError, IndexError, msgpack.UnpackException):
-                continue  # not ours; a robot has no use for an argument about it
-        return command
-
-    def _hello(self, peer: bytes) -> None:
-        if self._peer is not None and self._moving:
-            self._answer(peer, kind="refused", why="another computer drives this robot")
-            return
-        self._peer, self._episode = peer, 0
-        stages = list(self._episodic.stages) if self._episodic else []
-        self._answer(peer, kind="ready", spec=self._driver.spec.to_json(), stages=stages)
-
-    def _reset(self, seed: int, episode: int) -> None:
-        self._rest()
-        task = self._episodic.reset(seed) if self._episodic else self._driver.read().task
-        self._episode, self._step, self._quiet = episode, 0, 0
-        assert self._peer is not None
-        self._answer(self._peer, kind="started", task=task)
-
-    def _send_reading(self, obs: Observation, fault: Fault | None) -> None:
-        if self._peer is None:
-            return
-        header = {
-            "kind": "reading",
-            "episode": self._episode,
-            "step": self._step,
-            "task": obs.task,
-            "state": obs.state.tobytes(),
-            "age_ns": self._clock.now_ns() - obs.t_capture_ns,
-            "status": dict(self._episodic.status()) if self._episodic else {"is_success": False, "done": False},
-            "fault": list(fault) if fault else None,
-        }
-        pictures = [np.ascontiguousarray(obs.images[c.name]).data.cast("B") for c in self._driver.spec.cameras]
-        self._send(self._peer, [msgpack.packb(header), *pictures])
-
-    def _answer(self, peer: bytes, **message: Any) -> None:
-        self._send(peer, [msgpack.packb(message)])
-
-    def _send(self, peer: bytes, frames: list[Any]) -> None:
-        try:
-            send(self._socket, [peer, *frames])
-        except zmq.ZMQError:  # it has left
-            self._rest()
-            self._peer, self._episode = None, 0
+        stopped = header["stopped"] if header["arming"] == self._arming else None  # else it is re-armed by now
+        self._latched = Fault(*stopped) if stopped else None

@@ -108,7 +108,11 @@ class Emulator:
         return str(self._ask("reset", seed=seed, variant=dict(variant or {}))["instruction"])
 
     def status(self) -> Message:
-        """``success`` since the reset, ``success_s``, ``stage``, ``angles`` of each arm [J+1], ``bus`` counters."""
+        """How things are.
+
+        ``success`` since the reset, ``success_s``, ``stage``; of each arm ``angles`` [J+1], ``bus`` counters, and
+        ``limp_s``, for how long it has been without torque, in which a real one falls.
+        """
         return self._ask("status")
 
     def hand(self, arm: str, motion: str, angles: list[float] | None = None) -> None:
@@ -282,6 +286,7 @@ class _Running:
             elif message["kind"] == "status":
                 answer = {"success": self._success_s >= 0, "success_s": self._success_s, "stage": self._stage}
                 answer |= {"angles": {name: plant.angles.tolist() for name, plant in self._plants.items()}}
+                answer |= {"limp_s": {name: plant.limp_s for name, plant in self._plants.items()}}
                 answer |= {"skipped_s": self._plants["follower"].skipped_s}
                 answer |= {"bus": {name: dict(bus.counters) for name, bus in self._buses.items()}}
             elif message["kind"] == "hand":

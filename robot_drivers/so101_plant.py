@@ -41,6 +41,7 @@ class Plant:
         range: [J+1, 2] of the joints and the finger, radians.
         push_nm: Torque from outside on each joint [J+1], N m.
         skipped_s: Real time that was not simulated because the process was stalled.
+        limp_s: For how long a servo had no torque while no hand held the arm: a real one would have fallen.
     """
 
     def __init__(self, arm: Arm, model: mujoco.MjModel, data: mujoco.MjData, rng: np.random.Generator) -> None:
@@ -53,7 +54,7 @@ class Plant:
         self._hand: Hand | None = None
         self._hand_s = 0.0
         self.push_nm = np.zeros(self._n)
-        self.skipped_s = 0.0
+        self.skipped_s = self.limp_s = 0.0
         self._now_ns = 0
         self._frozen_at: dict[int, float] = {}
         self._measure(0.0)
@@ -121,6 +122,8 @@ class Plant:
                     self._constrain(dt)
                     mujoco.mj_step(self._model, self._data)
             self._measure(steps * dt)
+            if self._hand is None and not all(servo["torque_enable"] for servo in self.servos):
+                self.limp_s += steps * dt
             self._now_ns += round(steps * dt * 1e9)
 
     def calibrate(self) -> dict[str, dict[str, int]]:

@@ -167,7 +167,8 @@ class ToolControl:
 def next_command(last: NDArray[np.floating], intent: Intent, robot: RobotSpec) -> NDArray[np.float64] | None:
     """The command [A] that an intent asks for after ``last``; None asks to hold.
 
-    Velocities are integrated over a control step from the last command, inside the robot's range.
+    Velocities are integrated over a control step from the last command, inside the robot's range; where the robot takes
+    velocities they are its commands.
     """
     if not intent.engaged:
         return None
@@ -175,5 +176,5 @@ def next_command(last: NDArray[np.floating], intent: Intent, robot: RobotSpec) -
         return np.asarray(intent.target, np.float64)
     if intent.velocity is None:
         return None
-    moved = np.asarray(last, np.float64) + intent.velocity * robot.dt
+    moved = np.where(robot.rate_mask, 0.0, last) + intent.velocity * np.where(robot.rate_mask, 1.0, robot.dt)
     return np.clip(moved, robot.action_low, robot.action_high)

@@ -1,15 +1,18 @@
 """``vla robot`` and ``vla teleop`` on the simulated arm: what they print, write and record."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
+from robot_drivers.driver import Fault
 from vla_stack import cli
 from vla_stack.cli import main
 from vla_stack.data.dataset import open_dataset
-from vla_stack.schema import ACTION
+from vla_stack.schema import ACTION, Dim, Observation, RobotSpec
+from vla_stack.serving.keys import KeyFolder
 
 SMALL = ("--robot-arg", "image_size=16")
 
@@ -51,6 +54,62 @@ def test_jog_moves_one_dimension_and_back(capsys):
     assert "it follows" in capsys.readouterr().out
     assert main(["robot", "jog", *SMALL, "--joint", "knee", "--by", "0.03"]) == 1
     assert "there is no 'knee' -- the robot has tcp_x.pos" in capsys.readouterr().err
+
+
+class Arm:
+    """A robot that goes wrong: ``fault`` from the third reading on, readings no newer than ``frozen_ns``."""
+
+    def __init__(self, fault=None, frozen_ns=None):
+        dims = (Dim("x.pos", "m", -1, 1, 0.5),)
+        self.spec, self.fault = RobotSpec("test/arm", dims, dims, (), rate_hz=50.0), None
+        self.later, self.frozen_ns = fault, frozen_ns
+        self.at, self.reads, self.sent, self.stops = np.zeros(1, np.float32), 0, [], 0
+
+    def connect(self): ...
+
+    def disconnect(self): ...
+
+    def hold(self): ...
+
+    def read(self):
+        self.reads += 1
+        self.fault = self.later if self.reads > 2 else None
+        return Observation(self.at.copy(), {}, "task", 0, self.frozen_ns or time.monotonic_ns())
+
+    def write(self, action):
+        self.at = action.copy()
+        self.sent.append(float(action[0]))
+        return action
+
+    def stop(self):
+        self.stops += 1
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [(Arm(fault=Fault("load", "the shoulder is overloaded", True)), "overloaded"), (Arm(frozen_ns=1), "stale")],
+)
+def test_jog_stops_where_something_is_wrong(arm, words, monkeypatch, capsys):
+    monkeypatch.setattr("vla_stack.robot_verb.driver_maker", lambda args: lambda: arm)
+    assert main(["robot", "jog", "--joint", "x.pos", "--by", "0.01"]) == 1
+    assert words in capsys.readouterr().err
+    assert arm.stops == 1 and max(arm.sent) < 0.01 + 1e-6
+    if arm.frozen_ns:
+        assert not any(arm.sent)
+
+
+def test_a_served_robot_asks_for_keys_of_operators(tmp_path, monkeypatch):
+    served = {}
+
+    def serve(driver, envelope, socket, running, admission=None):
+        served["admission"] = admission
+
+    monkeypatch.setenv("VLA_KEYS", str(tmp_path))
+    KeyFolder().create("arm")
+    monkeypatch.setattr("vla_stack.robot_verb.driver_maker", lambda args: Arm)
+    monkeypatch.setattr("robot_drivers.remote_service.serve_driver", serve)
+    assert main(["robot", "serve", "--endpoint", "tcp://0.0.0.0:*"]) == 0
+    assert served["admission"] is not None
 
 
 def test_a_recorded_episode_played_by_hand_is_recorded_again(tmp_path, capsys):

@@ -128,6 +128,7 @@ def _jog(args: argparse.Namespace, driver: Driver) -> int:
     envelope = make_envelope(spec, robot_safety(args))
     start = driver.read().state[: len(names)].astype(np.float64)
     envelope.reset(start)
+    checking = driver if isinstance(driver, SelfChecking) else None
     clock, dt_ns, k = RealClock(), round(1e9 * spec.dt), 0
     t_0, reached = clock.now_ns(), []
     for goal in (start[i] + args.by, start[i]):
@@ -138,10 +139,15 @@ def _jog(args: argparse.Namespace, driver: Driver) -> int:
             clock.sleep_until_ns(t_0 + k * dt_ns)
             k += 1
             obs = driver.read()
-            verdict = envelope.filter(target)
+            fault = checking.fault if checking else None
+            if fault and fault.stop:
+                envelope.stop(fault.kind)
+            age_s = (clock.now_ns() - obs.t_capture_ns) * 1e-9
+            verdict = envelope.filter(target, age_s, fault.kind if fault else "")
             if verdict.command is None:
                 driver.stop()
-                raise UserError(f"stopped: {', '.join(verdict.changes)}", "vla robot check says more")
+                why = fault.why if fault else ", ".join(verdict.changes)
+                raise UserError(f"stopped: {why}", "vla robot check says more")
             driver.write(verdict.command)
         reached.append(float(obs.state[i]))
     driver.hold()
@@ -156,7 +162,7 @@ def _jog(args: argparse.Namespace, driver: Driver) -> int:
 def _serve(args: argparse.Namespace, driver: Driver) -> int:
     import zmq
 
-    from robot_drivers.remote import serve_driver
+    from robot_drivers.remote_service import MAX_BYTES, serve_driver
     from vla_stack.serving.admission import Admission
     from vla_stack.serving.keys import KeyFolder
     from vla_stack.serving.transport import is_local, new_socket, zmq_address
@@ -164,10 +170,12 @@ def _serve(args: argparse.Namespace, driver: Driver) -> int:
     context = zmq.Context()
     admission = None if is_local(args.endpoint) else Admission(context, KeyFolder())
     socket = new_socket(context, zmq.ROUTER, admission.curve if admission else None)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
     try:
         socket.bind(zmq_address(args.endpoint))
         print(f"{driver.spec.name} at {args.endpoint}; Ctrl-C ends", flush=True)
-        serve_driver(driver, make_envelope(driver.spec, robot_safety(args)), socket, lambda: True)
+        envelope = make_envelope(driver.spec, robot_safety(args))
+        serve_driver(driver, envelope, socket, lambda: True, admission=admission)
     except zmq.ZMQError as e:
         raise UserError(f"cannot listen at {args.endpoint}: {e}", "choose another endpoint") from None
     except KeyboardInterrupt:

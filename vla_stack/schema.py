@@ -73,6 +73,7 @@ class Dim:
 
 
 # JSON has no infinity: a bound that is absent or null is the default, no bound at all.
+VELOCITIES, FORCES = ("m/s", "rad/s"), ("N", "Nm")  # units
 _BOUNDS = {"low": -np.inf, "high": np.inf, "max_rate": np.inf}
 
 
@@ -136,6 +137,12 @@ class RobotSpec:
         """Bool [A]: dimensions that are switched, never blended."""
         return np.array([d.kind == "gripper" for d in self.action], bool)
 
+    @property
+    def rate_mask(self) -> NDArray[np.bool_]:
+        """Bool [A]: commands that are no places and stand still at zero, while the last one would move the robot for
+        ever: every velocity, and every force but that of a gripper, which grips."""
+        return np.array([d.unit in VELOCITIES or (d.unit in FORCES and d.kind != "gripper") for d in self.action], bool)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form, as it stands in a dataset, a checkpoint and a HELLO message; no bound is ``null``."""
         d = json.loads(json.dumps(asdict(self)))
@@ -189,6 +196,7 @@ class Observation:
         task: Language instruction.
         step: Control step (tick) at whose start this was captured.
         t_capture_ns: ``time.monotonic_ns()`` of the robot at capture (virtual time in simulation).
+        image_t_ns: camera name -> the same of its picture; a camera that is absent has ``t_capture_ns``.
     """
 
     state: NDArray[np.float32]
@@ -196,6 +204,7 @@ class Observation:
     task: str
     step: int = 0
     t_capture_ns: int = 0
+    image_t_ns: dict[str, int] = field(default_factory=dict)
 
     def expecting(self, state: NDArray[np.float32] | None) -> Observation:
         """The same with other first entries of the state, float32 [A]; itself where there are none."""

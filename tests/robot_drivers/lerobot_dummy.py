@@ -9,12 +9,19 @@ from lerobot.robots import Robot, RobotConfig
 from lerobot.teleoperators import Teleoperator, TeleoperatorConfig
 
 
+@dataclass
+class HandConfig:
+    use_degrees: bool = False
+
+
 @RobotConfig.register_subclass("vla_dummy")
 @dataclass(kw_only=True)
 class DummyConfig(RobotConfig):
     port: str
     calibrated: bool = True
     cameras: dict[str, CameraConfig] = field(default_factory=dict)
+    use_degrees: bool = False
+    hand: HandConfig = field(default_factory=HandConfig)
 
 
 class Dummy(Robot):
@@ -23,7 +30,9 @@ class Dummy(Robot):
 
     def __init__(self, config: DummyConfig):
         super().__init__(config)
-        self.config, self.connected, self.broken, self.gone = config, False, False, False
+        self.config, self.connected, self.broken, self.gone, self.deaf = config, False, False, False, False
+        self.error: Exception = ConnectionError("incorrect status packet")
+        self.disconnects = 0
         self.at = {"shoulder.pos": 90.0, "gripper.pos": 50.0}
         self.actions: list[dict[str, float]] = []
         self.bus = SimpleNamespace(motors={"shoulder": SimpleNamespace(model="m")}, model_resolution_table={"m": 4096})
@@ -56,15 +65,18 @@ class Dummy(Robot):
 
     def get_observation(self):
         if self.broken:
-            raise ConnectionError("incorrect status packet")
+            raise self.error
         return {**self.at, "top": np.full((4, 6, 3), 7, np.uint8), "top_depth": np.zeros((4, 6, 1), np.uint16)}
 
     def send_action(self, action):
+        if self.deaf:
+            raise ConnectionError("port is in use")
         self.actions.append(dict(action))
         self.at = {name: float(np.clip(v, -100, 100)) for name, v in action.items()}
         return self.at
 
     def disconnect(self):
+        self.disconnects += 1
         self.connected = False
 
 
@@ -83,7 +95,8 @@ class DummyLeader(Teleoperator):
 
     def __init__(self, config: DummyLeaderConfig):
         super().__init__(config)
-        self.broken = False
+        self.broken, self.at = False, {"shoulder.pos": 45.0, "gripper.pos": 25.0}
+        self.error: Exception = ConnectionError("incorrect status packet")
 
     def connect(self, calibrate=True):
         self.is_connected = True
@@ -94,8 +107,8 @@ class DummyLeader(Teleoperator):
 
     def get_action(self):
         if self.broken:
-            raise ConnectionError("incorrect status packet")
-        return {"shoulder.pos": 45.0, "gripper.pos": 25.0}
+            raise self.error
+        return dict(self.at)
 
     def send_feedback(self, feedback): ...
 

@@ -1,5 +1,6 @@
 """The LeRobot adapter on a robot without hardware: units, order, limits, failures."""
 
+import threading
 import time
 
 import cv2
@@ -101,6 +102,89 @@ def test_a_bus_that_is_lost_stops_the_robot_and_is_opened_again(driver):
     assert driver.reconnects == 1 and driver.read().state[0] == pytest.approx(np.pi / 2)
 
 
+def test_a_robot_is_never_disconnected_because_it_is_lost(driver):
+    """LeRobot's ``disconnect`` switches the motors off."""
+    robot = driver._robot
+    driver.read()
+    robot.broken, robot.error = True, OSError("input/output error")
+    driver.read()
+    assert driver.fault.stop
+    robot.broken = False
+    deadline = time.monotonic() + PATIENCE_S
+    while driver.fault is not None:
+        assert time.monotonic() < deadline
+    assert robot.disconnects == 0
+    assert robot.actions[-1] == robot.at  # it is told to stay where it is
+
+
+def test_a_picture_that_is_late_is_one_failed_reading(driver):
+    first = driver.read()
+    driver._robot.broken, driver._robot.error = True, TimeoutError("latest frame is too old")
+    assert driver.read() is first and driver.fault is None
+    driver._robot.broken = False
+    driver.read()
+    assert driver.fault is None and driver.reconnects == driver._robot.disconnects == 0
+
+
+def test_a_command_that_is_not_sent_is_not_returned_as_sent(driver):
+    driver.read()
+    driver._robot.deaf = True
+    np.testing.assert_allclose(driver.write(np.array([0.0, 0.0], np.float32)), [np.pi / 2, 0.5])  # where it is
+    driver._robot.deaf = False
+    sent = driver.write(np.array([-0.5, 1.0], np.float32))
+    driver._robot.deaf = True
+    np.testing.assert_array_equal(driver.write(np.array([0.5, 0.0], np.float32)), sent)
+    driver._robot.deaf = False
+    taken, done = threading.Event(), threading.Event()
+
+    def use_the_bus():
+        with driver._lock:
+            taken.set()
+            done.wait()
+
+    other = threading.Thread(target=use_the_bus)
+    other.start()
+    taken.wait()
+    np.testing.assert_array_equal(driver.write(np.array([0.5, 0.0], np.float32)), sent)
+    done.set()
+    other.join()
+    driver.hold()  # a command too
+    driver._robot.deaf = True
+    np.testing.assert_allclose(driver.write(np.array([0.5, 0.0], np.float32)), sent, atol=1e-6)
+
+
+def test_a_robot_that_answers_but_takes_no_commands_is_at_fault(driver):
+    driver._robot.deaf = True
+    faults = []
+    for _ in range(3):
+        driver.read()
+        driver.write(np.array([0.5, 0.0], np.float32))
+        faults.append(driver.fault)
+    assert faults[0] is None
+    assert faults[1] == ("bus", "vla_dummy takes no commands: port is in use", False)
+    assert faults[2].stop
+    driver._robot.deaf = False
+    deadline = time.monotonic() + PATIENCE_S
+    while driver.fault is not None:
+        assert time.monotonic() < deadline
+    assert driver.reconnects == 1
+
+
+def test_commands_that_are_taken_again_are_found_though_nobody_writes_meanwhile(driver):
+    driver._robot.deaf = True
+    driver.read()
+    for _ in range(2):
+        driver.write(np.array([0.5, 0.0], np.float32))
+    assert driver.fault is not None
+    driver._robot.deaf = False
+    driver.read()
+    assert driver.fault is None and driver._robot.actions == [driver._robot.at]
+
+
+def test_degrees_are_chosen_where_nobody_chose(driver):
+    assert driver._robot.config.use_degrees and driver._robot.config.hand.use_degrees
+
+
 def test_cameras_are_taken_over_stamped_and_resized(tmp_path):
     film = tmp_path / "film.avi"
     writer = cv2.VideoWriter(str(film), cv2.VideoWriter.fourcc(*"MJPG"), 100, (32, 24))
@@ -116,10 +200,13 @@ def test_cameras_are_taken_over_stamped_and_resized(tmp_path):
         cameras={"side": {"type": "video", "path": str(film)}},
         image_size=16,
     )
+    before = time.monotonic_ns()
     driver.connect()
     assert [(c.name, c.height, c.width) for c in driver.spec.cameras] == [("top", 16, 16), ("side", 16, 16)]
     obs = driver.read()
     obs.check(driver.spec)
+    assert before <= obs.image_t_ns["side"] <= driver._streams["side"].newest().t_ns
+    assert "top" not in obs.image_t_ns  # the robot's own, taken with its joints
     assert (obs.images["side"][0] == 0).all() and obs.images["top"][8, 8, 0] == 7  # bars above and below
     driver.disconnect()
 
@@ -133,6 +220,8 @@ def test_cameras_are_taken_over_stamped_and_resized(tmp_path):
         ({"prt": "x"}, "vla_dummy has no option 'prt' -- the nearest option is 'port'"),
         ({"cameras": "side"}, "cameras='side' does not describe cameras -- write --robot.cameras="),
         ({"use_degrees": False}, "use_degrees=False"),
+        ({"hand": {"use_degrees": False}}, "use_degrees=False"),
+        ({"robot_type": "hope_jr_arm"}, "hope_jr_arm: motor 'shoulder_pitch' speaks percent .* no degrees for it"),
         ({"max_load": {"shoulder.pos": 0.5}}, "does not report loads"),
         ({"cameras": {"side": {"type": "video", "path": "none.mp4"}}}, "camera 'side': none.mp4 cannot be played"),
         ({"cameras": {"side": {"type": "video", "file": "x"}}}, "camera 'side': .*file"),

@@ -3,13 +3,14 @@
 import threading
 import time
 
+import msgpack
 import numpy as np
 import pytest
 import zmq
 
 from robot_drivers import make_driver
 from robot_drivers.driver import Fault
-from robot_drivers.remote import serve_driver
+from robot_drivers.remote_service import serve_driver
 from vla_stack.errors import UserError
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig
@@ -54,12 +55,13 @@ class Arm:
 
 
 @pytest.fixture
-def pair(tmp_path):
+def pair(tmp_path, monkeypatch):
+    monkeypatch.setattr("robot_drivers.remote.LOST_STEPS", 10**6)  # a busy computer is no lost connection
     endpoint, context, arm, running = f"ipc://{tmp_path}/arm", zmq.Context(), Arm(), threading.Event()
     socket = new_socket(context, zmq.ROUTER)
     socket.bind(endpoint)
     running.set()
-    envelope = make_envelope(SPEC, SafetyConfig())
+    envelope = make_envelope(SPEC, SafetyConfig(max_sensor_age_s=PATIENCE_S))
     thread = threading.Thread(target=serve_driver, args=(arm, envelope, socket, running.is_set))
     thread.start()
     remote = make_driver("remote", endpoint=endpoint)
@@ -133,6 +135,75 @@ def test_a_second_computer_is_refused_while_the_first_drives(pair):
     stop.set()
     driving.join()
     second.disconnect()
+
+
+def drop_connection(remote, endpoint):
+    """What a network does that comes back: the new connection is one that the robot's side has never seen."""
+    remote._socket.disconnect(endpoint)
+    remote._socket.connect(endpoint)
+
+
+def test_a_connection_that_was_lost_and_made_again_goes_on(pair, monkeypatch):
+    remote, arm, endpoint = pair
+    target = np.array([0.9, 1.0], np.float32)
+    remote.reset(0)
+    until(lambda: remote.write(target) is not None and remote.read() and arm.sent)
+    drop_connection(remote, endpoint)
+    sent, step = len(arm.sent), remote.read().step
+    until(lambda: remote.write(target) is not None and remote.read().step > step + 3 and len(arm.sent) > sent + 3)
+    assert remote.fault is None
+    drop_connection(remote, endpoint)
+    assert remote.reset(3) == "seed 3"
+    step = remote.read().step
+    monkeypatch.setattr("robot_drivers.remote.LOST_STEPS", 3)
+    drop_connection(remote, endpoint)
+    until(lambda: remote.read().step > step + 3)  # also where nothing is commanded, as after a STOP
+
+
+def test_a_stop_there_is_a_fault_here_until_whoever_stops_here_goes_on(pair):
+    remote, arm, _ = pair
+    target = np.array([0.9, 1.0], np.float32)
+    remote.reset(0)
+    until(lambda: remote.write(np.array([np.nan, 1.0], np.float32)) is not None and remote.read() and remote.fault)
+    assert remote.fault.kind == "envelope" and remote.fault.stop and "not finite" in remote.fault.why
+    sent, step = len(arm.sent), remote.read().step
+    until(lambda: remote.write(target) is not None and remote.read().step > step + 10)
+    assert len(arm.sent) == sent and remote.fault
+    remote.stop()
+    assert remote.fault is None  # else nobody could re-arm here
+    until(lambda: remote.write(target) is not None and remote.read() and len(arm.sent) > sent + 3)
+    assert remote.fault is None
+
+
+def test_a_reading_that_was_long_on_its_way_is_old(tmp_path):
+    context, endpoint = zmq.Context(), f"ipc://{tmp_path}/arm"
+    router = new_socket(context, zmq.ROUTER)
+    router.bind(endpoint)
+    remote = make_driver("remote", endpoint=endpoint)
+    sent_ns = 10**15  # of another computer's clock
+
+    def answered(call, **answer):
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert router.poll(1000 * PATIENCE_S)
+        peer = router.recv_multipart()[0]
+        router.send_multipart([peer, msgpack.packb({**answer, "sent_ns": sent_ns})])
+        thread.join()
+        return peer
+
+    try:
+        answered(remote.connect, kind="ready", spec=SPEC.to_json(), stages=[], token="t")
+        peer = answered(lambda: remote.reset(0), kind="started", task="task")
+        header = {"kind": "reading", "episode": 1, "step": 0, "task": "task", "state": bytes(8), "status": {}}
+        header |= {"fault": None, "stopped": None, "arming": 0}
+        header |= {"captured_ns": sent_ns - 2 * 10**9, "sent_ns": sent_ns - 2 * 10**9}
+        router.send_multipart([peer, msgpack.packb(header), bytes(4 * 6 * 3)])
+        obs = remote.read()
+        assert time.monotonic_ns() - obs.t_capture_ns >= 2 * 10**9
+        assert remote.fault.kind == "link" and remote.fault.stop
+    finally:
+        remote.disconnect()
+        context.destroy(linger=0)
 
 
 def test_nobody_there(tmp_path, monkeypatch):

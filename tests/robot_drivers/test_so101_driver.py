@@ -1,27 +1,144 @@
-"""LeRobot's SO-101 driver behind ours, on a spoilt bus: no answer is ever taken for another request's."""
+"""LeRobot's SO-101 driver behind ours, on a bus that is spoilt or lost: nothing is misread, and no motor let go."""
+
+import shutil
+import time
 
 import numpy as np
 import pytest
 
 from robot_drivers import make_driver
+from robot_drivers.lerobot_reopen import reopen
 from robot_drivers.so101_emulator import Emulator
+from robot_drivers.teleop import make_teleop
 
 READINGS = 150
+PATIENCE_S = 120.0
+pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.timeout(300)
-def test_spoilt_statuses_never_shift_readings_or_raise_alarms(tmp_path):
-    with Emulator(tmp_path / "arm", image_size=0) as arm:
-        driver = make_driver("lerobot", robot_type="so101_follower", rate_hz=30.0, **arm.device())
-        driver.connect()
-        rest = np.array(arm.status()["angles"]["follower"])
-        arm.inject("corruption", 0.05)
-        arm.inject("loss", 0.005)
-        for _ in range(READINGS):
-            state = driver.read().state
-            assert np.abs(state[:5] - rest[:5]).max() < 0.01
-            assert driver.fault is None or driver.fault.kind == "bus"
-        counters = arm.status()["bus"]["follower"]
-        arm.mend()
-        driver.disconnect()
+@pytest.fixture
+def arm(tmp_path):
+    with Emulator(tmp_path / "arm", leader=True, image_size=0) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def driver(arm):
+    d = make_driver("lerobot", robot_type="so101_follower", rate_hz=30.0, **arm.device())
+    d.connect()
+    yield d
+    d.disconnect()
+
+
+def read_until(driver, done):
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline, driver.fault
+        driver.read()
+
+
+def test_spoilt_statuses_never_shift_readings_or_raise_alarms(arm, driver):
+    rest = np.array(arm.status()["angles"]["follower"])
+    arm.inject("corruption", 0.05)
+    arm.inject("loss", 0.005)
+    for _ in range(READINGS):
+        state = driver.read().state
+        assert np.abs(state[:5] - rest[:5]).max() < 0.01
+        assert driver.fault is None or driver.fault.kind == "bus"
+    counters = arm.status()["bus"]["follower"]
+    arm.mend()
     assert counters["corrupted"] > READINGS * 0.05
+
+
+@pytest.mark.parametrize(("fault", "value"), [("unplug", None), ("loss", 1.0)])
+def test_motors_hold_while_their_bus_is_lost_and_opened_again(arm, driver, fault, value):
+    driver.read()
+    limp_s = arm.status()["limp_s"]["follower"]  # LeRobot switches the motors off while it connects
+    at = np.array(arm.status()["angles"]["follower"])
+    arm.inject(fault, value)
+    read_until(driver, lambda: driver.fault is not None and driver.fault.stop)
+    arm.mend()
+    read_until(driver, lambda: driver.fault is None)
+    assert driver.reconnects == 1
+    assert arm.status()["limp_s"]["follower"] == limp_s
+    np.testing.assert_allclose(arm.status()["angles"]["follower"], at, atol=0.01)
+    goal = driver.read().state.copy()
+    goal[0] += 0.3
+
+    def arrived():
+        driver.write(goal)  # again and again, or its watchdog holds it
+        return abs(driver.read().state[0] - goal[0]) < 0.02
+
+    read_until(driver, arrived)
+
+
+def test_motors_that_lost_their_power_are_switched_on_again(arm, driver):
+    driver.read()
+    arm.inject("power")
+    read_until(driver, lambda: driver.fault is not None and driver.fault.stop)
+    arm.mend()
+    read_until(driver, lambda: driver.fault is None)
+    limp_s = arm.status()["limp_s"]["follower"]
+    driver.read()
+    assert arm.status()["limp_s"]["follower"] == limp_s
+
+
+def test_one_motor_that_is_off_among_others_is_switched_on_where_it_is(arm, driver, monkeypatch):
+    robot = driver._robot
+    robot.bus.disable_torque("elbow_flex")
+    at = np.array(arm.status()["angles"]["follower"])
+    monkeypatch.setattr(robot, "configure", lambda: pytest.fail("this switches all motors off"))
+    reopen(robot)
+    assert all(robot.bus.read("Torque_Enable", motor) for motor in robot.bus.motors)
+    np.testing.assert_allclose(arm.status()["angles"]["follower"], at, atol=0.01)
+
+
+def test_two_arms_are_one_robot_and_neither_is_let_go(tmp_path):
+    with Emulator(tmp_path / "arm", leader=True, image_size=32, fps=10.0) as arm:
+        for side, name in (("left", "follower"), ("right", "leader")):
+            device = arm.device(name)
+            shutil.copy(f"{device['calibration_dir']}/{device['id']}.json", tmp_path / f"pair_{side}.json")
+        front, wrist = (arm.cameras[name] for name in ("front", "wrist"))
+        driver = make_driver(
+            "lerobot",
+            robot_type="bi_so_follower",
+            id="pair",
+            calibration_dir=str(tmp_path),
+            left_arm_config={"port": str(arm.ports["follower"]), "cameras": {"wrist": wrist}},
+            right_arm_config={"port": str(arm.ports["leader"])},
+            cameras={"front": front},
+            max_load={"right_shoulder_pan.pos": 0.9},
+        )
+        driver.connect()
+        assert {c.name for c in driver.spec.cameras} == {"front", "left_wrist"}
+        dims = {d.name: d for d in driver.spec.action}
+        assert 0.5 < dims["left_elbow_flex.pos"].high < 3.0 and dims["right_elbow_flex.pos"].high < 3.0
+        obs = driver.read()
+        obs.check(driver.spec)
+        assert set(obs.image_t_ns) == {"front", "left_wrist"}
+        limp = arm.status()["limp_s"]
+        arm.inject("unplug", arm="leader")
+        read_until(driver, lambda: driver.fault is not None and driver.fault.stop and driver.fault.kind == "bus")
+        arm.mend()
+        read_until(driver, lambda: driver.reconnects > 0)
+        assert arm.status()["limp_s"] == limp
+        arm.inject("heat", 2, arm="leader")
+        read_until(driver, lambda: driver.fault is not None and driver.fault.kind == "motor")
+        assert "right_elbow_flex" in driver.fault.why
+        driver.disconnect()
+
+
+def test_a_leader_that_was_unplugged_is_opened_again(arm, driver, capsys):
+    leader = make_teleop("lerobot", driver.spec, "", teleop_type="so101_leader", **arm.device("leader"))
+    leader.connect()
+    assert leader.read(np.zeros(6)).engaged
+    arm.inject("unplug", arm="leader")
+    deadline = time.monotonic() + PATIENCE_S
+    while leader.read(np.zeros(6)).engaged or not leader.trouble:
+        assert time.monotonic() < deadline
+    assert "so101_leader is lost" in leader.trouble and "the robot holds" in capsys.readouterr().err
+    arm.mend()
+    while not leader.read(np.zeros(6)).engaged:
+        assert time.monotonic() < deadline
+    assert leader.trouble == ""
+    leader.disconnect()

@@ -159,6 +159,31 @@ def test_a_leader_says_where_to_be_in_si_and_a_lost_one_disengages(tmp_path):
     leader._leader.broken = True
     assert [leader.read(np.zeros(2)).engaged for _ in range(5)] == [True, True, True, False, False]
     leader.disconnect()
+
+
+def test_a_leaders_reading_that_cannot_be_is_no_target(tmp_path):
+    dims = (Dim("shoulder.pos", "rad", -2, 2), Dim("gripper.pos", "ratio", 0, 1, kind="gripper"))
+    robot = RobotSpec("lerobot/vla_dummy", dims, dims, (), 30.0)
+    options = {"teleop_type": "vla_dummy_leader", "module": "lerobot_dummy", "calibration_dir": str(tmp_path)}
+    leader = make_teleop("lerobot", robot, **options)
+    leader.connect()
+    first = leader.read(np.zeros(2)).target
+    for shoulder, gripper in ((-2948.0, 25.0), (45.0, 900.0)):  # an answer to another question
+        leader._leader.at = {"shoulder.pos": shoulder, "gripper.pos": gripper}
+        np.testing.assert_array_equal(leader.read(np.zeros(2)).target, first)
+    leader._leader.at = {"shoulder.pos": 46.0, "gripper.pos": 25.0}
+    assert leader.read(np.zeros(2)).target[0] == pytest.approx(np.deg2rad(46.0))
+    leader._last_s = np.inf  # just now
+    leader._leader.at = {"shoulder.pos": 110.0, "gripper.pos": 25.0}
+    assert leader.read(np.zeros(2)).target[0] == pytest.approx(np.deg2rad(46.0))
+    leader.disconnect()
+
+
+def test_a_leader_that_speaks_another_unit_than_the_robot_is_refused(tmp_path):
+    dims = (Dim("shoulder.pos", "m", -2, 2),)
+    options = {"teleop_type": "vla_dummy_leader", "module": "lerobot_dummy", "calibration_dir": str(tmp_path)}
+    with pytest.raises(UserError, match="vla_dummy_leader gives 'shoulder.pos' in rad, r takes m"):
+        make_teleop("lerobot", RobotSpec("r", dims, dims, (), 30.0), **options)
     with pytest.raises(UserError, match="has no 'knee.pos'"):
         make_teleop("lerobot", RobotSpec("x", dims, (Dim("knee.pos", "rad"),), (), 30.0), **options).connect()
 

@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Role,
         choices=tuple(Role),
         default=Role.ROBOT,
-        help="what it may do: a robot asks for chunks, an observer sees whether the server lives (default: robot)",
+        help="what it may do: a robot asks a policy server for chunks, an operator drives a robot of "
+        "`vla robot serve`, an observer sees whether a server lives (default: robot)",
     )
     revoke = actions.add_parser("revoke", help="no longer let a peer connect")
     revoke.add_argument("name")
