@@ -7,10 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from robot_drivers.driver import Driver, EpisodicDriver, SelfChecking
-from robot_drivers.teleop import TELEOPS, Teleop, make_teleop, next_command
+from robot_drivers.teleop import TELEOPS, Intent, Teleop, make_teleop, next_command
 from robot_drivers.teleop_keyboard import whole_lines
+from robot_drivers.teleop_replay import Replay
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.runtime.clock import Clock, RealClock
 from vla_stack.runtime.executor import State
@@ -25,6 +27,7 @@ from vla_stack.runtime.robot_arguments import (
 )
 from vla_stack.runtime.run import wait_for_scene
 from vla_stack.runtime.safety import SafetyEnvelope
+from vla_stack.schema import Observation, RobotSpec
 
 HELP = "Drive a robot by hand, through its safety envelope, and record demonstrations."
 EXAMPLES = (
@@ -33,7 +36,8 @@ EXAMPLES = (
     "vla teleop --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --task 'pick the cube' \\\n"
     "      --teleop.type=so101_leader --teleop.port=/dev/ttyACM1 --teleop.id=hand --root data/mine --seconds 20",
 )
-REARM_S = 1.0  # between a STOP and re-arming
+REARM_S = 1.0  # between a STOP and the Enter that re-arms: one that was on its way meant something else
+NEAR = {"rad": 0.2, "m": 0.1}  # by unit: so near the robot a leader must come before the robot follows it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +112,11 @@ def _keep(end: Episode, recorder: EpisodeRecorder | None) -> bool:
 class Episode:
     """One episode by hand: the control loop of a teleoperator. At most one step late; never a burst of steps.
 
+    A hand that says where to be (a leader arm) is followed once it has been near the robot, and after a STOP once Enter
+    has been pressed too: such a hand is always somewhere, whether anybody means it or not. One that says how fast to
+    move re-arms a stopped robot by letting go. A recorded episode is followed from wherever the robot stands, and not
+    beyond a STOP.
+
     Attributes:
         event: How it was ended by hand; empty where the task or the time ended it.
         success: As the hand said, or as the task did.
@@ -125,7 +134,8 @@ class Episode:
     ) -> None:
         self._driver, self._teleop, self._envelope, self._clock = driver, teleop, envelope, clock
         self._recorder = recorder
-        self._dims = len(driver.spec.action)
+        self._dims, self._replays = len(driver.spec.action), isinstance(teleop, Replay)
+        self._met = False  # the leader has been near the robot since it was last disengaged or the robot stopped
         self.event, self.success, self.ticks, self.recorded = "", False, 0, 0
         self.states: Counter[str] = Counter()
         self.late_ns: list[int] = []
@@ -139,6 +149,7 @@ class Episode:
         obs = self._driver.read()
         last = np.asarray(obs.state[: self._dims], np.float64)
         self._envelope.reset(last)
+        self._met = False
         t_k, state, stopped_ns = obs.t_capture_ns, State.HOLD, 0
         while max_ticks is None or self.ticks < max_ticks:
             self._clock.sleep_until_ns(t_k)
@@ -146,22 +157,34 @@ class Episode:
             if self.ticks:
                 obs = self._driver.read()
             intent = self._teleop.read(last)
+            leads, now = intent.target is not None, self._clock.now_ns()
+            rearm = not intent.engaged
+            if leads and state is State.STOP:
+                rearm = intent.event == "success" and now - stopped_ns > REARM_S * 1e9
+                intent = intent._replace(event="" if intent.event == "success" else intent.event)
             if intent.event or (episodic is not None and episodic.status()["done"]):
                 self.event = intent.event
                 break
             fault = checking.fault if checking else None
-            now = self._clock.now_ns()
-            rested = not intent.engaged or now - stopped_ns > REARM_S * 1e9
-            if state is State.STOP and fault is None and rested:
+            stopped = state is State.STOP
+            if stopped and fault is None and rearm:
                 self._envelope.reset(obs.state[: self._dims])
+                stopped = False
             if fault and fault.stop:
                 self._envelope.stop(fault.kind)
+            if leads:
+                intent = intent._replace(engaged=intent.engaged and not stopped)
+                intent = intent._replace(engaged=self._follows(intent, obs))
             command = next_command(last, intent, self._driver.spec)
             age_s = (now - obs.t_capture_ns) * 1e-9
             verdict = self._envelope.filter(command, age_s, fault.kind if fault else "")
             if verdict.state is not state and verdict.state is State.STOP:
                 stopped_ns = now
-                print(f"STOP at step {self.ticks}: {fault.why if fault else ', '.join(verdict.changes)}", flush=True)
+                why = fault.why if fault else ", ".join(verdict.changes)
+                print(
+                    f"STOP at step {self.ticks}: {why}{'; Enter goes on' if leads and not self._replays else ''}",
+                    flush=True,
+                )
                 self._driver.stop()
             state = verdict.state
             if verdict.command is not None:
@@ -179,8 +202,36 @@ class Episode:
         self.success = self.event == "success" or done
         return self
 
+    def _follows(self, intent: Intent, obs: Observation) -> bool:
+        """Whether an engaged leader is followed; about once a second the operator is told why it is not."""
+        if not intent.engaged or self._met or self._replays or intent.target is None:
+            self._met = intent.engaged
+            return self._met
+        spec = self._driver.spec
+        why = _apart(intent.target, obs.state[: self._dims], spec)
+        self._met = not why
+        if why and self.ticks % max(1, round(spec.rate_hz)) == 0:
+            print(f"waiting for the leader: {why}", flush=True)
+        return self._met
+
     def line(self) -> str:
         """How it went, for people."""
         late = np.array(self.late_ns or [0]) * 1e-6
         held = self.states["hold"] + self.states["stop"]
         return f"stood still for {held}, late by {np.median(late):.1f} ms (99 %: {np.quantile(late, 0.99):.1f} ms)"
+
+
+def _apart(target: NDArray[np.float64], at: NDArray[np.float32], robot: RobotSpec) -> str:
+    """In which dimension a target [A] is too far from the robot to be followed; '' where it is near.
+
+    Grippers and dimensions in other units than those of :data:`NEAR` do not count, nor do relative commands.
+    """
+    if robot.action_kind != "absolute":
+        return ""
+    endless = [d.kind == "angle" and d.low == -np.inf and d.high == np.inf for d in robot.action]
+    away = np.abs(target - at)
+    away = np.where(endless, np.abs((away + np.pi) % (2 * np.pi) - np.pi), away)
+    near = np.array([np.inf if d.kind == "gripper" else NEAR.get(d.unit, np.inf) for d in robot.action])
+    i = int(np.argmax(away / near))
+    dim = robot.action[i]
+    return "" if away[i] <= near[i] else f"{dim.name} is {away[i]:.2f} {dim.unit} from the robot's, {near[i]:g} at most"

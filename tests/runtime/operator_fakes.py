@@ -1,12 +1,13 @@
 """An operator made of a script, for the control loop under the virtual clock."""
 
 import numpy as np
-from runtime_fakes import DT_NS, FakeDriver, FakePort, make_envelope, make_executor
+from runtime_fakes import DT_NS, FakeDriver, FakePort, make_executor
 
 from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.control import ControlLoop
 from vla_stack.runtime.operator_lane import OperatorLane
 from vla_stack.runtime.rewind import Rewinder
+from vla_stack.runtime.safety import SafetyEnvelope
 
 
 class ScriptedConsole:
@@ -53,7 +54,8 @@ class Rig:
         self.rewinder = Rewinder(self.driver.spec, familiar=familiar)
         self.lane = OperatorLane(self.driver.spec, self.console, self.rewinder)
         executor = make_executor() if policy else None
-        self.loop = ControlLoop(self.driver, executor, make_envelope(), self.clock, self.port, self.lane)
+        envelope = SafetyEnvelope(self.driver.spec)
+        self.loop = ControlLoop(self.driver, executor, envelope, self.clock, self.port, self.lane)
 
     def run(self, mode="rac", ticks=60, max_ticks=None):
         script = self.console.script

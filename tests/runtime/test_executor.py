@@ -21,13 +21,16 @@ MODES = st.sampled_from(executor_module.MODES)
 MAX_DELAY = 4  # that the policy was trained with
 
 
-def robot(kind: str = "absolute") -> RobotSpec:
-    dims = (Dim("x.pos", "m"), Dim("gripper.pos", "ratio", kind="gripper"))
+def robot(kind: str = "absolute", max_rate: float = np.inf) -> RobotSpec:
+    dims = (Dim("x.pos", "m", max_rate=max_rate), Dim("gripper.pos", "ratio", kind="gripper"))
     return RobotSpec("test/robot", dims, dims, (), rate_hz=10.0, action_kind=kind)
 
 
-def executor(mode: str = "naive", kind: str = "absolute", **config) -> Executor:
-    spec = robot(kind)
+def executor(mode: str = "naive", kind: str = "absolute", max_rate: float = np.inf, **config) -> Executor:
+    """Chunks, which last longer than the default age cap here, may be executed to their end unless a test says more."""
+    spec = robot(kind, max_rate)
+    if mode != "sync":
+        config.setdefault("max_age_s", HORIZON * spec.dt)
     policy = PolicySpec(spec, HORIZON, d_train_max=MAX_DELAY, extras={"continues": CONTINUE})
     return Executor(spec, policy, ExecutorConfig(mode=mode, **config))
 
@@ -246,6 +249,51 @@ def test_a_chunk_later_than_it_was_made_for_is_faded_in():
     assert ex.counters["later than conditioned"] == 1
 
 
+def jump(far: float, late: int, delay: int = 0):
+    """A chunk ``far`` from the plan that was conditioned on no delay and comes ``late`` steps late."""
+    ex = executor("prefix", max_rate=2.0, execute=8, hold_s=60.0)  # 2 / s: 0.8 within a crossfade
+    ex.reset(0)
+    ex.deliver(answer(ex.plan(0)), 0)
+    for k in range(8):
+        ex.dispatch(k)
+    request = ex.plan(8)
+    for k in range(8, 8 + late):
+        ex.dispatch(k)
+    assert request.continuation.delay == 0
+    if delay:
+        ex.delay.observe(delay)
+    k = 8 + late
+    return ex, k, ex.deliver(replace(answer(request), actions=answer(request).actions + np.float32(far)), k)
+
+
+def test_a_late_chunk_too_far_from_the_plan_is_dropped_while_there_is_time_to_ask_again():
+    ex, k, report = jump(far=0.9, late=2)  # 6 steps are left, 2 are needed
+    assert (report.accepted, report.reason, report.delay) == (False, "jump", 2)
+    assert ex.counters["rejected.jump"] == 1
+    request = ex.plan(k)  # at once, from here
+    assert (request.k_obs, request.continuation.delay) == (k, 2)
+    assert ex.dispatch(k).action[0] == k  # the plan goes on
+    assert ex.deliver(answer(request), k + 1).accepted
+
+
+@pytest.mark.parametrize(
+    ("far", "late", "delay"),
+    [(0.7, 2, 0), (0.9, 4, 0), (0.9, 2, 6)],  # within reach; 4 steps left and 4 needed; 6 left and 6 needed
+)
+def test_a_late_chunk_is_faded_in_within_reach_and_rather_than_starving(far, late, delay):
+    ex, k, report = jump(far, late, delay)
+    assert report.accepted and k < ex.dispatch(k).action[0] < k + far
+
+
+def test_motion_rests_on_no_observation_older_than_a_second_by_default():
+    spec = robot()
+    for mode, horizon, age in (("naive", 32, 10), ("naive", 8, 8), ("sync", 32, 82)):
+        ex = Executor(spec, PolicySpec(spec, horizon), ExecutorConfig(mode=mode))
+        assert ex.max_age == age  # control steps of 0.1 s; sync stands still for up to 5 s more
+    longer = ExecutorConfig(execute=15)
+    assert Executor(robot(), PolicySpec(robot(), 32), longer).max_age == 15  # who asks for more means it
+
+
 @pytest.mark.parametrize("mode", CONTINUE)
 def test_a_policy_that_cannot_continue_plans_is_refused(mode):
     with pytest.raises(UserError, match=f"cannot continue a plan in mode '{mode}'.* its modes are none"):
@@ -316,6 +364,20 @@ def test_holding_a_delta_robot_commands_no_motion():
     _, _, last = drive(executor("naive", kind="delta"), 18, [0, None])[-1]
     assert last.state is State.HOLD
     np.testing.assert_array_equal(last.action, [0.0, 15.0])
+
+
+def test_holding_a_robot_that_is_commanded_in_velocities_commands_none():
+    dims = (Dim("x.vel", "m/s"), Dim("lift.pos", "m"), Dim("grip", "N", kind="gripper"), Dim("push", "N"))
+    spec = RobotSpec("test/base", dims, dims, (), rate_hz=10.0)
+    ex = Executor(spec, PolicySpec(spec, HORIZON), ExecutorConfig(max_age_s=0.5))
+    ex.reset(0)
+    request = ex.plan(0)
+    chunk = ActionChunk(np.full((HORIZON, 4), 0.3, np.float32), request.origin, request.k_obs, request.rid, ex.epoch)
+    assert ex.deliver(chunk, 0).accepted
+    for k in range(8):
+        last = ex.dispatch(k)
+    assert last.state is State.HOLD
+    np.testing.assert_array_equal(last.action, np.float32([0.0, 0.3, 0.3, 0.0]))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import msgpack
 import numpy as np
@@ -156,6 +157,52 @@ def test_what_is_malformed_or_too_big_reaches_nobody_and_breaks_nothing(rig):
     context.term()
 
 
+def test_a_clock_that_jumps_by_centuries_costs_its_own_messages_alone(rig):
+    client = rig.client()
+    rig.ask(client, "acquire")
+
+    def send(seq, t_ns):
+        hand = Teleop(client.lease, seq, t_ns, True, (0.1, 0.0))
+        before = rig.port.counters.copy()
+        rig.until(lambda: client._teleop.send(hand.pack()) or rig.port.counters - before)
+
+    send(1, 2**62)
+    heard = len(rig.heard)
+    for seq, t_ns in ((2, -(2**63)), (3, 2**63), (4, 2**63 + 2**62), (5, 0)):
+        send(seq, t_ns)
+    assert rig.ask(client, "start").ok and rig.port.counters["teleop malformed"] > 0
+    stamps = [m["t_ns"] for m in rig.heard[heard:] if m["kind"] == "teleop"]
+    assert all(abs(t - time.monotonic_ns()) < 3600 * 10**9 for t in stamps)
+
+
+def test_an_owner_that_fails_refuses_the_event_and_nobody_else_notices(tmp_path, caplog):
+    rig = Rig(tmp_path, on_event=lambda name, args: {}[name])
+    client = rig.client()
+    rig.ask(client, "acquire")
+    for _ in range(2):
+        refused = rig.ask(client, "keep")
+        assert not refused.ok and refused.error == "KeyError: 'keep'"
+    assert rig.ask(client, "start").ok and rig.port.counters["event failed"] == 2
+    assert [r.exc_info[0] for r in caplog.records if r.name.endswith("operator_port")] == [KeyError]
+    rig.close()
+
+
+def test_whoever_listens_no_more_says_that_the_operator_is_lost(rig, monkeypatch):
+    client = rig.client()
+    rig.ask(client, "acquire")
+    monkeypatch.setattr(rig.port._lease, "expired", lambda now_ns: 1 / 0)
+    rig.until(lambda: [m["kind"] for m in rig.heard] == ["lost"])
+
+
+def test_an_e_stop_that_is_out_of_order_stops_the_robot(rig):
+    def broken(timeout_ms):
+        raise zmq.ZMQError(zmq.ENOTSOCK)
+
+    socket, rig.port._stops = rig.port._stops, SimpleNamespace(poll=broken)
+    rig.until(lambda: rig.stopped > 1)  # nothing lets the robot go on while it lasts
+    rig.port._stops = socket
+
+
 def test_anybody_may_stop_the_robot_with_any_message(rig):
     watcher = rig.client()
     watcher.estop()  # no lease
@@ -229,6 +276,14 @@ def test_with_keys_only_operators_drive_and_strangers_see_nothing(tmp_path):
     robot.estop()  # whoever is let in may stop
     rig.until(lambda: rig.stopped == 1)
     assert stranger.state == {} and rig.events() == ["start"]
+    allowed = node.path / "allowed.json"
+    good = allowed.read_text()
+    allowed.write_text("{ by hand")
+    refused = rig.ask(anna, "takeover")
+    assert not refused.ok and "allowed.json" in refused.error
+    rig.until(lambda: anna.teleop() or rig.port.counters["teleop failed"] > 0)
+    allowed.write_text(good)
+    rig.until(lambda: rig.ask(anna, "acquire").ok and rig.ask(anna, "takeover").ok)
     rig.close()
 
 

@@ -1,11 +1,14 @@
 """An operator in the control loop, tick by tick under the virtual clock."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from operator_fakes import RELEASED, Rig, hand
-from runtime_fakes import FakeDriver
+from runtime_fakes import DT_NS, FakeDriver
+
+from vla_stack.schema import Camera, Dim
 
 
 def at(events: dict, otherwise=lambda k: []):
@@ -51,6 +54,27 @@ def test_a_velocity_is_integrated_from_the_last_command_and_applied_in_its_tick(
     assert rig.sent[1, 0] == 0 and rig.sent[2, 0] == np.float32(0.1)
 
 
+@pytest.mark.parametrize("end", ["released", "centred", "silent"])
+def test_a_robot_that_is_commanded_in_velocities_stops_with_the_hand(end):
+    """A wheeled base: what the stick says is the command, and a command that was given once is not given for ever."""
+
+    class Base(FakeDriver):
+        def __init__(self, clock):
+            super().__init__(clock)
+            dims = (Dim("x.vel", "m/s", -0.5, 0.5), self.spec.action[1])
+            self.spec = replace(self.spec, state=dims, action=dims)
+
+    def script(k):
+        last = {"released": [RELEASED], "centred": [hand(velocity=[0.0, 0.0])], "silent": []}[end]
+        return [hand(velocity=[0.3, 0.0])] if 2 <= k < 12 else last if k > 2 else [RELEASED]
+
+    rig = Rig(at({0: ["start", RELEASED]}, script), driver=Base, policy=False)
+    rig.run("teleop", ticks=40)
+    np.testing.assert_array_equal(rig.sent[2:12, 0], np.full(10, np.float32(0.3)))
+    assert not rig.sent[20:, 0].any() and (np.diff(rig.sent[11:, 0]) <= 0).all()
+    assert len(rig.driver.sent) == 40  # the watchdog of the driver was fed all the time
+
+
 def test_the_stored_action_is_what_the_driver_got_bit_for_bit():
     """Exact test 6, with a driver that clips."""
 
@@ -94,6 +118,32 @@ def test_without_the_dead_man_nothing_moves(loss):
     assert moving.max() < limit
     assert rig.console.phases()[limit:] == ["hold"] * (30 - limit)
     assert all(row.step < limit for row in rig.port.rows)
+
+
+class TwoCameras(FakeDriver):
+    """The second camera's picture is a tenth of a second older than the joints; from reading 10 on it stands still."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.spec = replace(self.spec, cameras=(*self.spec.cameras, Camera("wrist", 4, 6)))
+        self.taken_ns = 0
+
+    def read(self):
+        obs = super().read()
+        if self.calls["reads"] < 10:
+            self.taken_ns = obs.t_capture_ns - DT_NS
+        images = {"wrist": obs.images["front"], **obs.images}
+        return replace(obs, images=images, image_t_ns={"wrist": self.taken_ns})
+
+
+def test_a_camera_s_age_is_its_own_and_the_oldest_decides():
+    rig = Rig(at({0: ["start", RELEASED]}, drive), driver=TwoCameras, policy=False)
+    rig.run("teleop", ticks=30)
+    ages = np.array([row.labels["cam_age_ms"] for row in rig.port.rows])
+    np.testing.assert_allclose(ages[:, 1] - ages[:, 0], [100.0] * 7 + [200.0])
+    assert [row.step for row in rig.port.rows] == list(range(2, 10))
+    assert rig.console.phases()[11:30] == ["hold"] * 19  # though the joints were read at every tick
+    assert "a camera's newest frame is" in rig.console.states[14]["why"]
 
 
 def test_a_dead_man_that_outlived_its_input_must_be_released_before_it_counts_again():

@@ -251,3 +251,9 @@ def test_a_way_on_which_the_model_would_touch_something_is_refused():
         for k, state in enumerate(path):
             walk.rewinder.observe(k * walk.dt_ns, seen(state), walk.status(k))
         assert walk.plan() == words
+
+
+def test_a_robot_that_is_commanded_in_velocities_is_not_rewound():
+    """What it measured are speeds: sent again backwards they would drive it somewhere else."""
+    spec = robot((Dim("x.vel", "m/s"), Dim("theta.vel", "rad/s")), 30.0)
+    assert "commanded in velocities" in Walk(spec, wander(2, 60, 0, 0.01)).plan()

@@ -47,10 +47,14 @@ def test_real_robots_start_softly_and_limits_reach_the_driver(tmp_path):
     limits = tmp_path / "limits.yaml"
     limits.write_text("robot: x\ndimensions: {a.pos: {max_rate: 1, max_load: 0.5}}\n")
     args = arguments("--robot", "lerobot", "--limits", str(limits))
-    assert robot_safety(args).max_rate == {"a.pos": 1.0}
+    assert robot_safety(args).max_rate == {"a.pos": 1.0} and robot_safety(args).robot == "x"
+    assert robot_safety(args).soft_start_s == 1.0
     assert driver_arguments(args)["max_load"] == {"a.pos": 0.5}
     with pytest.raises(UserError, match="only LeRobot robots report loads"):
         driver_arguments(arguments("--limits", str(limits)))
+    assert robot_safety(arguments("--limits", str(limits))).soft_start_s == 0.0
+    limits.write_text("robot: x\nsoft_start_s: 0\n")
+    assert robot_safety(args).soft_start_s == 0.0  # the file says so
 
 
 def test_a_dry_run_sends_nothing():

@@ -1,6 +1,9 @@
 """What ``vla run`` makes of its arguments and of its episodes."""
 
 import argparse
+import os
+import pty
+import select
 import subprocess
 import sys
 
@@ -53,6 +56,46 @@ def test_summary_adds_up():
     assert s["idle_fraction"] == 0.1
     assert (s["delay_ticks_mean"], s["delay_ticks_max"]) == (20 / 8, 4)
     assert (s["overruns"], s["slower_than_real_time"], s["stops"]) == (2, 1, 0)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Types into the terminal that the program runs in, and waits until it can be read there."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+        def enter(text="\n"):
+            os.write(ours, text.encode())
+            assert select.select([stdin], [], [], 20.0)[0]
+
+        yield enter
+    os.close(ours)
+
+
+def test_only_an_enter_after_the_stop_rearms(terminal):
+    terminal("\n\n")  # out of impatience, while the robot drove
+    run._print_state_and_ask(7, "stop", "camera")
+    assert not run._ask()
+    terminal()
+    assert run._ask() and not run._ask()
+    run._print_state_and_ask(9, "hold", "camera")  # no stop: nothing is asked, nothing forgotten
+    terminal()
+    assert run._ask()
+
+
+def test_what_was_typed_before_the_question_does_not_set_the_scene(terminal, monkeypatch):
+    terminal()
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(run._ask()))
+    asked: list[bool] = []
+    run.wait_for_scene("ready? ")
+    assert asked == [False]
+
+
+def test_without_standard_input_nobody_rearms(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    run._print_state_and_ask(7, "stop", "camera")
+    assert not run._ask()
 
 
 def test_the_robot_side_imports_neither_torch_nor_lerobot_nor_mujoco():

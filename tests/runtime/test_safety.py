@@ -97,6 +97,63 @@ def test_no_command_is_hold_where_it_stands():
     np.testing.assert_array_equal(verdict.command, moved)
 
 
+BASE = (
+    Dim("lift.pos", "rad", -1.0, 1.0, 2.0),
+    Dim("x.vel", "m/s"),
+    Dim("theta.vel", "rad/s", -2.0, 2.0, max_rate=4.0),
+)
+
+
+def base(**config) -> SafetyEnvelope:
+    e = SafetyEnvelope(RobotSpec("test/base", BASE, BASE, (), rate_hz=30.0), SafetyConfig(**config))
+    e.reset(np.array([0.0, 0.4, -0.5]))  # it was rolling when it was armed
+    return e
+
+
+def driven(e: SafetyEnvelope, command=(0.0, 0.3, 1.0), ticks: int = 90) -> None:
+    for _ in range(ticks):
+        verdict = e.filter(np.array(command))
+    np.testing.assert_allclose(verdict.command, command)
+
+
+@pytest.mark.parametrize("why", ["hold", "not finite", "trouble"])
+def test_standing_still_is_no_velocity_where_velocities_are_commanded(why):
+    e = base(max_refusals=10**9)
+    np.testing.assert_array_equal(e.filter(None).command, [0, 0, 0])  # also right after arming
+    driven(e)
+    command = {"hold": None, "not finite": np.full(3, np.nan), "trouble": np.array([0.0, 0.3, 1.0])}[why]
+    verdicts = [e.filter(command, trouble="camera" if why == "trouble" else "") for _ in range(20)]
+    assert {v.state for v in verdicts} == {State.HOLD}
+    sent = np.array([v.command for v in verdicts])
+    assert (np.diff(sent, axis=0) <= 0).all() and (sent[0] > [-1, 0.25, 0.8]).all()  # a ramp, no jerk
+    np.testing.assert_array_equal(sent[16:], np.zeros((4, 3)))  # after half a second
+    driven(e)  # and it goes on
+
+
+def test_a_limited_acceleration_slows_the_ramp_and_never_reverses():
+    e = base(max_rate={"x.vel": 0.15}, max_acceleration={"theta.vel": 60.0})
+    driven(e)
+    sent = np.array([e.filter(None).command for _ in range(90)], np.float64)
+    assert (np.diff(sent[:, 1]) >= -0.15 * DT - 1e-7).all() and 0.0 < sent[45, 1] and sent[-1, 1] == 0.0
+    assert (sent[:, 2] >= 0.0).all() and sent[-1, 2] == 0.0
+    assert (np.abs(np.diff(sent[:, 2], 2)) <= 60.0 * DT**2 + 1e-6).all()
+
+
+def test_a_velocity_that_crosses_zero_comes_to_rest_all_the_same():
+    e = base(max_acceleration={"theta.vel": 10.0})
+    for _ in range(90):
+        e.filter(np.array([0.0, 0.3, 2.0]))
+    while e.filter(np.array([0.0, 0.3, -2.0])).command[2] > 0.05:
+        pass  # turning round fast
+    sent = np.array([e.filter(None).command for _ in range(90)])
+    assert sent[:, 2].min() < 0 and not sent[-1].any()
+
+
+def test_a_robot_that_could_not_stand_still_is_refused():
+    with pytest.raises(UserError, match=r"limits of x\.vel leave out zero"):
+        base(workspace={"x.vel": (0.1, 0.3)})
+
+
 def test_an_endless_angle_takes_the_shorter_arc():
     e = envelope()
     e.reset(np.array([0.1, 0, 3.1, 1.0]))

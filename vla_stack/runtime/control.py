@@ -201,7 +201,8 @@ class ControlLoop:
         """Note the row of this tick if it is one to record. Joint targets are known with the next reading."""
         now_ns = self._clock.now_ns()
         labels: Message = {"subtask_index": log.status.get("stage", 0)}
-        labels["cam_age_ms"] = [(now_ns - obs.t_capture_ns) * 1e-6] * len(obs.images)
+        taken = (obs.image_t_ns.get(c.name, obs.t_capture_ns) for c in self._driver.spec.cameras)
+        labels["cam_age_ms"] = [(now_ns - t_ns) * 1e-6 for t_ns in taken]
         if self._lane is not None:
             if order.act not in (Act.POLICY, Act.COMMAND) or not self._lane.machine.recording:
                 return

@@ -13,7 +13,7 @@ from vla_stack.runtime.clock import RealClock
 from vla_stack.runtime.control import ControlLoop
 from vla_stack.runtime.executor import Executor, ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
-from vla_stack.runtime.limits import make_envelope, predict_touching
+from vla_stack.runtime.limits import Limits, check_limits, make_envelope, predict_touching
 from vla_stack.runtime.link import Link, Message, ObservationSlots
 from vla_stack.runtime.link_port import LinkPort
 from vla_stack.runtime.operator_lane import OperatorLane
@@ -83,6 +83,8 @@ def _serve(link: Link, driver: Driver, console: OperatorPipes | None) -> None:
     if setup["policy"] is not None:
         executor = Executor(driver.spec, PolicySpec.from_json(setup["policy"]), ExecutorConfig(**setup["executor"]))
     safety = SafetyConfig(**setup["safety"])
+    if safety.robot:
+        check_limits(Limits(safety.robot, safety), driver.spec)
     envelope = make_envelope(driver.spec, safety)
     horizon = executor.policy.horizon if executor else 0
     slots = ObservationSlots(driver.spec, setup["slots"], horizon, setup["slot_count"])

@@ -11,7 +11,8 @@ Modes:
         dropped. Nothing makes old and new agree at the seam.
     ensemble: As naive, but every step executes the average of all chunks that plan it (ACT).
     rtc, rtc_identity, bid, prefix: As naive, but the request carries the plan, and the policy samples a chunk that
-        continues it (``policies/continuation.py``). A chunk that comes later than it was made for is faded in.
+        continues it (``policies/continuation.py``). A chunk that comes later than it was made for is faded in;
+        it is dropped if it lies further from the plan than the robot can go meanwhile and there is time for another.
     future_state: The new chunk starts where it will probably take over, and the policy is shown the state that the plan
         leads to by then, with the pictures of now (VLASH, arXiv:2512.01031). Nothing is dropped.
 
@@ -22,7 +23,7 @@ the robot's control process run it unchanged.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -30,11 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
-from vla_stack.runtime.merging import merge_rule
+from vla_stack.runtime.delay import DelayEstimator
+from vla_stack.runtime.merging import CROSSFADE_STEPS, blender, merge_rule
 from vla_stack.runtime.timeline import MergeReport, Timeline, merge
 from vla_stack.schema import CONTINUE, ActionChunk, Continuation, PolicySpec, RobotSpec
 
-AGE_CAP_S = 2.0  # asynchronous motion rests on no older observation by default, whatever the horizon
+AGE_CAP_S = 1.0  # asynchronous motion rests on no older observation by default, whatever the horizon
 MODES = ("sync", "naive", "ensemble", *CONTINUE, "future_state")
 DEADLINE_CAP_S = 8.0  # resends slow down, one to the next, to at most this
 
@@ -59,8 +61,9 @@ class ExecutorConfig:
         merge: Rule of :func:`~vla_stack.runtime.merging.merge_rule` where two chunks plan the same steps; by default
             the mode's own, which is ``ensemble`` or ``replace``. ``sync`` has nothing to merge.
         margin: Spare control steps, beyond the predicted delay, at which a request is due in any case.
-        max_age_s: Oldest observation an action may rest on, seconds; by default the chunk's length, at most 2 s, in
-            ``sync``, where the robot stands still meanwhile, that length and the longest HOLD.
+        max_age_s: Oldest observation an action may rest on, seconds; by default the chunk's length, at most 1 s or
+            what ``execute`` asks for; in ``sync``, where the robot stands still meanwhile, that length and the longest
+            HOLD.
         hold_s: HOLD becomes STOP after this many seconds; by default 0.5 s, in ``sync``, which waits by design, 5 s.
             Waiting for the first chunk after a reset never becomes STOP: the robot has not moved yet.
         timeout_s: Shortest time after which an unanswered request is sent anew, seconds.
@@ -108,8 +111,8 @@ class Dispatch:
     """What to send at one control step.
 
     Attributes:
-        action: float32 [A] command; in HOLD the last command (zeros, gripper kept, where actions are deltas), or None
-            before the first; None in STOP.
+        action: float32 [A] command; in HOLD the last command, zero for velocities and forces (zeros, gripper kept,
+            where actions are deltas), or None before the first; None in STOP.
         state: RUN, HOLD or STOP.
         chunk_rid: Request id of the chunk behind the action, -1 if none.
         index: Position of the action in that chunk, -1 if none.
@@ -121,30 +124,6 @@ class Dispatch:
     chunk_rid: int = -1
     index: int = -1
     k_obs: int = -1
-
-
-class DelayEstimator:
-    """Predicts the delay as the largest of the last ``window`` counted ones (RTC, Algorithm 1's delay buffer).
-
-    A maximum over the window, not over all time: one slow reply is forgotten after ``window`` replies. First replies,
-    for which a server may have had to warm up, only stand in until there is another.
-    """
-
-    def __init__(self, window: int = 10) -> None:
-        self._seen: deque[int] = deque(maxlen=window)
-        self._first = 0
-
-    def observe_first(self, delay: int) -> None:
-        """Note the counted delay of an epoch's first reply."""
-        self._first = delay
-
-    def observe(self, delay: int) -> None:
-        """Add a counted delay; for a request that was given up, the steps waited, a lower bound."""
-        self._seen.append(delay)
-
-    def predict(self) -> int:
-        """Delay to plan for, control steps; 0 while nothing is known."""
-        return max(self._seen, default=self._first)
 
 
 @dataclass(slots=True)
@@ -182,13 +161,18 @@ class Executor:
         c, self._dims, self._horizon = self.config, len(robot.action), policy.horizon
         sync, chunk_s = c.mode == "sync", policy.horizon * robot.dt
         hold_s = (5.0 if sync else 0.5) if c.hold_s is None else c.hold_s
-        age_s = (chunk_s + hold_s if sync else min(chunk_s, AGE_CAP_S)) if c.max_age_s is None else c.max_age_s
+        cap_s = max(AGE_CAP_S, (c.execute or 0) * robot.dt)  # who asks for a longer part of a chunk means it
+        age_s = (chunk_s + hold_s if sync else min(chunk_s, cap_s)) if c.max_age_s is None else c.max_age_s
         self.execute = _default_execute(policy) if c.execute is None else c.execute
         self.max_hold = _ticks(hold_s, robot)
         self.max_age = _ticks(age_s, robot)
         own = "ensemble" if c.mode == "ensemble" else "replace"
         self._rule = merge_rule(own if sync or not c.merge else c.merge, robot)
-        self._fade = merge_rule("crossfade", robot)
+        self._fade, self._blend = merge_rule("crossfade", robot), blender(robot)
+        self._reach = np.array([d.max_rate for d in robot.action]) * robot.dt * CROSSFADE_STEPS
+        self._zeroed = robot.rate_mask
+        if robot.action_kind == "delta":
+            self._zeroed |= ~robot.gripper_mask
         self.delay = DelayEstimator()
         self.counters: Counter[str] = Counter()
         self.epoch = 0
@@ -260,13 +244,16 @@ class Executor:
         execute = chunk.execute if chunk.execute and self.config.execute is None else self.execute
         if self.config.mode == "sync":
             chunk = replace(chunk, origin=k_next, actions=chunk.actions[:execute])
-        rule = self._rule
-        if (continued := self._continued()) is not None and delay > continued.delay:
+        rule, continued = self._rule, self._continued()
+        self._now.request, self._now.resends = None, 0
+        if continued is not None and delay > continued.delay:
             self.counters["later than conditioned"] += 1
             rule = self._fade
+            if self._jumps(chunk, k_next) and self._left(k_next) > self.delay.predict():
+                self.counters["rejected.jump"] += 1  # the plan lasts until the next reply; else fading beats waiting
+                return MergeReport(False, "jump", delay=delay)
         self._now.timeline, report = merge(self._now.timeline, chunk, k_next, rule, self.robot.gripper_mask)
         self._now.origin, self._now.execute = chunk.origin, execute
-        self._now.request, self._now.resends = None, 0
         self.counters["accepted"] += 1
         return replace(report, delay=delay)
 
@@ -297,8 +284,7 @@ class Executor:
         if self._now.state is State.STOP or self._now.command is None:
             return Dispatch(None, self._now.state)
         held = self._now.command.copy()
-        if self.robot.action_kind == "delta":
-            held[~self.robot.gripper_mask] = 0.0
+        held[self._zeroed] = 0.0
         return Dispatch(held, State.HOLD)
 
     def _due(self, k: int) -> bool:
@@ -328,6 +314,15 @@ class Executor:
         delay = min(self.delay.predict(), longest)
         execute = max(self._horizon - len(actions), delay)  # the old chunk began that many steps ago
         return Continuation(self.config.mode, actions, delay, min(execute, self._horizon - delay))
+
+    def _jumps(self, chunk: ActionChunk, k_next: int) -> bool:
+        """Whether a chunk lies further from the plan at ``k_next`` than the robot can go while one fades into it."""
+        row = self._now.timeline.row(k_next)
+        if row is None:
+            return False
+        old, new = self._now.timeline.actions[row : row + 1], chunk.actions[k_next - chunk.origin :][:1]
+        way = np.abs(self._blend(old, new, np.ones(1, np.float32)) - old)[0]
+        return bool((way > self._reach)[~self.robot.gripper_mask].any())
 
     def _continued(self) -> Continuation | None:
         return self._now.request.continuation if self._now.request else None

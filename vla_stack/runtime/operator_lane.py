@@ -4,8 +4,8 @@ Runs in the control process and knows no sockets, threads or clocks: the same me
 orders. An event is applied before its tick's command is chosen, so a takeover is in force in the tick that reads it,
 and no action that the policy has queued is dispatched then or later.
 
-The dead-man: a human moves the robot while a teleop message no older than 0.2 s says that it is held, and while the
-newest camera frame is no older than 0.3 s. Where either fails the robot holds in that tick, and stays there until the
+The dead-man: a human moves the robot while a teleop message no older than 0.2 s says that it is held, and while no
+camera's newest frame is older than 0.3 s. Where either fails the robot holds in that tick, and stays there until the
 dead-man has been seen released and is held again.
 """
 
@@ -79,7 +79,7 @@ class OperatorLane:
 
     def __init__(self, robot: RobotSpec, console: Console, rewinder: Rewinder) -> None:
         self._robot, self._console, self._rewinder = robot, console, rewinder
-        self._grippers = robot.gripper_mask
+        self._grippers, self._rates = robot.gripper_mask, robot.rate_mask
         self._latched = ""  # why the robot was stopped between two episodes
         self.begin("teleop")
 
@@ -112,8 +112,8 @@ class OperatorLane:
         for message in self._console.receive():
             self._take(message, k, now_ns, obs, status)
         self._finish(k, status)
-        frame_age_s = (now_ns - obs.t_capture_ns) * 1e-9
-        stale = f"the newest camera frame is {frame_age_s:.1f} s old" if frame_age_s > MAX_FRAME_AGE_S else ""
+        frame_age_s = (now_ns - min([obs.t_capture_ns, *obs.image_t_ns.values()])) * 1e-9
+        stale = f"a camera's newest frame is {frame_age_s:.1f} s old" if frame_age_s > MAX_FRAME_AGE_S else ""
         self._dead_man(k, now_ns, obs, stale)
         act, action = self._choose(k, obs, status, last, stale)
         return Order(act, action, stale if act is Act.HOLD and stale else self._why, self._flush, self._rearm)
@@ -313,13 +313,15 @@ class OperatorLane:
         return Act.COMMAND, waypoint
 
     def _human(self, last: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the hand commands, float32 [A]; its velocity is integrated but where velocities are commanded."""
         assert self._hand is not None
         target, velocity = self._hand["target"], self._hand["velocity"]
         if target is not None:
             return np.array(target, np.float32)
-        step = np.zeros(len(last)) if velocity is None else np.array(velocity) * self._robot.dt
+        wanted = np.zeros(len(last)) if velocity is None else np.array(velocity)
         if self._robot.action_kind == "delta":
             base = np.where(self._grippers, last, 0.0)
         else:
             base = last.astype(np.float64)
-        return np.clip(base + step, self._robot.action_low, self._robot.action_high).astype(np.float32)
+        command = np.where(self._rates, wanted, base + wanted * self._robot.dt)
+        return np.clip(command, self._robot.action_low, self._robot.action_high).astype(np.float32)

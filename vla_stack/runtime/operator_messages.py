@@ -135,13 +135,15 @@ def read_teleop(data: bytes | memoryview, dims: int) -> Teleop:
     """Inverse of :meth:`Teleop.pack` for a robot with ``dims`` action dimensions.
 
     Raises:
-        SchemaError: A key is missing, unknown, of the wrong type or not finite.
+        SchemaError: A key is missing, unknown, of the wrong type, not finite or too large.
     """
     body = unpack(data)
     _keys(body, Teleop)
     for name in ("velocity", "target"):
         body[name] = _vector(name, body[name], dims)
     _typed(body, {"lease": str, "seq": int, "t_ns": int, "engaged": bool, "rewind": bool})
+    if not -(1 << 63) <= body["t_ns"] < 1 << 63:  # msgpack reads twice as much
+        raise SchemaError(f"'t_ns' is {body['t_ns']}, which is no int64")
     return Teleop(**body)
 
 

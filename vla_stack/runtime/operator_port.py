@@ -2,10 +2,16 @@
 
 Two threads of the node: one for teleop, events and state, one for the e-stop alone. Each has a pipe of its own to the
 control process, so that neither a busy node nor a flood of messages delays the other. A third encodes pictures.
+
+What goes wrong with one message is no reason to hear no other, so it is logged and the message refused. Where the first
+thread ends all the same the control process hears that the operator is lost; an e-stop that is out of order stops the
+robot.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -38,7 +44,10 @@ from vla_stack.serving.admission import Admission
 from vla_stack.serving.keys import KeyFolder, Role
 from vla_stack.serving.transport import is_local, new_socket, owner, readable, receive, send, zmq_address
 
+log = logging.getLogger(__name__)
 REPLIES_KEPT = 512
+MAX_SKEW_NS = 3600 * 10**9  # a hand message that says it was sent longer ago, or later, is none
+MAY_NOT_DRIVE = "this key may not drive: vla keys allow --role operator"
 REPEAT_NS = 200_000_000  # the last state is published again after this long without a new one
 TURN_MS = 50
 
@@ -152,29 +161,49 @@ class OperatorPort:
     # -- teleop, events, state ------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        try:
+            self._take_turns()
+        except EOFError:
+            return  # the control process is gone; the node says so
+        except Exception:
+            log.exception("the operator's channels are out of order")
+        with contextlib.suppress(EOFError):
+            while not self._closing.is_set() and not self._post("lost"):
+                self._closing.wait(TURN_MS * 1e-3)
+
+    def _take_turns(self) -> None:
         poller = zmq.Poller()
         for source in (self._teleop, self._events, self._control.fileno()):
             poller.register(source, zmq.POLLIN)
         while not self._closing.is_set():
             poller.poll(TURN_MS)
-            try:
-                while readable(self._teleop):
-                    frames = receive(self._teleop)
-                    self._take_teleop(frames)
-                while readable(self._events):
-                    frames = receive(self._events)
-                    self._take_event(frames)
-                while self._unsent and self._post("event", id=self._unsent[0].id, name=self._unsent[0].name):
-                    self._unsent.popleft()
-                if self._lease.expired(time.monotonic_ns()):
-                    self.counters["lease lost"] += 1
-                    self._post("lost")
-                for message in self._control.receive():
-                    self._take_answer(message)
-            except EOFError:
-                return  # the control process is gone; the node says so
+            while readable(self._teleop):
+                self._guarded("teleop", self._take_teleop, receive(self._teleop))
+            while readable(self._events):
+                self._guarded("event", self._take_event, receive(self._events))
+            while self._unsent and self._post("event", id=self._unsent[0].id, name=self._unsent[0].name):
+                self._unsent.popleft()
+            if self._lease.expired(time.monotonic_ns()):
+                self.counters["lease lost"] += 1
+                self._post("lost")
+            for message in self._control.receive():
+                self._guarded("answer", self._take_answer, message)
             if time.monotonic_ns() - self._published_ns > REPEAT_NS:
-                self._publish()
+                self._guarded("state", self._publish)
+
+    def _guarded(self, what: str, take: Callable[..., None], *args: Any) -> None:
+        """One message; the first of each kind that something goes wrong with is logged, all are counted."""
+        try:
+            take(*args)
+        except EOFError:
+            raise
+        except Exception:
+            self._log_failure(what)
+
+    def _log_failure(self, what: str) -> None:
+        if not self.counters[f"{what} failed"]:
+            log.exception("%s", what)
+        self.counters[f"{what} failed"] += 1
 
     def _take_teleop(self, frames: list[zmq.Frame]) -> None:
         now_ns = time.monotonic_ns()
@@ -184,7 +213,7 @@ class OperatorPort:
             self.counters["teleop malformed"] += 1
             return
         sent_ns = self._lease.accept(message, now_ns) if self._may_drive(frames[-1]) else None
-        if sent_ns is None:
+        if sent_ns is None or abs(now_ns - sent_ns) > MAX_SKEW_NS:
             self.counters["teleop not accepted"] += 1
             return
         self.counters["teleop"] += 1
@@ -218,9 +247,14 @@ class OperatorPort:
         self._replies[event.id] = None
         while len(self._replies) > REPLIES_KEPT:
             self._asked.pop(self._replies.popitem(last=False)[0], None)
-        if not self._may_drive(peer):
-            self._answer(Reply(event.id, False, "this key may not drive: vla keys allow --role operator"))
-        elif (reply := self._apply(event)) is not None:
+        try:
+            reply = self._apply(event) if self._may_drive(peer) else Reply(event.id, False, MAY_NOT_DRIVE)
+        except EOFError:
+            raise
+        except Exception as e:
+            self._log_failure("event")
+            reply = Reply(event.id, False, str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}")
+        if reply is not None:
             self._answer(reply)
 
     def _apply(self, event: Event) -> Reply | None:
@@ -282,19 +316,28 @@ class OperatorPort:
     # -- e-stop ---------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Whatever arrives, from whomever the authenticator lets in, stops the robot."""
+        """Whatever arrives, from whomever the authenticator lets in, stops the robot; so does a channel that fails."""
         pending = False
         while not self._closing.is_set():
             try:
-                if self._stops.poll(TURN_MS if not pending else 1):
-                    peer = receive(self._stops)[0]
-                    pending = True
-                    self.counters["estop"] += 1
-                    try:
-                        send(self._stops, [bytes(peer.buffer), b"stopping"])
-                    except zmq.ZMQError:
-                        pass  # whoever stopped the robot has left; it stops all the same
-                if pending:
-                    pending = not self._estop.post("estop")
+                pending |= self._hear_stop(TURN_MS if not pending else 1)
+            except Exception:
+                self._log_failure("estop")
+                pending = True
+                self._closing.wait(TURN_MS * 1e-3)  # it may fail at once, again and again
+            try:
+                pending = pending and not self._estop.post("estop")
             except EOFError:
                 return
+
+    def _hear_stop(self, timeout_ms: int) -> bool:
+        """Whether somebody asks for a stop."""
+        if not self._stops.poll(timeout_ms):
+            return False
+        peer = receive(self._stops)[0]
+        self.counters["estop"] += 1
+        try:
+            send(self._stops, [bytes(peer.buffer), b"stopping"])
+        except zmq.ZMQError:
+            pass  # whoever stopped the robot has left; it stops all the same
+        return True

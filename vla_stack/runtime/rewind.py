@@ -76,7 +76,7 @@ class Rewinder:
     """Remembers, plans and walks back.
 
     Args:
-        robot: What is driven; its actions must be absolute.
+        robot: What is driven; its actions must be absolute, and positions.
         config: Limits.
         familiar: Where demonstrations were; the way ends at the newest such state. None: at the oldest remembered.
         touching: What would touch what with the robot at an action [A] (``Kinematics.touching``); None: not predicted.
@@ -127,6 +127,8 @@ class Rewinder:
         self._at = self._speed = 0.0
         if self._robot.action_kind != "absolute":
             return "the robot takes relative commands"
+        if self._robot.rate_mask.any():
+            return "the robot is commanded in velocities: nothing brings it back to where it was"
         moments = list(self._ring)[::-1]
         if self._familiar is not None:
             near = self._familiar.near(np.array([m.measured for m in moments]))

@@ -87,10 +87,14 @@ def robot_limits(args: argparse.Namespace) -> Limits | None:
 
 
 def robot_safety(args: argparse.Namespace) -> SafetyConfig:
-    """Limits of the file; real robots start softly."""
-    if limits := robot_limits(args):
-        return limits.safety
-    return SafetyConfig() if args.robot in ("sim", "replay") else replace(SafetyConfig(), soft_start_s=SOFT_START_S)
+    """Limits of the file, for the robot that it names; real robots start softly unless the file says otherwise."""
+    soft_start_s = 0.0 if args.robot in ("sim", "replay") else SOFT_START_S
+    limits = robot_limits(args)
+    if limits is None:
+        return SafetyConfig(soft_start_s=soft_start_s)
+    if "soft_start_s" in yaml.safe_load(args.limits.read_text()):
+        soft_start_s = limits.safety.soft_start_s
+    return replace(limits.safety, robot=limits.robot, soft_start_s=soft_start_s)
 
 
 def driver_maker(args: argparse.Namespace, dry: bool = False, **more: Any) -> partial[Driver]:

@@ -9,6 +9,7 @@ import select
 import signal
 import statistics
 import sys
+import termios
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ EXAMPLES = (
     "      --server tcp://gpu:5555 --task 'pick the cube' --seconds 30",
     "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --dry-run --seconds 5",
 )
+MAX_TYPED = 1 << 16  # bytes; whoever feeds us without end does not keep us from driving
 REAL_TIME = 0.99  # an episode that was simulated slower than this measures the computer, not the policy
 
 
@@ -58,13 +60,14 @@ def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     mode = ExecutorConfig(mode=args.mode, execute=args.execute, hold_s=args.hold_s, seed=args.seed)
     safety = robot_safety(args)
+    asks = (args.rearm or ("auto" if args.robot == "sim" else "ask")) == "ask"
     node = RobotNode(
         args.server,
         driver_maker(args, args.dry_run, **policy_options(args)),
         mode,
         replace(safety, workspace={**safety.workspace, **dict(_box(text) for text in args.workspace)}),
-        rearm=_yes if (args.rearm or ("auto" if args.robot == "sim" else "ask")) == "auto" else _ask,
-        on_state=_print_state,
+        rearm=_ask if asks else _yes,
+        on_state=_print_state_and_ask if asks else _print_state,
     )
     args.out.mkdir(parents=True, exist_ok=True)
     episodes: list[dict[str, Any]] = []
@@ -201,6 +204,12 @@ def _print_state(tick: int, state: str, why: str) -> None:
         print(f"STOP at step {tick}: {why}", flush=True)
 
 
+def _print_state_and_ask(tick: int, state: str, why: str) -> None:
+    _print_state(tick, state, why)
+    if state == "stop":
+        _forget_typed()  # Enter re-arms the robot, if it was pressed in the knowledge of this stop
+
+
 def _yes() -> bool:
     return True
 
@@ -208,9 +217,13 @@ def _yes() -> bool:
 def wait_for_scene(question: str) -> None:
     """Ask on the terminal and wait for Enter, for robots that cannot reset their scene.
 
+    What was typed at a terminal before is no answer; in a pipe the answers may wait.
+
     Raises:
         UserError: Nobody can answer.
     """
+    if (fd := _stdin()) is not None and os.isatty(fd):
+        _forget_typed()
     try:
         input(question)
     except EOFError:
@@ -219,9 +232,31 @@ def wait_for_scene(question: str) -> None:
 
 def _ask() -> bool:
     """Whether the operator has pressed Enter since the robot stopped."""
-    if not select.select([sys.stdin], [], [], 0)[0]:
-        return False
-    return bool(sys.stdin.readline())
+    return b"\n" in _typed()
+
+
+def _typed() -> bytes:
+    """What waits at standard input, read past Python's own buffer, in which a line could wait unseen."""
+    fd, text = _stdin(), b""
+    while fd is not None and len(text) < MAX_TYPED and select.select([fd], [], [], 0)[0]:
+        if not (more := os.read(fd, 4096)):
+            break  # the end of a file
+        text += more
+    return text
+
+
+def _forget_typed() -> None:
+    if (fd := _stdin()) is not None and os.isatty(fd):
+        termios.tcflush(fd, termios.TCIFLUSH)  # also the beginning of a line, which cannot be read yet
+    _typed()
+
+
+def _stdin() -> int | None:
+    """File descriptor of standard input; None where there is none."""
+    try:
+        return sys.stdin.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def _interrupt(*_: object) -> None:

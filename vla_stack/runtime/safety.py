@@ -11,6 +11,10 @@ All limits are per control step. With u = command - previous command, h = 1/rate
     tool          the whole way to rest, braking from this command on, stays inside a box for the tool's position
 An angle without position limits may be commanded at any turn; it moves along the shorter arc.
 
+Standing still is the last command; of a dimension that is itself a velocity or a force it is zero, reached in equal
+steps within half a second, or later where its own limits are slower. What is called its velocity above is then its
+acceleration, and what is called its acceleration its jerk.
+
 What is measured when the robot is armed may lie outside. A first step within the limits then brings it inside, whatever
 was commanded; a robot that is further away is not armed, as each command on its way would lie outside.
 """
@@ -32,6 +36,7 @@ FloatArray = NDArray[np.float64]
 TOOL_MARGIN = 1e-4  # m inside the tool's box that commands are kept to, for rounding on the way to rest
 ENTER_STEPS = 4  # of Newton's method, from outside the tool's box to its edge
 DIFFERENCE = 1e-4  # of an action, for the derivative of the tool's position
+REST_S = 0.5  # from any commanded velocity or force to zero
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class SafetyConfig:
         soft_start_s: The largest velocity grows from nothing to its limit over this time after arming.
         max_sensor_age_s: Age of the newest observation beyond which commands are refused; by default 5 control steps.
         max_refusals: Refusals in a row after which the robot stops.
+        robot: Name of the one robot that they are for; empty for any.
     """
 
     workspace: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -58,6 +64,7 @@ class SafetyConfig:
     soft_start_s: float = 0.0
     max_sensor_age_s: float | None = None
     max_refusals: int = 5
+    robot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,11 @@ class SafetyEnvelope:
         low, high = _box(robot, self.config.workspace)
         self._low, self._high = _inwards(low, high)
         self._range = high - low
+        self._rates = robot.rate_mask
+        for i in np.flatnonzero(self._rates & ((low > 0.0) | (high < 0.0))):
+            raise UserError(f"limits of {names[i]} leave out zero", "the robot could not stand still")
         self._turns = np.array([d.kind == "angle" for d in robot.action]) & np.isinf(low) & np.isinf(high)
+        self._turns &= ~self._rates
         rates = _by_name(self.config.max_rate, names, np.inf, "max_rate")
         self._step = np.minimum(rates, [d.max_rate for d in robot.action]) * robot.dt
         acceleration = _by_name(self.config.max_acceleration, names, np.inf, "max_acceleration")
@@ -117,6 +128,7 @@ class SafetyEnvelope:
         self._max_age = 5 * robot.dt if age is None else age
         self._last: FloatArray | None = None
         self._u: FloatArray = np.zeros(len(names))
+        self._slope: FloatArray = np.zeros(len(names))  # per control step, of velocities on their way to rest
         self._refusals = 0
         self._stopped = self._entering = False
 
@@ -130,8 +142,8 @@ class SafetyEnvelope:
         if not np.isfinite(measured).all():
             raise UserError("the robot's measured position is not finite", "check its sensors before arming it")
         self._last = np.asarray(measured, np.float64).copy()
-        self._last[self._relative] = 0.0
-        self._u = np.zeros_like(self._last)
+        self._last[self._relative | self._rates] = 0.0
+        self._u, self._slope = np.zeros_like(self._last), np.zeros_like(self._last)
         self._refusals, self._armed_for, self._stopped, self._entering = 0, 0, False, True
 
     def stop(self, reason: str) -> None:
@@ -174,13 +186,23 @@ class SafetyEnvelope:
                 return Verdict(None, State.STOP, (reason,))
         elif command is not None:
             self._refusals = 0
-        still = self._last if command is None or reason else None
-        target = np.asarray(command, np.float64) if still is None else still
+        if command is None or reason:
+            target = self._rest()
+        else:
+            target, self._slope = np.asarray(command, np.float64), np.zeros_like(self._slope)
         sent, changes = self._limit(target)
         if reason:
             return Verdict(sent, State.HOLD, (reason,))
         self.counters.update(changes)
         return Verdict(sent, State.HOLD if command is None else State.RUN, changes)
+
+    def _rest(self) -> FloatArray:
+        """Where to stand still: at the last command; velocities and forces on their way from there to zero."""
+        assert self._last is not None
+        size = np.abs(self._last)
+        self._slope = np.maximum(self._slope, size / max(1, round(REST_S * self.robot.rate_hz)))
+        step = np.minimum(self._slope, _braking(size, self._brake))  # so that a limited jerk does not lead past zero
+        return np.where(self._rates, self._last - np.clip(self._last, -step, step), self._last)
 
     def _refusal(self, command: NDArray[np.floating] | None, sensor_age_s: float) -> str:
         if command is None:
@@ -217,7 +239,8 @@ class SafetyEnvelope:
         if self._tool is not None and not self._stays_in_box(u):
             changes.append("tool")
             rest = self._braked(self._u)  # the way to rest that the last command was checked for
-            u = next((v for s in (0.5, 0.25, 0.125) if self._stays_in_box(v := rest + s * (u - rest))), rest)
+            inside_box = next((v for s in (0.5, 0.25, 0.125) if self._stays_in_box(v := rest + s * (u - rest))), rest)
+            u = np.where(self._rates, u, inside_box)  # wheels move no arm, and an arm must not keep them turning
         sent = _round(last, u)
         self._u = sent - last
         self._last = np.where(self._relative, 0.0, sent)
