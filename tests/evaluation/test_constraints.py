@@ -79,6 +79,19 @@ def test_objectives_move_weights_and_thresholds_of_their_group():
         spec.with_objective("speed")
 
 
+def test_an_objective_is_applied_once_and_can_be_taken_back():
+    spec = make_spec()
+    for objective in PRESETS:
+        moved = spec.with_objective(objective)
+        assert moved.with_objective(objective) == moved
+    back = spec.with_objective("safety").with_objective("success")
+    for stage, same in zip(spec.stages, back.stages, strict=True):
+        for cost, again in zip(stage.costs, same.costs, strict=True):
+            assert (again.tau, again.weight) == pytest.approx((cost.tau, cost.weight))
+    with pytest.raises(UserError, match="thresholds of group 'path' are 0"):
+        spec.with_objective("efficiency").with_objective("success")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -207,4 +220,4 @@ def test_the_schema_for_models_names_types_and_entities():
 def test_shipped_constraints_are_valid_under_every_objective(path):
     spec = load_spec(path)
     for objective in PRESETS:
-        assert parse(spec.with_objective(objective).to_yaml()).with_objective("success").stages[0].name
+        assert parse(spec.with_objective(objective).to_yaml()).stages[0].name

@@ -138,6 +138,21 @@ def test_a_replay_that_ends_differently_is_an_error():
     env.close()
 
 
+def test_a_film_that_cannot_be_made_is_left_out_with_a_note(tmp_path):
+    right = evaluate(eval_fakes.Obedient(), "eval_fakes:Line-v0", episodes=3)
+    first, *others = right.episodes
+    filmed = film(
+        replace(right, episodes=(replace(first, actions=first.actions[:1]), *others)), tmp_path, per_outcome=2
+    )
+    assert [bool(e.video) for e in filmed.episodes] == [False, True, False]
+    (note,) = filmed.notes
+    assert f"seed {first.seed} ended differently" in note
+    page = write_report([filmed], tmp_path / "r.html")
+    assert note in read(page).text and read(page).tags.count("video") == 1
+    (again,) = load_records(page.with_suffix(".json"))
+    assert again.notes == filmed.notes
+
+
 def test_an_environment_without_pictures_has_no_films(tmp_path):
     dark = evaluate(eval_fakes.Obedient(), "eval_fakes:Dark-v0", episodes=1)
     assert film(dark, tmp_path, 1) == dark

@@ -10,6 +10,7 @@ from vla_stack.cli import main
 from vla_stack.errors import UserError
 from vla_stack.evaluation import evaluate as verb
 from vla_stack.evaluation.latency import Latency, parse_latencies
+from vla_stack.evaluation.records import load_records
 
 LINE = "eval_fakes:Line-v0"
 
@@ -43,6 +44,14 @@ def test_several_decision_frequencies_have_one_score(fake_policy, tmp_path, caps
     lines = [line for line in capsys.readouterr().out.splitlines() if " steps " in line or line.endswith("FAS")]
     assert len(lines) == 5 and lines[0].endswith("seams   FAS")
     assert [line.split()[-1] for line in lines[1:]] == ["1.00"] * 4
+
+
+def test_what_is_measured_is_on_disk_before_anything_else_can_fail(fake_policy, tmp_path):
+    arguments = ["--episodes", "3", "--workers", "0", "--out", str(tmp_path)]
+    with pytest.raises(RuntimeError, match="gearbox"):
+        main(["eval", *arguments, "--env", LINE, "eval_fakes:Crash-v0"])
+    (result,) = load_records(tmp_path / "report.json")
+    assert (result.name, result.successes, len(result.episodes)) == (LINE, 3, 3)
 
 
 def test_errors_are_one_line(fake_policy, tmp_path, capsys):

@@ -188,6 +188,21 @@ def test_log_ratios_are_squared_errors(kind, folder):
     torch.testing.assert_close(after.log_prob - before.log_prob, 0.5 * (old - new), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "bins", "chain", "lora"])
+def test_half_precision_scores_the_policy_with_its_own_weights(kind, folder):
+    case = Case("smolvla" if kind == "lora" else kind, folder)
+    if kind == "lora":
+        add_lora(case.policy, LoraRecipe(rank=2, train="(?!)"))
+        case.reference = grape.Reference(trainable(case.policy))
+    case.moved()
+    with torch.no_grad():
+        _, exact = case.loss()
+        with torch.autocast("cpu", torch.bfloat16):
+            _, half = case.loss()
+    for name in ("ratio_winner", "ratio_loser"):
+        assert half[name].item() == pytest.approx(exact[name].item(), rel=0.2)
+
+
 def _draws(case):
     return shared_draws(case.policy, case.batch["action"], PAIR, DECISION, 1, torch.Generator().manual_seed(0))
 

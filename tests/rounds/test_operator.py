@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import sim
-from vla_stack.intervention import Phase
+from vla_stack.intervention import Intervention, Phase
 from vla_stack.rounds.familiar import FamiliarStates
-from vla_stack.rounds.operator import OperatorConfig, SimulatedOperator
-from vla_stack.rounds.rollout import roll, run_batch
+from vla_stack.rounds.operator import Decision, OperatorConfig, SimulatedOperator
+from vla_stack.rounds.rollout import RolledOut, _finish, roll, run_batch
 from vla_stack.rounds.scene import Subtasks
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Chunks, PolicySpec
@@ -143,6 +143,39 @@ def test_after_a_takeover_nothing_of_the_policy_is_executed(env, familiar) -> No
     assert len(held) == 1  # a clumsy chunk has another command at each step: none of them was sent
     assert not [f for f in out.frames if takeover <= f.observation.step < engage]  # nor was the hold recorded
     assert all(f.labels["control_source"] == 1 for f in out.frames if f.observation.step >= engage)
+
+
+class Hesitant(SimulatedOperator):
+    """Takes over at tick 5 and never moves."""
+
+    def step(self, tick, phase, scene, last_command):
+        return Decision(("takeover",) if tick == 5 else ())
+
+
+@pytest.mark.parametrize("mode", ["rac", "hg_dagger"])
+def test_a_success_while_a_takeover_is_held_is_the_policy_s(env, familiar, monkeypatch, mode: str) -> None:
+    step, ticks = env.step, iter(range(100))
+
+    def settling(command):  # what the policy had let go of comes to rest after tick 7
+        *out, info = step(command)
+        return *out, {**info, "is_success": next(ticks) >= 7}
+
+    monkeypatch.setattr(env, "step", settling)
+    operator = Hesitant(OperatorConfig(), sim.make_expert(env), familiar, env.spec_robot.dt, 3, 1)
+    policy, how = PolicySpec(env.spec_robot, HORIZON), ExecutorConfig(mode="sync", execute=4)
+    out = finish(roll(env, env.spec_robot, 0, mode, 80, policy, how, operator, familiar), clumsy)
+    assert out.log == [(5, "takeover"), (8, "cancel"), (8, "success")]
+    assert out.success and out.phase is Phase.END_AUTO_SUCCESS and out.takeovers == 0
+    assert [f.observation.step for f in out.frames] == list(range(5))
+    assert {f.labels["segment_type"] for f in out.frames} == {1}
+
+
+def test_a_success_after_somebody_has_moved_is_discarded_in_a_hold() -> None:
+    machine, out = Intervention("rac"), RolledOut(0)
+    for event in ("start", "takeover", "engage", "lost"):
+        machine.apply(event, 0)
+    _finish(machine, out, 1)
+    assert machine.phase is Phase.END_DISCARDED and out.log == [(1, "discard")]
 
 
 def test_hg_dagger_differs_only_in_handing_back(env, familiar) -> None:

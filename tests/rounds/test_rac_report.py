@@ -16,7 +16,9 @@ FRAMES = {"demo": 0, "autonomous": 9, "recovery": 10, "correction": 20}
 def report(monkeypatch):
     monkeypatch.syspath_prepend(str(TOOLS / "reproduce"))
     monkeypatch.syspath_prepend(str(TOOLS))
-    return importlib.import_module("rac_report")
+    module = importlib.import_module("rac_report")
+    monkeypatch.setattr(module, "BOOTSTRAP", 200)
+    return module
 
 
 def record(k: int, rate: float, recoveries: int = 0) -> dict:
@@ -42,9 +44,9 @@ def test_checks_say_what_holds_and_why_not(report) -> None:
     assert [r["human_frames"] for r in table["rac"]] == [343, 868, 1393]
     assert [r["operator_s"] for r in table["rac"]] == [60, 120, 180]
     assert table["rac"][1]["corrections_per_recovery"] == 2.0 and [r["round"] for r in table["masked"]] == [2]
-    capped = {arm: report.capped_curve(of) for arm, of in records.items()}
+    capped = {arm: [r["success"] for r in report.capped_curve(of, 2)] for arm, of in records.items()}
     assert capped["rac"] == pytest.approx([0.0, 0.6, 0.6, 0.6, 0.6]) and capped["demos"][0] == pytest.approx(0.8)
-    checks = {c.name: c for c in report.checks(records, table, capped)}
+    checks = {c.name: c for c in report.checks(records, table)}
     assert checks["success after round 0, at most"].holds and checks["success after round 0, at least"].holds
     assert checks["RaC minus hg_dagger, from mid-budget"].value == pytest.approx(0.15)
     assert checks["RaC minus hg_dagger, lower end"].holds
@@ -52,6 +54,44 @@ def test_checks_say_what_holds_and_why_not(report) -> None:
     assert checks["RaC minus masked, from mid-budget"].value == pytest.approx(0.1)
     removed = checks["share of the gain that masking recovery removes"]
     assert removed.value == pytest.approx(0.2) and not removed.holds and removed.why
+
+
+def test_episodes_of_one_policy_do_not_count_as_independent(report) -> None:
+    rates = (0.4, 0.6, 0.9)
+    uneven = {seed: [record(1, rate)] for seed, rate in enumerate(rates)}
+    (row,) = report.curve(uneven)
+    assert row["by_seed"] == pytest.approx(rates) and row["success"] == pytest.approx(np.mean(rates))
+    low, high = row["interval"]
+    assert low < 0.5 and high > 0.75  # Wilson's of 120 independent trials is 0.55 to 0.72
+
+
+def test_what_recoveries_add_has_an_interval_and_is_held_against_the_other_arms(report) -> None:
+    def recovering(rate: float, share: float):
+        of = runs({0: 0.1, 1: rate})
+        for run in of.values():
+            run[-1]["episode_recoveries"] = [int(i < share * 40) for i in range(40)]
+        return of
+
+    records = {"rac": recovering(0.5, 0.1), "hg_dagger": recovering(0.9, 0.3), "demos": runs({0: 0.1})}
+    table = {arm: report.curve(of) for arm, of in records.items()}
+    checks = {c.name: c for c in report.checks(records, table)}
+    own, against = checks["RaC, capped recoveries: S_4 minus S_0"], checks["S_4 minus S_0: RaC minus hg_dagger"]
+    assert own.value == pytest.approx(0.1) and own.interval[0] < 0.1 < own.interval[1]
+    assert against.value == pytest.approx(-0.2) and against.interval[1] < 0 and not against.holds and against.why
+    assert "S_4 minus S_0: RaC minus demos" not in checks  # has not done the last round
+    first, *_, last = report.capped_curve(records["rac"], 1)
+    assert last["success"] - first["success"] == pytest.approx(0.1) and last["interval"][0] < 0.5 < last["interval"][1]
+
+
+def test_cells_of_other_settings_are_not_mixed(report, monkeypatch, tmp_path) -> None:
+    script = importlib.import_module("rac")
+    monkeypatch.setattr(script, "together", lambda jobs, work: None)
+    monkeypatch.setattr(report, "report", lambda *given, **options: None)
+    for _ in range(2):
+        assert script.main(["human_frames=40", "--out", str(tmp_path)]) == 0
+    with pytest.raises(SystemExit, match="other settings"):
+        script.main(["human_frames=50", "--out", str(tmp_path)])
+    assert script.main(["--report", "--out", str(tmp_path)]) == 0
 
 
 def test_the_interval_of_a_difference_covers_chance(report) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,11 +17,18 @@ import sim  # noqa: F401  registers its tasks
 from vla_stack import cli
 from vla_stack.data.layout import read_json
 from vla_stack.data.preferences import read_pairs, read_rollout, read_scores, rollout_files
+from vla_stack.evaluation import video
+from vla_stack.evaluation.environments import construct
+from vla_stack.evaluation.report import note_lines
+from vla_stack.policies.chain import sample_chain
+from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.rounds import grape
-from vla_stack.schema import ACTION, OBS_STATE
+from vla_stack.rounds.grape_report import _filmed
+from vla_stack.rounds.preference_rollouts import Sampler
+from vla_stack.schema import ACTION, OBS_STATE, Observation
 from vla_stack.training.recipe import build, read_tree
 
 CONFIG = Path(__file__).parents[2] / "configs" / "grape_safety.yaml"
@@ -27,10 +36,10 @@ TOY = ["starts=2", "rollouts=3", "episodes=2", "num_envs=3", "calibration=2", "f
 TOY += ["train.batch_size=2", "train.save_every=1", "execute=4", "pairs.winner_succeeds=false", "train.threads=1"]
 
 
-def save_policy(path: Path, head: str = "flow") -> Path:
+def save_policy(path: Path, head: str = "flow", **options: Any) -> Path:
     """A tiny policy for the task with a wall, which knows nothing of it."""
 
-    env = gym.make("sim/obstacle-v0", cameras=(), privileged=True, disable_env_checker=True)
+    env = gym.make("sim/obstacle-v0", cameras=(), privileged=True, disable_env_checker=True, **options)
     robot = env.unwrapped.spec_robot
     states, actions = len(robot.state), len(robot.action)
     torch.manual_seed(0)
@@ -116,6 +125,38 @@ def test_the_policy_rolls_out_where_it_is_trained(policy, tmp_path, monkeypatch)
     assert asked == ["cuda:1", "cuda:1"]
 
 
+def test_films_show_the_environment_that_was_evaluated(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(video, "construct", lambda *name, **how: made.append(how) or construct(*name, **how))
+    policy = save_policy(tmp_path / "policy", control_mode="ee_delta", control_hz=20)
+    recipe = build(grape.GrapeRecipe, read_tree(CONFIG, [*TOY, f"policy={policy}"]), str(CONFIG))
+    loop = grape.GrapeLoop(recipe, tmp_path / "run")
+    loaded = loop.load(policy)
+    ((_, whole),) = loop.episodes(loaded, [7])
+    episode = replace(whole, actions=whole.actions[:3])  # films take long
+    result = _filmed(loop, loaded.spec, [episode], "before")
+    assert made[0]["control_mode"] == "ee_delta" and made[0]["control_hz"] == result.rate_hz == 20
+    assert Path(result.episodes[0].video).is_file()
+    broken = replace(episode, success=not episode.success)
+    result = _filmed(loop, loaded.spec, [broken], "after")
+    assert not result.episodes[0].video and "seed 7 ended differently" in note_lines(result)
+
+
+def test_the_noise_of_a_rollout_is_its_own_whoever_shares_its_batch(policy):
+    sampler = Sampler(load_policy(policy), sigma=0.5)
+    size = len(sampler.policy.spec.robot.state)
+    observations = [Observation(np.full(size, x, np.float32), {}, "pick", 0, 0) for x in (0.1, 0.3)]
+    both, (alone,) = sampler(observations, [1, 2]), sampler(observations[1:], [2])
+    np.testing.assert_allclose(both[1]["chain"], alone["chain"], atol=1e-4)
+    network = sampler.policy.policy
+    with torch.inference_mode():
+        context = network.encode(sampler.policy.preprocess(observations[1:]))
+        generator = torch.Generator().manual_seed(2)
+        noise = torch.randn(1, network.horizon, network.noise_dim, generator=generator)
+        chain = sample_chain(network, context, noise, torch.full((1, 2, 1, 1), 0.5), generator)
+    np.testing.assert_array_equal(alone["chain"], chain[0].numpy())
+
+
 def test_a_policy_that_is_not_there_leaves_no_run(tmp_path, capsys):
     assert cli.main(["train", str(CONFIG), "policy=no/such/policy", f"output_dir={tmp_path / 'x'}"]) == 1
     assert "'no/such/policy' holds no policy (there is no such directory)" in capsys.readouterr().err
@@ -145,5 +186,8 @@ def test_errors_name_the_key(tmp_path, capsys):
     assert "'objective'" in capsys.readouterr().err
     assert cli.main(["train", str(CONFIG), "constraints=none.yaml", f"output_dir={tmp_path / 'b'}"]) == 1
     assert "none.yaml" in capsys.readouterr().err
-    assert cli.main(["train", str(CONFIG), "eval_seed=100000", f"output_dir={tmp_path / 'c'}"]) == 1
-    assert "eval_seed" in capsys.readouterr().err
+    for seed, shared in ((100_000, "100000 to"), (99_950, "50 of the starts, 100000 to 100049")):
+        overrides = [f"eval_seed={seed}", "episodes=100", "starts=64", f"output_dir={tmp_path / 'c'}"]
+        assert cli.main(["train", str(CONFIG), *overrides]) == 1
+        error = capsys.readouterr().err
+        assert "eval_seed" in error and shared in error

@@ -13,7 +13,8 @@ from vla_stack import cli
 from vla_stack.data import open_dataset
 from vla_stack.data.integrity import check
 from vla_stack.data.layout import read_json
-from vla_stack.data.sidecar import read_facts
+from vla_stack.data.sidecar import EpisodeFacts, facts_row, read_facts, write_facts
+from vla_stack.data.store import EpisodeStore
 from vla_stack.rounds import rac
 from vla_stack.rounds.rac import RacLoop, RacRecipe
 from vla_stack.training.recipe import build, read_tree
@@ -56,6 +57,27 @@ def test_a_stopped_run_continues_with_the_same_data(run: Path, capsys) -> None:
     assert read_json(run / "round-001" / "record.json") == record
     assert cli.main(["train", str(CONFIG), *TOY, f"output_dir={run}"]) == 1
     assert "already holds a run" in capsys.readouterr().err
+
+
+def test_an_episode_whose_commit_was_interrupted_is_recorded_again(tmp_path: Path, monkeypatch) -> None:
+    publish, calls = EpisodeStore._publish, []
+
+    def stopped(self, *given) -> None:
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        publish(self, *given)
+
+    monkeypatch.setattr(EpisodeStore, "_publish", stopped)
+    recipe = build(RacRecipe, read_tree(CONFIG, TOY), str(CONFIG))
+    with pytest.raises(KeyboardInterrupt):
+        RacLoop(recipe, tmp_path).collect(0)
+    assert len(read_facts(tmp_path / "data")) == 2 and open_dataset(tmp_path / "data").num_episodes == 1
+    write_facts(tmp_path / "data", [facts_row(EpisodeFacts(), uid=7, n_recoveries=0, human_frames=500)])
+    about = RacLoop(recipe, tmp_path).collect(0)
+    dataset = open_dataset(tmp_path / "data")
+    assert about["episodes"] == about["collected"] == dataset.num_episodes == 3
+    assert about["human_frames"] == dataset.num_frames and check(tmp_path / "data") == []
 
 
 def test_errors_name_the_key(tmp_path: Path, capsys) -> None:

@@ -18,14 +18,14 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import rac_report  # noqa: E402
-from claims import claimed, together  # noqa: E402
+from claims import claimed, same_settings, together  # noqa: E402
 
 from results import ROOT, parser  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
@@ -92,6 +92,13 @@ def recipe(name: str, seed: int, overrides: Sequence[str]) -> Any:
     return replace(base, name=name, seed=seed, mode=arm.mode, recover=arm.recover, rewind=arm.rewind, train=train)
 
 
+def settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """What all cells of a folder share."""
+    from vla_stack.training.recipe import read_tree
+
+    return {"recipe": read_tree(RECIPE, overrides), "arms": {name: asdict(arm) for name, arm in ARMS.items()}}
+
+
 def run_cell(name: str, seed: int, out: Path, overrides: Sequence[str]) -> None:
     """All rounds of an arm on a seed, from where an earlier run stopped."""
     from vla_stack.rounds.rac import RacLoop
@@ -156,9 +163,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--name", help="stem of the result files")
     args = p.parse_args(argv)
     overrides = [*SIZE, *(IMAGES if args.images else ()), *(SMOKE if args.smoke else ()), *args.overrides]
-    name = args.name or "rac" + "_images" * args.images
+    name = args.name or "rac" + "_images" * args.images + "_smoke" * args.smoke  # toy cells never lie among the others
     out, seeds = args.out or OUT.with_name(name), range(args.seeds)
     if not args.report:
+        same_settings(out, settings(overrides))
         pairs = [(arm, 0) for arm in ("rac", "hg_dagger")] if args.images else list(cells(seeds))
         together(args.jobs, partial(work, pairs, out, overrides))
     rac_report.report(name, ABOUT, load_records(out))

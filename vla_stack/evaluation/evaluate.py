@@ -19,7 +19,8 @@ from vla_stack.evaluation.environments import is_benchmark
 from vla_stack.evaluation.episode import Instruct
 from vla_stack.evaluation.latency import JITTERS, parse_latencies
 from vla_stack.evaluation.metrics import frequency_averaged_score
-from vla_stack.evaluation.records import EpisodeRecord, EvalResult
+from vla_stack.evaluation.provenance import provenance
+from vla_stack.evaluation.records import EpisodeRecord, EvalResult, save_records
 from vla_stack.evaluation.rollouts import ChunkPolicy, describe, evaluate
 from vla_stack.ray_cluster import cluster
 from vla_stack.runtime.executor import MODES, ExecutorConfig
@@ -70,20 +71,25 @@ def main(args: argparse.Namespace) -> int:
 
     args.device = str(find_device(args.device))  # first, and what a report says
     path, policy = _load(args.policy, args.device, args.embodiment)
+    about = {"policy": f"{path} ({policy.spec.model_version[:12] or 'no version'})", "device": args.device}
     with cluster(_workers(args)) if args.rollouts == "ray" else nullcontext():  # one for all settings
-        results = run_settings(policy, args)
+        results = run_settings(policy, args, about)
     print(table(results))
-    report = _report(results, args, path, policy)
+    report = _report(results, args, f"Evaluation of {path.name}", about)
     print(f"\nReport: {report}   figures: {report.with_suffix('.json')}")
     return 0
 
 
-def run_settings(policy: ChunkPolicy, args: argparse.Namespace) -> list[EvalResult]:
-    """Every environment in every mode at every latency, and with the wrong instruction where that is asked for."""
+def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str, Any]) -> list[EvalResult]:
+    """Every environment in every mode at every latency, and with the wrong instruction where that is asked for.
+
+    After each setting the records of those done are in ``report.json``, whatever ends the command before its report.
+    """
     latencies = parse_latencies(args.latency, policy.spec.robot.rate_hz, args.jitter)
     instructs: tuple[Instruct, ...] = (None, "swap") if args.swap_instruction else (None,)
     modes = able_modes(policy) if "all" in args.mode else args.mode
-    results = []
+    results: list[EvalResult] = []
+    origin = provenance()
     for env_id in args.env or ["sim/pick-v0"]:
         options: dict[str, Any] = {}
         if env_id.startswith("sim/") and args.randomisation:
@@ -108,6 +114,7 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace) -> list[EvalResu
                     on_episode=on_episode,
                 )
             results.append(result)
+            save_records(results, args.out / "report.json", **origin, **about)
     return results
 
 
@@ -160,7 +167,7 @@ def _load(name: str, device: str, embodiment: str | None) -> tuple[Path, ChunkPo
     path = resolve_policy(name)
     if kind_of(path) in STATE_POLICIES:  # named at run time, as loops of rounds stand above this room
         return path, importlib.import_module("vla_stack.rounds.state_policy").StatePolicy(path)
-    return path, load_policy(path, device, embodiment)
+    return path, load_policy(path, device, embodiment, frozen=True)
 
 
 def kind_of(directory: Path) -> Any:
@@ -194,13 +201,12 @@ def _progress(title: str, episodes: int) -> Iterator[Callable[[EpisodeRecord], N
         yield on_episode
 
 
-def _report(results: Sequence[EvalResult], args: argparse.Namespace, path: Path, policy: ChunkPolicy) -> Path:
+def _report(results: Sequence[EvalResult], args: argparse.Namespace, title: str, about: dict[str, Any]) -> Path:
     from vla_stack.evaluation.report import write_report
     from vla_stack.evaluation.video import film
 
     filmed = [film(r, args.out / "videos", args.videos) for r in tqdm(results, desc="films", leave=False)]
-    about = {"policy": f"{path} ({policy.spec.model_version[:12] or 'no version'})", "device": args.device}
-    return write_report(filmed, args.out / "report.html", title=f"Evaluation of {path.name}", about=about)
+    return write_report(filmed, args.out / "report.html", title, about)
 
 
 def _positive(text: str) -> int:

@@ -101,6 +101,7 @@ class EvalResult:
         wall_s: Time it took, seconds.
         discontinuity: Roughness of the commands where one chunk follows another, relative to that within chunks
             (``metrics.boundary_discontinuity``); NaN where there is none or it was not computed.
+        notes: What a reader of the report should know, a sentence each.
     """
 
     name: str
@@ -111,6 +112,7 @@ class EvalResult:
     settings: dict[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
     discontinuity: float = math.nan
+    notes: tuple[str, ...] = ()
 
     @property
     def outcomes(self) -> NDArray[np.bool_]:
@@ -144,6 +146,7 @@ class EvalResult:
     def to_json(self) -> dict[str, Any]:
         low, high = self.interval if self.episodes else (0.0, 1.0)
         seconds = self.seconds_to_success
+        notes = {"notes": list(self.notes)} if self.notes else {}
         return {
             "name": self.name,
             "label": self.label,
@@ -151,6 +154,7 @@ class EvalResult:
             "stages": list(self.stages),
             "settings": self.settings,
             "wall_s": round(self.wall_s, 3),
+            **notes,
             "summary": {
                 "episodes": len(self.episodes),
                 "successes": self.successes,
@@ -175,6 +179,7 @@ class EvalResult:
             settings=dict(d.get("settings", {})),
             wall_s=float(d.get("wall_s", 0.0)),
             discontinuity=float(d.get("summary", {}).get("boundary_discontinuity") or math.nan),
+            notes=tuple(map(str, d.get("notes", ()))),
         )
 
 

@@ -187,7 +187,7 @@ def _section(result: EvalResult) -> str:
         if stages
         else by_instruction
     )
-    return f"<h2>{escape(plots.title(result))}</h2>{figures}{_films(result)}{_episodes(result)}"
+    return f"<h2>{escape(plots.title(result))}</h2>{figures}{_films(result)}{note_lines(result)}{_episodes(result)}"
 
 
 def _instructions(result: EvalResult) -> str:
@@ -220,6 +220,11 @@ def _films(result: EvalResult) -> str:
             "</figcaption></figure>"
         )
     return f'<h3>Episodes</h3><div class="films">{"".join(figures)}</div>' if figures else ""
+
+
+def note_lines(result: EvalResult) -> str:
+    """The notes of a result, a paragraph each."""
+    return "".join(f'<p class="dim">{escape(note)}</p>' for note in result.notes)
 
 
 def _episodes(result: EvalResult) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -25,6 +26,10 @@ SIM_CAMERA = {"cameras": (), "visuals": "pretty", "render_size": (270, 360)}
 BENCHMARK_CAMERA = SIM_CAMERA | {"visuals": "official"}
 
 
+class Diverged(RuntimeError):
+    """A replay did not show the episode that was recorded."""
+
+
 def film(result: EvalResult, folder: Path, per_outcome: int) -> EvalResult:
     """Film the first few successes and the first few failures of a result.
 
@@ -34,7 +39,8 @@ def film(result: EvalResult, folder: Path, per_outcome: int) -> EvalResult:
         per_outcome: How many of each.
 
     Returns:
-        The result with the paths of the films in its records. An environment without ``rgb_array`` has none.
+        The result with the paths of the films in its records. An environment without ``rgb_array`` has none, and an
+        episode whose replay ends differently is left out, with a note.
     """
     chosen = [e for want in (True, False) for e in [e for e in result.episodes if e.success is want][:per_outcome]]
     env = _film_env(result) if chosen else None
@@ -43,19 +49,26 @@ def film(result: EvalResult, folder: Path, per_outcome: int) -> EvalResult:
     folder.mkdir(parents=True, exist_ok=True)
     slug = "".join(c if c.isalnum() else "-" for c in f"{result.name}-{result.label}")
     paths: dict[int, str] = {}
-    for episode in chosen:
-        path = folder / f"{slug}-{episode.seed}.mp4"
-        write_mp4(replay(env, episode), path, result.rate_hz)
-        paths[episode.seed] = str(path)
-    env.close()
-    return replace(result, episodes=tuple(replace(e, video=paths.get(e.seed, e.video)) for e in result.episodes))
+    notes = list(result.notes)
+    with closing(env):
+        for episode in chosen:
+            path = folder / f"{slug}-{episode.seed}.mp4"
+            try:
+                frames = replay(env, episode)
+            except Diverged as e:
+                notes.append(f"No film: {e}.")
+                continue
+            write_mp4(frames, path, result.rate_hz)
+            paths[episode.seed] = str(path)
+    episodes = tuple(replace(e, video=paths.get(e.seed, e.video)) for e in result.episodes)
+    return replace(result, episodes=episodes, notes=tuple(notes))
 
 
 def replay(env: gym.Env, episode: EpisodeRecord) -> list[NDArray[np.uint8]]:
     """Pictures uint8 [H, W, 3] of an episode: one before each action and one at the end.
 
     Raises:
-        RuntimeError: The replay ended differently, so it would show something that did not happen.
+        Diverged: The replay ended differently, so it would show something that did not happen.
     """
     _, info = env.reset(seed=episode.seed)
     frames: list[Any] = [env.render()]
@@ -63,7 +76,7 @@ def replay(env: gym.Env, episode: EpisodeRecord) -> list[NDArray[np.uint8]]:
         _, _, _, _, info = env.step(action)
         frames.append(env.render())
     if bool(info["is_success"]) is not episode.success:
-        raise RuntimeError(f"the replay of seed {episode.seed} ended differently: the environment is not deterministic")
+        raise Diverged(f"the replay of seed {episode.seed} ended differently: the environment is not deterministic")
     return frames
 
 

@@ -196,6 +196,7 @@ class Reference:
             parameter = policy.get_parameter(name)
             kept = self.values[name].to(parameter.device)
             self.values[name], parameter.data = parameter.data, kept
+        torch.clear_autocast_cache()  # which keeps bf16 copies of parameters by the object, whatever its data is now
 
 
 def calibrated_beta(gap: float) -> float:

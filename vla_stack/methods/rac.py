@@ -60,32 +60,34 @@ def trainable(dataset: Dataset, mode: Trainable) -> NDArray[np.bool_] | None:
     return human | np.repeat(alone, dataset.episode_to - dataset.episode_from)
 
 
-def weights(dataset: Dataset, mask: NDArray[np.bool_], preset: Preset) -> NDArray[np.float64]:
+def weights(
+    dataset: Dataset, mask: NDArray[np.bool_], preset: Preset, within: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
     """Sampling weight of each frame, float [N], 0 outside ``mask``.
 
     A class c of n_c frames with mass m_c gets w_c = m_c N / n_c each, where N counts the frames in ``mask``.
 
     Args:
         dataset: An open dataset with labels.
-        mask: Frames that are trained on, bool [N].
+        mask: Frames that are drawn from, bool [N].
         preset: ``uniform``; ``iwr`` (Mandlekar et al. 2020, arXiv 2012.06733): interventions and the rest half each;
             ``sirius`` (Liu et al. 2022, arXiv 2211.08416): interventions half, the steps before them next to nothing,
             demonstrations as they are, autonomous frames the remainder; ``balanced``: recoveries and corrections a
             quarter each.
+        within: Of frames of one class, how often they are drawn relative to each other, float [N]; None for equally.
 
     Raises:
         UserError: A class of the preset has no frame, or there is no such preset.
     """
-    n = int(mask.sum())
+    n, share = int(mask.sum()), np.ones(len(mask)) if within is None else within
     if preset == "uniform":
-        return mask.astype(np.float64)
+        return mask * share
     out = np.zeros(len(mask))
     for name, (mass, frames) in classes(dataset, mask, preset, n).items():
-        count = int(frames.sum())
-        if not count:
+        if not frames.any():
             remedy = "set data.interventions=all" if preset == "sirius" else "set data.weights=uniform"
             raise UserError(f"{dataset.root}: weights '{preset}' need {name} frames, there are none", remedy)
-        out[frames] = mass * n / count
+        out[frames] = mass * n * share[frames] / share[frames].sum()
     return out
 
 

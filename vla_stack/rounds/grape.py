@@ -139,8 +139,13 @@ class GrapeLoop:
         self.spec = load_spec(Path(recipe.constraints)).with_objective(recipe.objective)
         self.start = resolve_policy(recipe.policy)
         self.device = find_device(recipe.train.device)
-        if recipe.start_seed <= recipe.eval_seed < recipe.start_seed + recipe.starts * max(1, recipe.rounds):
-            raise UserError(f"'eval_seed' {recipe.eval_seed} is one of the starts", "choose another eval_seed")
+        trained_on = range(recipe.start_seed, recipe.start_seed + recipe.starts * max(1, recipe.rounds))
+        measured_on = range(recipe.eval_seed, recipe.eval_seed + recipe.episodes)
+        if shared := range(max(trained_on.start, measured_on.start), min(trained_on.stop, measured_on.stop)):
+            raise UserError(
+                f"'eval_seed' {recipe.eval_seed} evaluates on {len(shared)} of the starts, {shared[0]} to {shared[-1]}",
+                "choose another eval_seed",
+            )
         self.executor = ExecutorConfig(mode="sync", execute=recipe.execute)
 
     def run(self) -> list[dict[str, Any]]:
@@ -171,7 +176,7 @@ class GrapeLoop:
         missing = [start for start in every if not rollout_path(root, *start).is_file()]
         if not missing:
             return
-        sampler = Sampler(self._load(self.policy_dir(k - 1)), r.sigma)
+        sampler = Sampler(self.load(self.policy_dir(k - 1)), r.sigma)
         with tqdm(total=len(every), initial=len(every) - len(missing), desc=f"round {k}", unit=" rollouts") as bar:
             for rollout, _ in roll_out(sampler, r.env, missing, self.executor, r.num_envs):
                 write_rollout(root, rollout)
@@ -217,12 +222,17 @@ class GrapeLoop:
 
     def evaluate(self, policy_dir: Path, seeds: Sequence[int] = ()) -> list[tuple[Facts, EpisodeRecord]]:
         """Episodes of a policy on the evaluation's seeds, in their order."""
+        return self.episodes(self.load(policy_dir), seeds)
+
+    def episodes(self, policy: ChunkPolicy, seeds: Sequence[int] = ()) -> list[tuple[Facts, EpisodeRecord]]:
+        """As :meth:`evaluate`, of a policy that is loaded already."""
         r = self.recipe
         starts = [(seed, 0) for seed in seeds or range(r.eval_seed, r.eval_seed + r.episodes)]
-        found = roll_out(Sampler(self._load(policy_dir)), r.env, starts, self.executor, r.num_envs, traced=False)
+        found = roll_out(Sampler(policy), r.env, starts, self.executor, r.num_envs, traced=False)
         return sorted(((rollout.facts, record) for rollout, record in found), key=lambda both: both[0].seed)
 
-    def _load(self, policy_dir: Path) -> ChunkPolicy:
+    def load(self, policy_dir: Path) -> ChunkPolicy:
+        """A policy, where it rolls out."""
         return load_policy(policy_dir, str(self.device))
 
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_stack.data.preferences import Scored, read_pairs, read_scores
+from vla_stack.evaluation.environments import options_for
 from vla_stack.evaluation.metrics import paired_difference
 from vla_stack.evaluation.records import EpisodeRecord, EvalResult
-from vla_stack.evaluation.report import PAGE, html_table
+from vla_stack.evaluation.report import PAGE, html_table, note_lines
 from vla_stack.evaluation.video import film
+from vla_stack.schema import PolicySpec
 from vla_stack.statistics import wilson
 
 if TYPE_CHECKING:
@@ -136,10 +138,14 @@ def _films(loop: GrapeLoop, records: Sequence[dict[str, Any]]) -> str:
     chosen = sorted(range(len(records[0]["success"])), key=lambda i: (-gain(i), i))[: loop.recipe.films]
     seeds = sorted(loop.recipe.eval_seed + i for i in chosen)
     figures: dict[int, str] = {}  # before and after of a start, side by side
+    notes = ""
     for name, k in (("before", 0), ("after", len(records) - 1)):
-        episodes = loop.evaluate(loop.policy_dir(k), seeds)
+        policy = loop.load(loop.policy_dir(k))
+        episodes = loop.episodes(policy, seeds)
         collided = {f.seed: f.collided for f, _ in episodes}
-        for e in _filmed(loop, [record for _, record in episodes], name):
+        filmed = _filmed(loop, policy.spec, [record for _, record in episodes], name)
+        notes += note_lines(filmed)
+        for e in [e for e in filmed.episodes if e.video]:
             data = base64.b64encode(Path(e.video).read_bytes()).decode()
             outcome = "success" if e.success else "failure"
             touched = ", touches the wall" if collided[e.seed] else ""
@@ -148,9 +154,13 @@ def _films(loop: GrapeLoop, records: Sequence[dict[str, Any]]) -> str:
                 f"<figcaption><b>{name}</b>: {outcome}{touched} · start {e.seed}, {e.steps} steps</figcaption></figure>"
             )
     note = '<p class="dim">Chosen for the largest change, so they are no measure of it; the table above is.</p>'
-    return f'<h2>Films</h2>{note}<div class="films">{"".join(figures.values())}</div>' if figures else ""
+    shown = f'{note}<div class="films">{"".join(figures.values())}</div>' if figures else ""
+    return f"<h2>Films</h2>{shown}{notes}" if shown or notes else ""
 
 
-def _filmed(loop: GrapeLoop, episodes: Sequence[EpisodeRecord], label: str) -> list[EpisodeRecord]:
-    result = EvalResult(loop.recipe.env, label, 10.0, tuple(episodes))
-    return [e for e in film(result, loop.folder.run_dir / "films", len(episodes)).episodes if e.video]
+def _filmed(loop: GrapeLoop, spec: PolicySpec, episodes: Sequence[EpisodeRecord], label: str) -> EvalResult:
+    """The episodes of a policy with films, made in the environment that it was evaluated in."""
+    env = loop.recipe.env
+    settings = {"env_options": options_for(env, spec)}
+    result = EvalResult(env, label, spec.robot.rate_hz, tuple(episodes), settings=settings)
+    return film(result, loop.folder.run_dir / "films", len(episodes))

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 import sim
 from vla_stack.data import Column, EpisodeFacts, EpisodeRecorder, frame_labels, label_columns, open_dataset
-from vla_stack.data.layout import INFO, read_info, read_json, write_json
-from vla_stack.data.sidecar import read_facts
+from vla_stack.data.labels import CONTROL_SOURCE, EPISODE_UID
+from vla_stack.data.layout import read_info, read_json, write_json
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Phase, Segment
 from vla_stack.methods.rac import Trainable
@@ -151,10 +151,10 @@ class RacLoop:
         extra = label_columns(robot) | {SCENE: Column("float32", (FEATURES,))}
         about: dict[str, Any] = {"collected": 0, "discarded": 0, "takeovers": 0, "supervision_s": 0.0, "rewound": 0}
         counts = {s.name.lower(): 0 for s in Segment}
-        have = set(read_facts(self.data)) if (self.data / INFO).exists() else set()
         names = tuple(f"joint_{i + 1}.pos" for i in range(len(self.envs[0].unwrapped.joint_command)))  # type: ignore[attr-defined]
         familiar = self.familiar() if k else None
         with EpisodeRecorder(self.data, robot, "video", names, extra) as recorder:
+            have = self._uids()  # after the recorder has mended what a killed one left
             for episode, out in self._wanted(k, familiar):
                 uid = int(np.random.SeedSequence((self.recipe.seed, k, episode)).generate_state(1, np.uint64)[0]) >> 2
                 about["takeovers"] += out.takeovers
@@ -168,8 +168,8 @@ class RacLoop:
                     counts[segment.name.lower()] += out.count(segment)
                 if uid not in have:
                     self._record(recorder, k, out, uid, familiar)
-        info = read_info(self.data)
-        human = sum(row["human_frames"] for row in read_facts(self.data).values())
+        info, columns = read_info(self.data), open_dataset(self.data).columns
+        human = int((columns[CONTROL_SOURCE] == Control.HUMAN).sum())
         ratio = f"1:{counts['correction'] / counts['recovery']:.1f}" if counts["recovery"] else "-"
         about |= {"frames": counts, "human_frames": human, "episodes": info["total_episodes"], "ratio": ratio}
         write_json(path, about)
@@ -249,6 +249,12 @@ class RacLoop:
             return roll(env, robot, seed, mode, self.patience, policy.spec, how, operator, familiar)  # type: ignore[arg-type]
 
         return start
+
+    def _uids(self) -> set[int]:
+        """Episodes of the dataset; the sidecar also has rows of commits that were never finished."""
+        if not read_info(self.data)["total_episodes"]:
+            return set()
+        return set(open_dataset(self.data).columns[EPISODE_UID].tolist())
 
     def _policy_dir(self, k: int) -> Path:
         checkpoints = self.folder.path(k) / "train" / "checkpoints"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from robot_drivers.driver import Status
 from sim.scene import Scene as Poses
-from vla_stack.intervention import Control, Intervention, Mode, Phase, Segment
+from vla_stack.intervention import Control, Intervention, Mode, Phase, Refused, Segment
 from vla_stack.rounds.familiar import FamiliarStates
 from vla_stack.rounds.operator import HOLD_S, SimulatedOperator
 from vla_stack.rounds.scene import Attempts, Scene, Subtasks
@@ -197,8 +197,20 @@ def roll(
 
 
 def _finish(machine: Intervention, out: RolledOut, k: int) -> None:
-    """The task is done: end the episode, whoever has done it."""
+    """The task is done: end the episode, whoever has done it.
+
+    What was done while a takeover was held, before anybody moved, the policy has done.
+    """
     events = {Phase.RECOVERY: ("discard",), Phase.CORRECTION: ("subtask_done",)}.get(machine.phase, ("success",))
+    if machine.phase is Phase.HOLD and machine.resumes in (Phase.RECOVERY, Phase.CORRECTION):
+        events = ("discard",)
+        try:
+            machine.apply("cancel", k)
+        except Refused:  # somebody has moved: the success is nobody's alone
+            pass
+        else:
+            out.log.append((k, "cancel"))
+            events = ("success",)
     for event in events:
         machine.apply(event, k)
         out.log.append((k, event))

@@ -69,15 +69,16 @@ def make_loader(
 def frame_weights(source: Source, data: DataRecipe) -> NDArray[np.float64] | None:
     """Sampling weight of each frame, float [N]; None where all are equal.
 
+    A class of ``data.weights`` has its mass among the chosen episodes, however many of its frames open an episode.
+
     Raises:
-        UserError: ``data.weights`` speaks of labels or classes that the dataset does not have.
+        UserError: ``data.weights`` speaks of labels or classes that the chosen episodes do not have.
     """
-    dataset, out = source.dataset, None
-    if data.weights != "uniform":
-        if source.trainable is None:
-            raise UserError(f"{dataset.root} has no labels for data.weights={data.weights}", "run `vla data backfill`")
-        out = weights(dataset, source.trainable, data.weights)
+    dataset, opening = source.dataset, None
     if data.opening_weight != 1.0 and data.opening_frames > 0:
         opening = np.where(dataset.columns["frame_index"] < data.opening_frames, data.opening_weight, 1.0)
-        out = opening if out is None else out * opening
-    return out
+    if data.weights == "uniform":
+        return opening
+    if source.trainable is None or source.counted is None:
+        raise UserError(f"{dataset.root} has no labels for data.weights={data.weights}", "run `vla data backfill`")
+    return weights(dataset, source.counted, data.weights, opening)

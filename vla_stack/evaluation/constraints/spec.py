@@ -87,18 +87,27 @@ class Spec:
     stages: tuple[Stage, ...]
 
     def with_objective(self, objective: str) -> Spec:
-        """The same constraints with weights and thresholds of another objective's preset.
+        """The same constraints with weights and thresholds of another objective's preset; there and back is the same.
 
         Raises:
-            UserError: There is no such objective.
+            UserError: There is no such objective, or the present one's preset sets thresholds to 0, so that those of
+                another cannot be known.
         """
         if objective not in PRESETS:
             raise UserError(f"there is no objective '{objective}'", f"choose one of {', '.join(PRESETS)}")
+        if objective == self.objective:
+            return self
         now, then = PRESETS[self.objective], PRESETS[objective]
 
         def moved(cost: Cost) -> Cost:
-            weight = cost.weight * then[cost.group][0] / now[cost.group][0]
-            return replace(cost, weight=weight, tau=cost.tau * then[cost.group][1])
+            (weight, tau), (new_weight, new_tau) = now[cost.group], then[cost.group]
+            if not tau:
+                raise UserError(
+                    f"constraints of objective '{self.objective}' do not say what '{objective}' leaves free: their "
+                    f"thresholds of group '{cost.group}' are 0",
+                    "write them for objective: success, from which every other follows",
+                )
+            return replace(cost, weight=cost.weight * new_weight / weight, tau=cost.tau * new_tau / tau)
 
         stages = tuple(replace(s, costs=tuple(map(moved, s.costs))) for s in self.stages)
         return Spec(objective, stages)
