@@ -31,7 +31,7 @@ from vla_stack.errors import UserError
 from vla_stack.images import fit_image
 from vla_stack.schema import Camera, Observation, RobotSpec
 
-CONNECT_ATTEMPTS = 5
+CONNECT_ATTEMPTS, DRAIN_S = 5, 0.2  # before another one what is still on its way arrives; longer each time
 MISSES, LOST_S = 3, 0.3  # exchanges in a row that fail, and control steps so long, before the bus counts as lost
 RECONNECT_S = 0.5  # between attempts
 CAMERAS_LIKE = '--robot.cameras="{front: {type: opencv, index_or_path: 0, width: 640, height: 480, fps: 30}}"'
@@ -143,6 +143,7 @@ class LeRobotRobot:
                 if attempt == CONNECT_ATTEMPTS - 1:
                     text = f"{robot.name} cannot be connected: {_line(e)}"
                     raise UserError(text, "check port, power and cables") from e
+                time.sleep(DRAIN_S * (attempt + 1))
         if not robot.is_calibrated:
             robot.disconnect()
             raise UserError(

@@ -85,11 +85,11 @@ def test_motors_that_lost_their_power_are_switched_on_again(arm, driver):
 
 def test_one_motor_that_is_off_among_others_is_switched_on_where_it_is(arm, driver, monkeypatch):
     robot = driver._robot
-    robot.bus.disable_torque("elbow_flex")
+    robot.bus.disable_torque("elbow_flex", num_retry=5)
     at = np.array(arm.status()["angles"]["follower"])
     monkeypatch.setattr(robot, "configure", lambda: pytest.fail("this switches all motors off"))
     reopen(robot)
-    assert all(robot.bus.read("Torque_Enable", motor) for motor in robot.bus.motors)
+    assert all(robot.bus.read("Torque_Enable", motor, num_retry=5) for motor in robot.bus.motors)
     np.testing.assert_allclose(arm.status()["angles"]["follower"], at, atol=0.01)
 
 

@@ -128,14 +128,22 @@ def test_a_normalisation_is_named_by_its_word() -> None:
     assert config.normalization_mapping["STATE"] is NormalizationMode.QUANTILES and config.action_limit == 4.0
 
 
-@pytest.mark.parametrize("name", ["gripper=binary", "use_relative_actions=false", "max_words=5"])
-def test_what_weights_are_used_to_is_not_changed_under_them(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+@pytest.mark.parametrize("option", ["gripper=binary", "use_relative_actions=false", "relative_exclude_joints=[]"])
+def test_options_that_processors_read_are_never_ignored(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
+    """Weights of the same robot keep their processors, unless the recipe asks for others; then it is said."""
     assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", "steps=1"]) == 0
-    start = [f"policy.pretrained={tmp_path / 'a'}", f"policy.options.{name}", "policy.options.width=16"]
-    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'b'}", *start]) == 1
-    assert f"policy.options.{name.split('=')[0]} is " in capsys.readouterr().err
+    fresh = ["steps=1", f"policy.options.{option}"]
+    for name, start in (("b", [f"policy.pretrained={tmp_path / 'a'}"]), ("c", [])):
+        assert main(["train", str(recipe_file), f"output_dir={tmp_path / name}", *fresh, *start]) == 0
+        said = f"policy.options.{option.split('=')[0]} is " in capsys.readouterr().out
+        assert said == bool(start)
+    processors = [
+        {p.name: p.read_bytes() for p in (tmp_path / name / "checkpoints/last/pretrained_model").glob("policy_p*")}
+        for name in ("b", "c")
+    ]
+    assert processors[0] == processors[1]
 
 
 @pytest.mark.parametrize(

@@ -141,9 +141,7 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
             config.input_features = input_features(metas[0], tuple(sources[0].embodiment.cameras))
         # Weights mean actions in units of their own statistics. Demonstrations of the same robot, perhaps from a corner
         # of its range, must not rescale what it has learnt.
-        keep = config.pretrained_path if knows_robot(config, roots[0]) else None
-        if keep is not None:
-            keep_units(config, read_config(keep, device.type))
+        keep = config.pretrained_path if knows_robot(config, roots[0]) and same_processing(config) else None
         policy = new_policy(config, metas[0], recipe.policy.lora)
         if keep is not None:
             pre, post = read_processors(keep, config, device.type)
@@ -210,20 +208,19 @@ def knows_robot(config: PreTrainedConfig, root: Path) -> bool:
     return before == now
 
 
-def keep_units(config: PreTrainedConfig, saved: PreTrainedConfig) -> None:
-    """Raise a :class:`UserError` where options change what processors do that weights are used to.
-
-    Args:
-        config: The configuration with the recipe's options.
-        saved: That of the weights.
-    """
+def same_processing(config: PreTrainedConfig) -> bool:
+    """Whether a recipe's options leave processors as the weights are used to; says where they do not."""
+    saved = read_config(str(config.pretrained_path), config.device or "cpu")
     for name in PROCESSED:
         before, now = (getattr(c, name, None) for c in (saved, config))
         if before != now:
-            raise UserError(
-                f"policy.options.{name} is {now}, the weights in {config.pretrained_path} were trained with {before}",
-                "leave it out, or train from scratch",
+            print(
+                f"policy.options.{name} is {now}, the weights were trained with {before}: "
+                "they get new processors, with the statistics of these demonstrations",
+                flush=True,
             )
+            return False
+    return True
 
 
 def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | None = None) -> PreTrainedConfig:
