@@ -12,6 +12,7 @@ Deployment leaves the noise out: sigma = 0 is the sampler of :func:`vla_stack.po
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -79,13 +80,20 @@ def transition_mean(x: Tensor, velocity: Tensor, steps: int, limit: float) -> Te
     return (x - 1.0 / steps * velocity).clamp(-limit, limit)
 
 
+def standard_noise(x: Tensor, generator: torch.Generator | Sequence[torch.Generator]) -> Tensor:
+    """Standard normal noise like ``x`` [b, ...], of one source or of one for each row."""
+    if isinstance(generator, torch.Generator):
+        return torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
+    return torch.stack([torch.randn(x.shape[1:], generator=g, dtype=x.dtype) for g in generator]).to(x.device)
+
+
 @torch.no_grad()
 def sample_chain(
     policy: FlowPolicy,
     context: Context,
     noise: Float[Tensor, "b h w"],
     std: Float[Tensor, "b_or_1 k h_or_1 w_or_1"],
-    generator: torch.Generator,
+    generator: torch.Generator | Sequence[torch.Generator],
     limit: float = math.inf,
 ) -> Float[Tensor, "b k+1 h w"]:
     """Run the noisy chain; its last point is the action chunk, normalised.
@@ -95,7 +103,7 @@ def sample_chain(
         context: Its prefix of b observations.
         noise: The first point x^0.
         std: Standard deviation of the noise injected after each of K steps.
-        generator: Source of that noise.
+        generator: Source of that noise; or one for each row, whose chain then does not depend on its batch.
         limit: Bound of each transition's mean, as in the authors' code (1 there, for actions in [-1, 1]).
 
     Returns:
@@ -106,7 +114,7 @@ def sample_chain(
     for k, t in enumerate(times(steps, noise)):
         x = points[-1]
         velocity = policy.velocity(context, x, t.expand(len(x)))
-        eps = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
+        eps = standard_noise(x, generator)
         mean = transition_mean(x, velocity, steps, limit)
         points.append(mean + std[:, k] * eps.clamp(-NOISE_LIMIT, NOISE_LIMIT))
     return torch.stack(points, dim=1)

@@ -6,7 +6,6 @@ rollout n of a start follows from (seed, tick, n) alone: a start can be rolled o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +14,13 @@ import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vla_stack.data.preferences import EXECUTED, NOISE_SEED, TICK, Arrays, Facts, Rollout
 from vla_stack.evaluation.constraints.trace import Traced
 from vla_stack.evaluation.environments import make_env, options_for
 from vla_stack.evaluation.episode import Episode, EpisodeConfig, Query, run_episode
 from vla_stack.evaluation.records import IDLE, EpisodeRecord
-from vla_stack.policies.chain import NOISE_LIMIT, times, transition_mean
+from vla_stack.policies.chain import sample_chain, standard_noise
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import ACTION, OBS_STATE, Observation, image_key
@@ -62,18 +60,9 @@ class Sampler:
             context = network.encode(batch)
             generators = [torch.Generator().manual_seed(s) for s in seeds]
             shape = (network.horizon, network.noise_dim)
-
-            def drawn() -> Tensor:
-                rows = [torch.randn(shape, generator=g) for g in generators]
-                return torch.stack(rows).to(network.config.device)
-
-            points = [drawn()]
-            for t in times(network.inference_steps, points[0]):  # `chain.sample_chain`, with a generator for each row
-                x = points[-1]
-                velocity = network.velocity(context, x, t.expand(len(x)))
-                mean = transition_mean(x, velocity, network.inference_steps, math.inf)
-                points.append(mean + self.sigma * drawn().clamp(-NOISE_LIMIT, NOISE_LIMIT))
-            chain = torch.stack(points, dim=1)
+            noise = standard_noise(torch.empty(len(seeds), *shape, device=network.config.device), generators)
+            std = torch.full((1, network.inference_steps, 1, 1), self.sigma, device=noise.device)
+            chain = sample_chain(network, context, noise, std, generators)
             commands = self.policy.postprocessor(chain[:, -1, :, : network.action_dim]).float().numpy()
         return [{ACTION: a, "chain": c} for a, c in zip(commands, chain.numpy(force=True), strict=True)]
 
