@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from runtime_fakes import DT_NS, FakeDriver, FakePort, label_chunk, make_envelope, make_executor
+from runtime_fakes import DT_NS, FakeDriver, FakePort, label_chunk, make_envelope, make_executor, robot_spec
 
+from vla_stack.errors import UserError
 from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.control import ControlLoop
+from vla_stack.runtime.executor import Executor, ExecutorConfig
+from vla_stack.runtime.limits import make_envelope as safe
 from vla_stack.runtime.link_port import chunk_fields, read_chunk
+from vla_stack.runtime.safety import SafetyConfig
+from vla_stack.schema import PolicySpec
 
 
 def rig(latency_ns=DT_NS // 2, orders=(), driver=None, safety=None, answer=label_chunk, **config):
@@ -147,3 +152,83 @@ def test_chunk_survives_the_pipe():
     back = read_chunk({"kind": "chunk", **chunk_fields(chunk)})
     np.testing.assert_array_equal(back.actions, chunk.actions)
     assert (back.origin, back.k_obs, back.rid, back.epoch, back.execute) == (9, 9, 3, 2, 5)
+
+
+def test_commands_between_two_actions_lie_on_the_way_to_the_next_one_and_the_gripper_waits():
+    loop, driver, _ = rig(interpolate=4)
+    log = loop.run(seed=0, max_ticks=20)
+    sent = np.array(driver.sent).reshape(20, 4, 2)
+    last = 4 * log.to_message()["idle_ticks"]
+    ticks = np.arange(20)[:, None] + np.arange(4) / 4
+    np.testing.assert_allclose(sent.reshape(-1, 2)[last:, 0], ticks.reshape(-1)[last:], atol=1e-6)
+    np.testing.assert_array_equal(sent[1:, :, 1], sent[1:, :1, 1].repeat(4, axis=1))
+    np.testing.assert_array_equal(sent[2:, 0, 1], np.arange(2, 20))
+
+
+def test_interpolated_commands_come_at_equal_distances_and_none_in_a_burst():
+    loop, driver, port = rig(interpolate=4, driver={"busy_ns": {10: round(0.6 * DT_NS)}})
+    times, write = [], driver.write
+    driver.write = lambda action: times.append(driver.clock.now_ns()) or write(action)
+    log = loop.run(seed=0, max_ticks=20)
+    steps = np.diff(np.array(times)) / DT_NS
+    assert len(times) == 20 * 4 - 2  # after a reading of 0.6 of a step, two of its four commands are too late
+    assert steps.min() > 0.1
+    assert np.median(steps) == pytest.approx(0.25, abs=0.001)
+    assert log.overruns == 0
+
+
+def test_limits_and_refusals_are_those_of_seconds_however_many_commands_there_are():
+    spec = replace(robot_spec(), action=(replace(robot_spec().action[0], max_rate=5.0), robot_spec().action[1]))
+    envelope = safe(spec, SafetyConfig(max_refusals=3), commands=4)
+    envelope.reset(np.zeros(2))
+    assert envelope.filter(np.array([9.0, 0.0])).command[0] == pytest.approx(5.0 / 10.0 / 4, rel=1e-6)
+    nonsense = np.array([np.nan, 0.0])
+    assert [envelope.filter(nonsense).state.value for _ in range(12)] == ["hold"] * 11 + ["stop"]
+
+
+def test_a_reading_that_grows_old_within_a_step_holds_the_robot_within_it():
+    loop, driver, port = rig(interpolate=4, safety={"max_sensor_age_s": 0.55})
+    read = driver.read
+
+    def freeze():
+        obs = read()
+        if driver.calls["reads"] == 8 and driver.frozen_ns is None:
+            driver.frozen_ns = obs.t_capture_ns
+        return obs
+
+    driver.read = freeze
+    loop.run(seed=0, max_ticks=20)
+    sent = np.array(driver.sent)[:, 0]
+    frozen = np.flatnonzero(np.diff(sent[8:]) == 0)[0] + 8
+    assert sent[frozen] == pytest.approx(7 + 5.25, abs=0.26)
+    assert (sent[frozen:] == sent[frozen]).all()
+    assert driver.calls["stop"] == 1
+
+
+@pytest.mark.parametrize(("config", "word"), [({"interpolate": 0}, "interpolate=0"), ({"interpolate": 2}, "absolute")])
+def test_interpolation_is_refused_where_it_means_nothing(config, word):
+    robot = robot_spec(action_kind="delta" if word == "absolute" else "absolute")
+    with pytest.raises(UserError, match=word):
+        Executor(robot, PolicySpec(robot, 16), ExecutorConfig(**config))
+
+
+def test_a_servo_jerks_less_between_interpolated_commands():
+    def swing(request):
+        chunk = label_chunk(request)
+        return replace(chunk, actions=np.sin(0.5 * chunk.actions).astype(np.float32))
+
+    def acceleration(commands: int) -> float:
+        loop, driver, _ = rig(answer=swing, interpolate=commands)
+        sent, write = [], driver.write
+        driver.write = lambda action: sent.append((driver.clock.now_ns(), action[0])) or write(action)
+        loop.run(seed=0, max_ticks=60)
+        times, goals = np.array(sent).T
+        start = np.searchsorted(times, times[0] + 1e9)
+        x, v, total, frequency, dt = goals[start], 0.0, [], 25.0, 1e-3  # a critically damped servo
+        for t in np.arange(times[start], times[-1], dt * 1e9):
+            a = frequency**2 * (goals[np.searchsorted(times, t, "right") - 1] - x) - 2 * frequency * v
+            x, v = x + dt * v, v + dt * a
+            total.append(a)
+        return float(np.sqrt(np.mean(np.square(total))))
+
+    assert acceleration(4) < 0.6 * acceleration(1)

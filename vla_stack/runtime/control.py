@@ -18,6 +18,7 @@ from vla_stack.runtime.clock import Clock
 from vla_stack.runtime.episode_log import EpisodeLog, Row
 from vla_stack.runtime.executor import Dispatch, Executor, Request, State
 from vla_stack.runtime.link import Message
+from vla_stack.runtime.merging import blender
 from vla_stack.runtime.operator_lane import Act, OperatorLane, Order
 from vla_stack.runtime.safety import SafetyEnvelope
 from vla_stack.schema import ActionChunk, Observation
@@ -72,6 +73,8 @@ class ControlLoop:
         self._self_checking = driver if isinstance(driver, SelfChecking) else None
         self._dt_ns = round(1e9 / driver.spec.rate_hz)
         self._dims = len(driver.spec.action)
+        self._commands = executor.config.interpolate if executor else 1  # a control step
+        self._blend, self._gripper = blender(driver.spec), driver.spec.gripper_mask
         self._state = State.HOLD
 
     def run(self, seed: int, max_ticks: int | None = None) -> EpisodeLog:
@@ -98,8 +101,10 @@ class ControlLoop:
             if episodic:
                 log.status = episodic.status()
             self._record(None)
-            if (log.status["done"] and self._lane is None) or not self._tick(k, replace(obs, step=k), log):
+            obs = replace(obs, step=k)
+            if (log.status["done"] and self._lane is None) or not self._tick(k, obs, log):
                 break
+            self._between(k, t_0 + k * self._dt_ns, obs)
             due = (self._clock.now_ns() - t_0) // self._dt_ns  # the tick in whose time we are
             log.overruns += max(0, due - (k + 1))
             k = max(k + 1, due)
@@ -161,15 +166,43 @@ class ControlLoop:
         return order
 
     def _act(self, k: int, obs: Observation, log: EpisodeLog, order: Order) -> None:
-        due = self._due(k, order)
-        state, why, sent = due.state, order.why or "no action is due", None
+        due = self._now = self._due(k, order)
+        state, why, sent = self._send(k, due, due.action, obs, order.why or "no action is due")
+        log.states[state.value] += 1
+        log.rids.append(due.chunk_rid if state is State.RUN else -1)
+        log.actions.append(obs.state[: self._dims] if sent is None else sent)
+        if sent is not None:
+            self._row_of(k, obs, log, order, sent)
+        self._publish(k, obs, log, order.why if state is State.RUN else why, sent)
+
+    def _between(self, k: int, start_ns: int, obs: Observation) -> None:
+        """Commands between this control step's and the next one's; one whose time has passed is left out."""
+        due = self._now
+        for i in range(1, self._commands):
+            at_ns = start_ns + i * self._dt_ns // self._commands
+            if self._state is State.STOP or self._clock.now_ns() > at_ns:
+                continue
+            self._clock.sleep_until_ns(at_ns)
+            self._send(k, due, self._on_the_way(due, i / self._commands), obs, "no action is due")
+
+    def _on_the_way(self, due: Dispatch, share: float) -> NDArray[np.float32] | None:
+        if due.action is None or due.following is None:
+            return due.action
+        action = self._blend(due.action[None], due.following[None], np.full(1, share, np.float32))[0]
+        action[self._gripper] = due.action[self._gripper]  # it closes when it is told to, not before
+        return action
+
+    def _send(
+        self, k: int, due: Dispatch, action: NDArray[np.float32] | None, obs: Observation, why: str
+    ) -> tuple[State, str, NDArray[np.float32] | None]:
+        """One command through the envelope to the robot; returns the state that it leads to, why, and what was sent."""
+        state, sent = due.state, None
         if state is not State.STOP:
             age_s = (self._clock.now_ns() - obs.t_capture_ns) * 1e-9
             fault = self._self_checking.fault if self._self_checking else None
             if fault and fault.stop:
                 self._envelope.stop(fault.kind)
-            action = due.action if state is State.RUN else None
-            verdict = self._envelope.filter(action, age_s, fault.kind if fault else "")
+            verdict = self._envelope.filter(action if state is State.RUN else None, age_s, fault.kind if fault else "")
             sent = verdict.command
             if verdict.state is not state or fault:
                 state, why = verdict.state, fault.why if fault else ", ".join(verdict.changes)
@@ -182,12 +215,7 @@ class ControlLoop:
         if state is not self._state:
             self._port.announce(k, state, "" if state is State.RUN else why)
         self._state = state
-        log.states[state.value] += 1
-        log.rids.append(due.chunk_rid if state is State.RUN else -1)
-        log.actions.append(obs.state[: self._dims] if sent is None else sent)
-        if sent is not None:
-            self._row_of(k, obs, log, order, sent)
-        self._publish(k, obs, log, order.why if state is State.RUN else why, sent)
+        return state, why, sent
 
     def _due(self, k: int, order: Order) -> Dispatch:
         if order.act is Act.POLICY and self._executor is not None:

@@ -85,7 +85,8 @@ def _serve(link: Link, driver: Driver, console: OperatorPipes | None) -> None:
     safety = SafetyConfig(**setup["safety"])
     if safety.robot:
         check_limits(Limits(safety.robot, safety), driver.spec)
-    envelope = make_envelope(driver.spec, safety)
+    commands = executor.config.interpolate if executor else 1
+    envelope = make_envelope(driver.spec, safety, commands)
     horizon = executor.policy.horizon if executor else 0
     slots = ObservationSlots(driver.spec, setup["slots"], horizon, setup["slot_count"])
     port = LinkPort(link, slots)

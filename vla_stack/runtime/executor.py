@@ -67,6 +67,8 @@ class ExecutorConfig:
         hold_s: HOLD becomes STOP after this many seconds; by default 0.5 s, in ``sync``, which waits by design, 5 s.
             Waiting for the first chunk after a reset never becomes STOP: the robot has not moved yet.
         timeout_s: Shortest time after which an unanswered request is sent anew, seconds.
+        interpolate: Commands a control step, those in between on the way from an action to the next, for robots that
+            take commands at any time. The plan knows the next action, so that nothing comes later for it.
         seed: Seeds of the policy's noise follow from this, the epoch and the request's step in it.
     """
 
@@ -77,6 +79,7 @@ class ExecutorConfig:
     max_age_s: float | None = None
     hold_s: float | None = None
     timeout_s: float = 1.0
+    interpolate: int = 1
     seed: int = 0
 
 
@@ -117,6 +120,7 @@ class Dispatch:
         chunk_rid: Request id of the chunk behind the action, -1 if none.
         index: Position of the action in that chunk, -1 if none.
         k_obs: Control step of the observation behind the action, -1 if none.
+        following: float32 [A], the plan's action of the next control step; None where there is none.
     """
 
     action: NDArray[np.float32] | None
@@ -124,6 +128,7 @@ class Dispatch:
     chunk_rid: int = -1
     index: int = -1
     k_obs: int = -1
+    following: NDArray[np.float32] | None = None
 
 
 @dataclass(slots=True)
@@ -267,14 +272,21 @@ class Executor:
             raise ValueError(f"control step {k} was dispatched already; the last one was {self._last_tick}")
         elapsed = 1 if self._last_tick is None else k - self._last_tick
         self._last_tick = k
-        plan, row = self._now.timeline, self._now.timeline.row(k)
-        if self._now.state is not State.STOP and row is not None and k - int(plan.k_obs[row]) <= self.max_age:
+        plan, row = self._now.timeline, self._usable(k)
+        if self._now.state is not State.STOP and row is not None:
             self._now.state, self._now.held, self._now.moved = State.RUN, 0, True
             self._now.command = plan.actions[row].copy()
             self.counters["run"] += 1
             source = int(plan.rid[row]), int(plan.index[row]), int(plan.k_obs[row])
-            return Dispatch(self._now.command.copy(), State.RUN, *source)
+            following = self._usable(k + 1)
+            next_action = None if following is None else plan.actions[following].copy()
+            return Dispatch(self._now.command.copy(), State.RUN, *source, next_action)
         return self._starve(elapsed)
+
+    def _usable(self, k: int) -> int | None:
+        """Row of the plan's action for control step ``k``; None where there is none or what it rests on is too old."""
+        plan, row = self._now.timeline, self._now.timeline.row(k)
+        return row if row is not None and k - int(plan.k_obs[row]) <= self.max_age else None
 
     def _starve(self, elapsed: int) -> Dispatch:
         if self._now.state is not State.STOP:
@@ -383,6 +395,10 @@ def _check(robot: RobotSpec, policy: PolicySpec, c: ExecutorConfig) -> None:
         raise UserError(f"the policy cannot continue a plan in mode '{c.mode}'{why}", f"its modes are {able}")
     if c.mode == "future_state" and robot.action_kind != "absolute":
         raise UserError("mode 'future_state' needs absolute actions", f"{robot.name} takes {robot.action_kind} ones")
+    if c.interpolate < 1:
+        raise UserError(f"interpolate={c.interpolate} commands a control step", "give 1 or more")
+    if c.interpolate > 1 and robot.action_kind != "absolute":
+        raise UserError("interpolating needs absolute actions", f"{robot.name} takes {robot.action_kind} ones")
     if c.execute is not None and not 1 <= c.execute <= policy.horizon:
         raise UserError(f"execute={c.execute} is outside [1, {policy.horizon}], the policy's horizon")
     if len(robot.action) != len(policy.robot.action):

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +99,19 @@ def check_limits(limits: Limits, robot: RobotSpec) -> None:
         raise UserError(f"max_load: the robot has no action dimension '{name}'")
 
 
-def make_envelope(robot: RobotSpec, config: SafetyConfig) -> SafetyEnvelope:
-    """The envelope of a robot; loads its kinematic model where the configuration names one."""
+def make_envelope(robot: RobotSpec, config: SafetyConfig, commands: int = 1) -> SafetyEnvelope:
+    """The envelope of a robot that is sent a number of commands a control step, each of which is to pass it.
+
+    Loads the robot's kinematic model where the configuration names one.
+    """
+    age_s = 5 * robot.dt if config.max_sensor_age_s is None else config.max_sensor_age_s
+    config = replace(config, max_sensor_age_s=age_s, max_refusals=commands * config.max_refusals)
+    often = replace(robot, rate_hz=commands * robot.rate_hz)
     if not config.kinematics:
-        return SafetyEnvelope(robot, config)
+        return SafetyEnvelope(often, config)
     from robot_drivers.kinematics import Kinematics
 
-    return SafetyEnvelope(robot, config, Kinematics(config.kinematics, robot).tool)
+    return SafetyEnvelope(often, config, Kinematics(config.kinematics, robot).tool)
 
 
 def predict_touching(robot: RobotSpec, config: SafetyConfig) -> Callable[[NDArray[np.float64]], frozenset[str]] | None:

@@ -29,6 +29,7 @@ EXAMPLES = (
     "vla run --robot sim --task pick --mode sync --record-video 4",
     "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --limits limits.yaml \\\n"
     "      --server tcp://gpu:5555 --task 'pick the cube' --seconds 30",
+    "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --mode rtc --interpolate 4",
     "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --dry-run --seconds 5",
 )
 MAX_TYPED = 1 << 16  # bytes; whoever feeds us without end does not keep us from driving
@@ -44,6 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, help="longest episode (default: until the task says that it is over)")
     add("--mode", default="naive", choices=MODES, help="how chunks become motion (default: %(default)s)")
     add("--execute", type=int, help="steps between requests, at least (default: the policy's n_action_steps)")
+    add(
+        "--interpolate",
+        type=int,
+        default=1,
+        metavar="N",
+        help="commands a control step; those between lie on the way "
+        "from an action to the next (default: 1; not for sim)",
+    )
     add("--hold-s", type=float, help="HOLD becomes STOP after this long (default: 0.5, in sync 5)")
     add("--workspace", action="append", default=[], metavar="DIM=LOW:HIGH", help="narrower limits; repeatable")
     add(
@@ -58,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
-    mode = ExecutorConfig(mode=args.mode, execute=args.execute, hold_s=args.hold_s, seed=args.seed)
+    if args.robot == "sim" and args.interpolate != 1:
+        raise UserError("--interpolate: the simulated arm takes one command a control step", "leave it out")
+    mode = ExecutorConfig(args.mode, args.execute, hold_s=args.hold_s, interpolate=args.interpolate, seed=args.seed)
     safety = robot_safety(args)
     asks = (args.rearm or ("auto" if args.robot == "sim" else "ask")) == "ask"
     node = RobotNode(
