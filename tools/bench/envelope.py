@@ -41,11 +41,12 @@ POLICIES = ("noise", "jumps", "oscillation", "not a number", "wrong unit", "outs
 
 @dataclass(frozen=True)
 class Case:
-    """A robot, its limits and where its episodes begin."""
+    """A robot, its limits, where its episodes begin, and how many commands a control step it is sent."""
 
     robot: RobotSpec
     safety: SafetyConfig
     home: NDArray[np.float64]
+    commands: int = 1
 
 
 def cases() -> dict[str, Case]:
@@ -56,7 +57,7 @@ def cases() -> dict[str, Case]:
         Dim("spin.pos", "rad", max_rate=2.0, kind="angle"),
         Dim("gripper.pos", "ratio", 0.0, 1.0, 8.0, "gripper"),
     )
-    return {
+    made = {
         "arm, tool commands": Case(
             tool,
             SafetyConfig(
@@ -83,6 +84,7 @@ def cases() -> dict[str, Case]:
             np.array([0.1, 0.0, 0.5]),
         ),
     }
+    return made | {"endless joint, four commands a step": replace(made["endless joint"], commands=4)}
 
 
 class Plant:
@@ -189,13 +191,14 @@ def drive(case: Case, ticks: int, seed: int) -> tuple[Plant, Adversary, Counter[
     """Run ``ticks`` control steps of episodes, one adversary and execution mode after the other."""
     clock, rng = VirtualClock(10**9), np.random.default_rng(seed)
     plant, port = Plant(case, clock, rng), Adversary(case, clock, rng)
-    envelope = make_envelope(case.robot, replace(case.safety, max_refusals=20))
+    envelope = make_envelope(case.robot, replace(case.safety, max_refusals=20), case.commands)
     counters: Counter[str] = Counter()
     done = episode = 0
     while done < ticks:
         port.kind = POLICIES[episode % len(POLICIES)]
-        mode = ExecutorConfig(mode=("naive", "sync", "ensemble")[episode // len(POLICIES) % 3])
-        loop = ControlLoop(plant, Executor(case.robot, PolicySpec(case.robot, HORIZON), mode), envelope, clock, port)
+        mode = ("naive", "sync", "ensemble")[episode // len(POLICIES) % 3]
+        config = ExecutorConfig(mode=mode, interpolate=case.commands)
+        loop = ControlLoop(plant, Executor(case.robot, PolicySpec(case.robot, HORIZON), config), envelope, clock, port)
         plant.begin()
         log = loop.run(episode, EPISODE_TICKS)
         counters += log.safety + Counter({f"ticks in {name}": n for name, n in log.states.items()})
@@ -206,7 +209,7 @@ def drive(case: Case, ticks: int, seed: int) -> tuple[Plant, Adversary, Counter[
 
 def violations(case: Case, plant: Plant) -> Counter[str]:
     """Commands outside each limit, counted."""
-    robot, safety = case.robot, case.safety
+    robot, safety, dt = case.robot, case.safety, case.robot.dt / case.commands
     starts = np.array([row[0] for row in plant.path])
     before, sent = (np.array([row[i] for row in plant.path]) for i in (1, 2))
     box = [safety.workspace.get(d.name, (-np.inf, np.inf)) for d in robot.action]
@@ -220,8 +223,8 @@ def violations(case: Case, plant: Plant) -> Counter[str]:
         {
             "not finite": int((~np.isfinite(sent)).any(axis=1).sum()),
             "position": int(((sent < low - FLOAT32) | (sent > high + FLOAT32)).any(axis=1).sum()),
-            "velocity": int((np.abs(u) > rates * robot.dt + FLOAT32).any(axis=1).sum()),
-            "acceleration": int((np.abs(u - u_before) > accelerations * robot.dt**2 + FLOAT32).any(axis=1).sum()),
+            "velocity": int((np.abs(u) > rates * dt + FLOAT32).any(axis=1).sum()),
+            "acceleration": int((np.abs(u - u_before) > accelerations * dt**2 + FLOAT32).any(axis=1).sum()),
         }
     )
     if safety.tool_box:
