@@ -173,10 +173,20 @@ def test_memory_without_a_formula_says_so():
 
 
 def test_too_little_memory_names_a_remedy():
-    memory = Memory(parameters=2_000_000_000, gradients=500_000_000, optimizer=0, average=0, activations=10**9)
+    kept = {"gradients": 500_000_000, "optimizer": 0, "average": 0, "activations": 10**9}
+    memory = Memory(parameters=2_000_000_000, evaluation=0, **kept)
     line = "memory: about 3.50 GB (weights 2.00 GB, gradients 0.50 GB, activations 1.00 GB)"
     assert memory.report() == memory.report(capacity=4 * 10**9) == line
     assert memory.report(capacity=3 * 10**9).startswith(f"{line}, the device has 3.00 GB: lower batch_size")
+    evaluating = Memory(parameters=2_000_000_000, evaluation=2_000_000_000, **kept)
+    assert "set eval.every=0" in evaluating.report(capacity=4 * 10**9)
+
+
+def test_a_run_that_evaluates_holds_the_weights_twice():
+    policy = make_policy()
+    memory = estimate(policy, recipes.Recipe(eval=recipes.EvalRecipe(every=10, envs=("sim/pick-v0",))))
+    assert memory.evaluation == memory.parameters
+    assert estimate(policy, recipes.Recipe()).evaluation == 0
 
 
 # --- The bench of a GPU machine ---------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class Memory:
         gradients: Of trained weights.
         optimizer: AdamW's two moments and step counts.
         average: The moving average of trained weights.
+        evaluation: Weights once more, of the checkpoint that is evaluated while training; with ``eval.every``.
         activations: Kept for the backward pass of one batch; 0 where no formula is known.
     """
 
@@ -38,6 +39,7 @@ class Memory:
     gradients: int
     optimizer: int
     average: int
+    evaluation: int
     activations: int
 
     @property
@@ -51,12 +53,14 @@ class Memory:
         Args:
             capacity: Bytes of the device; what to do is said where they are too few.
         """
-        names = ("weights", "gradients", "optimizer", "average", "activations")
+        names = ("weights", "gradients", "optimizer", "average", "evaluation", "activations")
         parts = ", ".join(f"{name} {_size(n)}" for name, n in zip(names, astuple(self), strict=True) if n)
         line = f"memory: about {_size(self.total)} ({parts})" + ("" if self.activations else " and activations")
         if capacity is None or self.total <= capacity:
             return line
         remedy = "lower batch_size and raise accumulate, or set policy.options.gradient_checkpointing=true"
+        if self.total - self.evaluation <= capacity:
+            remedy = "set eval.every=0 and evaluate the checkpoints later"
         return f"{line}, the device has {_size(capacity)}: {remedy}"
 
 
@@ -73,11 +77,13 @@ def estimate(policy: nn.Module, recipe: Recipe) -> Memory:
     kept = activations(policy, draws) * recipe.batch_size
     if kept:  # autocast's copies of trained matrices are kept as well
         kept += sum(HALF * p.numel() for p in trained if p.ndim >= 2)
+    parameters = _bytes(policy.parameters()) + _bytes(policy.buffers())
     return Memory(
-        parameters=_bytes(policy.parameters()) + _bytes(policy.buffers()),
+        parameters=parameters,
         gradients=weights,
         optimizer=2 * (_eighth(trained) if recipe.optimizer.eight_bit else weights) + 4 * len(trained),
         average=weights if recipe.ema else 0,
+        evaluation=parameters if recipe.eval.every else 0,
         activations=kept,
     )
 
