@@ -91,14 +91,9 @@ def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = 
     """
     path = path or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    argv = [Path(sys.argv[0]).resolve()]
-    try:
-        argv = [argv[0].relative_to(ROOT)]
-    except ValueError:
-        pass
     record = {
         "name": name,
-        "command": " ".join(["python", str(argv[0]), *sys.argv[1:]]),
+        "command": command(),
         "revision": revision(),
         "hardware": hardware(),
         "seeds": list(seeds),
@@ -110,6 +105,19 @@ def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = 
     os.replace(tmp, path)
     show(record)
     return path
+
+
+def command() -> str:
+    """What was typed, but for where this machine kept its files."""
+    script = Path(sys.argv[0]).resolve()
+    words = ["python", str(script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name)]
+    rest = iter(sys.argv[1:])
+    for word in rest:
+        if word == "--out":
+            next(rest, None)
+        elif not word.startswith("--out="):
+            words.append(word)
+    return " ".join(words)
 
 
 def show(record: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,3 +121,45 @@ def test_two_that_never_arrive_are_not_one_that_is_faster(tools):
     assert wsrl.faster("task", late, never, "RLPD")[1].holds is True
     there = runs(report, [0.9, 0.9, 0.9, 0.9])
     assert wsrl.faster("task", there, never, "RLPD") == []  # who begins at the threshold needs no steps to get there
+
+
+def test_curves_of_actors_are_held_against_local_ones(tools, tmp_path):
+    import rl_ray
+
+    def cell(arm, seed, *curve):
+        points = [{"step": 10 * i, "eval/success": s, "lost_actors": float(i > 1)} for i, s in enumerate(curve)]
+        return {"task": "pick", "arm": arm, "seed": seed, "episodes": 40, "curve": points}
+
+    cells = [cell("local", 0, 0.0, 0.5, 0.9), cell("local", 1, 0.1, 0.6, 1.0)]
+    cells += [cell("ray", 0, 0.0, 0.6, 0.9), cell("ray", 1, 0.1, 0.5, 1.0)]
+    rl_ray.report(rl_ray.GRID, "same", cells)
+    rl_ray.report(rl_ray.GRID, "worse", cells[:2] + [cell("ray", 0, 0.0, 0.1, 0.2), cell("ray", 1, 0.0, 0.1, 0.2)])
+    held = {}
+    for name in ("same", "worse"):
+        checks = json.loads((tmp_path / f"results/{name}.json").read_text())["checks"]
+        held[name] = [c["holds"] for c in checks if c["holds"] is not None]
+    assert held == {"same": [True, True, True], "worse": [True, False, True]}
+
+
+def test_an_actor_is_killed_once_half_way(tools, monkeypatch):
+    import rl_ray
+
+    killed = []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(kill=killed.append))
+    loop = object.__new__(rl_ray.Bereft)
+    loop.recipe, loop.episodes, loop.recent, loop.scenes = SimpleNamespace(steps=8), 0, [], None
+    loop._actors, store = SimpleNamespace(actors=["first", "second"]), SimpleNamespace(total=0)
+    loop.learner = SimpleNamespace(store=store)
+    for store.total in (3, 4, 5):
+        loop._note([])
+    assert killed == ["first"]
+
+
+def test_a_result_names_its_command_without_this_machine(tools, monkeypatch):
+    import results
+
+    script = str(results.ROOT / "tools/reproduce/wsrl.py")
+    monkeypatch.setattr(sys, "argv", [script, "--report", "--out", "/somewhere/else", "--seeds", "3"])
+    assert results.command() == "python tools/reproduce/wsrl.py --report --seeds 3"
+    monkeypatch.setattr(sys, "argv", [script, "--out=/somewhere/else"])
+    assert results.command() == "python tools/reproduce/wsrl.py"

@@ -1,4 +1,4 @@
-"""Runs cells of ``wsrl.py`` and ``expo.py``: an arm of a task and seed each, from the offline training they share."""
+"""Runs cells of off-policy experiments: an arm of a task and seed each, from the offline training they share."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ class Arm:
         about: In words.
         overrides: Keys of the recipe.
         pretrained: Begins with the offline training that its task and seed share.
+        loop: What runs it.
     """
 
     about: str
     overrides: tuple[str, ...] = ()
     pretrained: bool = True
+    loop: type[OffPolicyLoop] = OffPolicyLoop
 
 
 def recipe(config: Path, overrides: Sequence[str], seed: int) -> OffPolicyRecipe:
@@ -55,10 +57,22 @@ def run_cell(cell: Cell, arm: Arm, config: Path, overrides: Sequence[str], out: 
              else shutil.copy(base / name, partial / name))  # fmt: skip
         partial.rename(run)
     plan = recipe(config, [*overrides, *arm.overrides], cell.seed)
-    loop = OffPolicyLoop(plan, run)
+    loop = arm.loop(plan, run)
     loop.run()
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    keys = ("step", "eval/success", "train/success", "q", "td", "term", "entropy", "temperature", "base")
+    keys = (
+        "step",
+        "eval/success",
+        "train/success",
+        "q",
+        "td",
+        "term",
+        "entropy",
+        "temperature",
+        "base",
+        "lag",
+        "lost_actors",
+    )
     return {
         "task": cell.task,
         "arm": cell.arm,

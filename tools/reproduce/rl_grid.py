@@ -1,4 +1,4 @@
-"""What ``wsrl.py`` and ``expo.py`` share: the command line, and cells that several processes take turns at."""
+"""What off-policy experiments share: the command line, and cells that several processes take turns at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves with intervals, steps to a threshold, and the plot of ``wsrl.py`` and ``expo.py``."""
+"""Curves with intervals, steps to a threshold, and the plot of off-policy experiments."""
 
 from __future__ import annotations
 
