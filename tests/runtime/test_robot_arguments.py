@@ -6,10 +6,13 @@ import pytest
 
 from robot_drivers.simulated import SimulatedRobot
 from vla_stack.errors import UserError
+from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.robot_arguments import (
+    add_execution_arguments,
     add_robot_arguments,
     driver_arguments,
     driver_maker,
+    execution,
     robot_safety,
     translate_flags,
 )
@@ -61,3 +64,14 @@ def test_a_dry_run_sends_nothing():
     made = driver_maker(arguments("--task", "place"), dry=True)()
     assert isinstance(made, SimulatedRobot)
     made.hold()  # would raise: it is not connected
+
+
+def test_execution_is_said_alike_under_either_flag():
+    parser = argparse.ArgumentParser()
+    add_robot_arguments(parser)
+    add_execution_arguments(parser, "--execution")
+    words = ["--robot", "lerobot", "--execution", "rtc", "--interpolate", "4", "--execute", "5", "--hold-s", "0.3"]
+    args = parser.parse_args(words)
+    assert execution(args, args.execution, 7) == ExecutorConfig("rtc", 5, hold_s=0.3, interpolate=4, seed=7)
+    with pytest.raises(UserError, match="one command a control step"):
+        execution(parser.parse_args(["--interpolate", "4"]), "rtc")

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +27,7 @@ from vla_stack.data.layout import INFO
 from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.errors import UserError
 from vla_stack.intervention import Mode, Phase, Segment
+from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
 from vla_stack.runtime.frames import Frame
 from vla_stack.runtime.link import Link
@@ -47,6 +48,7 @@ class RobotConfig:
         endpoint: Of the operator channels.
         root: Dataset to record into.
         demos: Dataset of the demonstrations that familiar states are taken from.
+        executor: How the policy's chunks become motion.
         seed: Of the first episode; the next one takes the next.
         seconds: Longest time that the policy, or a demonstration, may take.
         round: Of the loop, for the sidecar.
@@ -60,6 +62,7 @@ class RobotConfig:
     endpoint: str
     root: Path
     demos: Path
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     seed: int = 0
     seconds: float = 60.0
     round: int = 0
@@ -85,7 +88,7 @@ def _run(link: Link, config: RobotConfig) -> None:
         return recording.decide(name) if recording is not None and name != "reset" else None
 
     operator = Operator(config.endpoint, on_event=on_event, familiar=familiar_states(config.demos))
-    with RobotNode(config.server, config.make_driver, safety=config.safety, operator=operator) as node:
+    with RobotNode(config.server, config.make_driver, config.executor, config.safety, operator=operator) as node:
         told = partial(_tell, node, config.quota)
         recording = Recording(config.root, node.robot, node.joints, told)
         try:

@@ -28,7 +28,13 @@ from vla_stack.errors import UserError
 from vla_stack.intervention import MODES, Mode
 from vla_stack.runtime.link import Link, ignored_interrupts
 from vla_stack.runtime.operator_client import OperatorClient
-from vla_stack.runtime.robot_arguments import add_robot_arguments, driver_maker, robot_safety
+from vla_stack.runtime.robot_arguments import (
+    add_execution_arguments,
+    add_robot_arguments,
+    driver_maker,
+    execution,
+    robot_safety,
+)
 from vla_stack.runtime.run import policy_options
 from vla_stack.schema import RobotSpec
 
@@ -36,6 +42,8 @@ HELP = "Drive or supervise a robot from a browser and record what it does: demon
 EXAMPLES = (
     "vla console --robot sim --task pick                        # demonstrations with the keyboard",
     "vla console --robot sim --task stack --mode rac --server tcp://127.0.0.1:5555 --root datasets/stack-rac",
+    "vla console --robot.type=so101_follower --robot.port=/dev/ttyACM0 --task 'tidy up' --mode rac --execution rtc \\\n"
+    "      --interpolate 4 --server tcp://gpu:5555",
     "vla console --robot lerobot --robot-arg robot_type=so101_follower --robot-arg port=/dev/ttyACM0 --task 'tidy up'",
     "vla console --robot sim --task pick --host 192.168.1.20     # also from a phone: TLS, self-made certificate",
 )
@@ -49,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--mode", choices=MODES, help="teleop: demonstrations; rac, hg_dagger: supervise a policy (default: teleop)")
     add("--server", help="endpoint of `vla serve`, for rac and hg_dagger")
+    add_execution_arguments(parser, "--execution")
     add(
         "--root", type=Path, help="dataset to record into; continued if it exists (default: datasets/console-TASK-MODE)"
     )
@@ -87,6 +96,7 @@ def main(args: argparse.Namespace) -> int:
             endpoint=f"ipc://{folder}/operator",
             root=root,
             demos=args.demos or root,
+            executor=execution(args, args.execution),
             seed=unused_seed(root) if args.seed is None else args.seed,
             seconds=args.seconds,
             round=args.round,

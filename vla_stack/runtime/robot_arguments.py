@@ -18,6 +18,7 @@ import yaml
 from robot_drivers import Driver, make_driver
 from robot_drivers.dry_run import dry_run
 from vla_stack.errors import UserError
+from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.limits import Limits, read_limits
 from vla_stack.runtime.safety import SafetyConfig
 
@@ -30,6 +31,32 @@ def add_robot_arguments(parser: argparse.ArgumentParser) -> None:
     add("--robot-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the driver; repeatable")
     add("--task", help="sim: name of the task (default: pick); otherwise: the instruction")
     add("--limits", type=Path, metavar="FILE", help="limits of this robot; `vla robot check --write` makes one")
+
+
+def add_execution_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
+    """How a policy's chunks become motion; ``mode`` is the flag that names it."""
+    add = parser.add_argument
+    add(mode, default="naive", choices=MODES, help="how chunks become motion (default: %(default)s)")
+    add("--execute", type=int, help="steps between requests, at least (default: the policy's n_action_steps)")
+    add("--hold-s", type=float, help="HOLD becomes STOP after this long (default: 0.5, in sync 5)")
+    add(
+        "--interpolate",
+        type=int,
+        default=1,
+        metavar="N",
+        help="commands a control step, those between on the way from an action to the next (default: 1; not for sim)",
+    )
+
+
+def execution(args: argparse.Namespace, mode: str, seed: int = 0) -> ExecutorConfig:
+    """What :func:`add_execution_arguments` were given.
+
+    Raises:
+        UserError: The robot cannot do it.
+    """
+    if args.robot == "sim" and args.interpolate != 1:
+        raise UserError("--interpolate: the simulated arm takes one command a control step", "leave it out")
+    return ExecutorConfig(mode, args.execute, hold_s=args.hold_s, interpolate=args.interpolate, seed=seed)
 
 
 def translate_flags(argv: Sequence[str]) -> list[str]:

@@ -16,10 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from vla_stack.errors import UserError
-from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.film import Film
 from vla_stack.runtime.node import Episode, RobotNode
-from vla_stack.runtime.robot_arguments import add_robot_arguments, driver_maker, robot_safety
+from vla_stack.runtime.robot_arguments import (
+    add_execution_arguments,
+    add_robot_arguments,
+    driver_maker,
+    execution,
+    robot_safety,
+)
 from vla_stack.serving.client import PolicyClient
 from vla_stack.statistics import wilson
 
@@ -43,17 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--episodes", type=int, default=1, help="how many (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the first episode; the next one takes the next (default: %(default)s)")
     add("--seconds", type=float, help="longest episode (default: until the task says that it is over)")
-    add("--mode", default="naive", choices=MODES, help="how chunks become motion (default: %(default)s)")
-    add("--execute", type=int, help="steps between requests, at least (default: the policy's n_action_steps)")
-    add(
-        "--interpolate",
-        type=int,
-        default=1,
-        metavar="N",
-        help="commands a control step; those between lie on the way "
-        "from an action to the next (default: 1; not for sim)",
-    )
-    add("--hold-s", type=float, help="HOLD becomes STOP after this long (default: 0.5, in sync 5)")
+    add_execution_arguments(parser, "--mode")
     add("--workspace", action="append", default=[], metavar="DIM=LOW:HIGH", help="narrower limits; repeatable")
     add(
         "--rearm",
@@ -67,15 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
-    if args.robot == "sim" and args.interpolate != 1:
-        raise UserError("--interpolate: the simulated arm takes one command a control step", "leave it out")
-    mode = ExecutorConfig(args.mode, args.execute, hold_s=args.hold_s, interpolate=args.interpolate, seed=args.seed)
-    safety = robot_safety(args)
+    how, safety = execution(args, args.mode, args.seed), robot_safety(args)
     asks = (args.rearm or ("auto" if args.robot == "sim" else "ask")) == "ask"
     node = RobotNode(
         args.server,
         driver_maker(args, args.dry_run, **policy_options(args)),
-        mode,
+        how,
         replace(safety, workspace={**safety.workspace, **dict(_box(text) for text in args.workspace)}),
         rearm=_ask if asks else _yes,
         on_state=_print_state_and_ask if asks else _print_state,
