@@ -113,7 +113,8 @@ def test_teleoperate_record_train_serve_deploy(arm: Emulator, tmp_path: Path) ->
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        with RobotNode(server.endpoint, driver_of(arm), ExecutorConfig(), SafetyConfig(), lambda: True) as node:
+        how = ExecutorConfig(interpolate=3)
+        with RobotNode(server.endpoint, driver_of(arm), how, SafetyConfig(), lambda: True) as node:
             arm.reset(7)
             before = arm.status()["angles"]["follower"]
             episode = node.run_episode(7, TICKS)
