@@ -61,7 +61,7 @@ TASKS = {
         "metaworld/pick-place-v3",
         {"task": "metaworld/pick-place-v3", "options": {"control_mode": "ee_abs", "control_hz": 20}},
         {"max_episode_steps": 50},
-        40,
+        80,
     ),
 }
 ARMS: dict[str, dict[str, Any]] = {  # what an arm changes of the method; the first two are the claim
