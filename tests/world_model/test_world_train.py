@@ -32,7 +32,7 @@ def train(root: Path, folder: Path, *overrides: str) -> Path:
 
 
 def test_a_run_that_lost_its_last_checkpoints_ends_with_the_same_bits(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     run = tmp_path / "run"
     folder = train(root, run)
@@ -48,6 +48,13 @@ def test_a_run_that_lost_its_last_checkpoints_ends_with_the_same_bits(
     monkeypatch.setattr(world, "SHIPPED", tmp_path / "shipped")
     shutil.copytree(run / "model", tmp_path / "shipped" / "pick")
     assert world.resolve("shipped") == world.resolve("pick") == tmp_path / "shipped" / "pick"
+    # Another dynamics network may stand on the same autoencoder; another autoencoder may not take its weights.
+    other = train(root, tmp_path / "other", f"vae_from={run}", "dynamics.width=24")
+    taken = load_file(other / "vae.safetensors")
+    assert all(torch.equal(before["vae"][k], v) for k, v in taken.items())
+    words = [f"data.root={root}", f"vae_from={run}", "vae.channels=8", f"output_dir={tmp_path / 'third'}"]
+    assert main(["train", str(tmp_path / "recipe.yaml"), *words]) == 1
+    assert "vae.safetensors does not fit this recipe" in capsys.readouterr().err
     model = load(run)
     assert model.config.limits.disagreement >= 0 and len(model.bank) and model.cameras == ("front", "wrist")
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -28,7 +29,7 @@ from vla_stack.training.train import write_run_files
 from vla_stack.world_model.clips import ClipLoader, FrameLoader, Recording, encode_all, open_recording
 from vla_stack.world_model.dynamics import loss as dynamics_loss
 from vla_stack.world_model.heads_data import HeadsLoader, calibrate, imagine_rollouts
-from vla_stack.world_model.model import WorldConfig, WorldModel, load
+from vla_stack.world_model.model import WorldConfig, WorldModel, resolve
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.quality import measure, write_strip
 from vla_stack.world_model.recipe import STAGES, WorldRecipe
@@ -108,7 +109,7 @@ class Training:
         )
         self.model = WorldModel(config, self.recording.robot).to(device)
         if recipe.vae_from:
-            self.model.vae.load_state_dict(load(recipe.vae_from, device).vae.state_dict())
+            _take_autoencoder(self.model, recipe.vae_from)
 
     def run(self) -> bool:
         """All stages; False where a signal stopped one."""
@@ -245,3 +246,19 @@ class Training:
         limits, bank = calibrate(self.model, self.recording, self.recipe.generated, self.recipe.seed)
         self.model.config = dataclasses.replace(self.model.config, limits=limits)
         self.model.bank = bank
+
+
+def _take_autoencoder(model: WorldModel, name: str) -> None:
+    """The autoencoder of another world model, whatever that one's dynamics are.
+
+    Raises:
+        UserError: There is none, or it is of another shape.
+    """
+    path = resolve(name) / "vae.safetensors"
+    try:
+        model.vae.load_state_dict({k: v.float() for k, v in load_file(path).items()})
+    except (OSError, RuntimeError, SafetensorError) as e:
+        why = " ".join(str(e).split())[:200]
+        raise UserError(
+            f"{path} does not fit this recipe ({why})", "set 'vae' as it was trained, or copy it again"
+        ) from None
