@@ -73,5 +73,6 @@ def test_execution_is_said_alike_under_either_flag():
     words = ["--robot", "lerobot", "--execution", "rtc", "--interpolate", "4", "--execute", "5", "--hold-s", "0.3"]
     args = parser.parse_args(words)
     assert execution(args, args.execution, 7) == ExecutorConfig("rtc", 5, hold_s=0.3, interpolate=4, seed=7)
-    with pytest.raises(UserError, match="one command a control step"):
-        execution(parser.parse_args(["--interpolate", "4"]), "rtc")
+    for robot in ("sim", "remote", "replay"):
+        with pytest.raises(UserError, match=f"'{robot}' takes one command a control step"):
+            execution(parser.parse_args(["--robot", robot, "--interpolate", "4"]), "rtc")

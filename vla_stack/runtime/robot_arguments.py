@@ -44,7 +44,7 @@ def add_execution_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="commands a control step, those between on the way from an action to the next (default: 1; not for sim)",
+        help="commands a control step, those between on the way from an action to the next (default: 1; lerobot alone)",
     )
 
 
@@ -54,8 +54,8 @@ def execution(args: argparse.Namespace, mode: str, seed: int = 0) -> ExecutorCon
     Raises:
         UserError: The robot cannot do it.
     """
-    if args.robot == "sim" and args.interpolate != 1:
-        raise UserError("--interpolate: the simulated arm takes one command a control step", "leave it out")
+    if args.robot != "lerobot" and args.interpolate != 1:  # others take the newest command at their own steps
+        raise UserError(f"--interpolate: robot '{args.robot}' takes one command a control step", "leave it out")
     return ExecutorConfig(mode, args.execute, hold_s=args.hold_s, interpolate=args.interpolate, seed=seed)
 
 
