@@ -121,6 +121,18 @@ def test_metaworlds_experts_succeed_at_a_quarter_of_its_rate(name):
     assert all(success for success, _ in outcomes) and max(steps for _, steps in outcomes) < 80
 
 
+def test_a_touch_is_what_the_package_calls_a_touch():
+    env = external.make("metaworld/pick-place-v3", control_mode="ee_abs", control_hz=20, cameras=())
+    env.reset(seed=0)
+    native, expert, found = task(env)._env, external.make_expert(env), []
+    for _ in range(30):
+        env.step(expert.act())
+        geoms = range(native.model.ngeom)
+        found.append([bool(native.touching_object(g)) for g in geoms])
+        assert found[-1] == [bool(super(type(native), native).touching_object(g)) for g in geoms]
+    assert np.sum(found) > 3
+
+
 def test_every_metaworld_task_has_words_and_an_expert():
     from metaworld.env_dict import ENV_CLS_MAP
     from metaworld.policies import ENV_POLICY_MAP

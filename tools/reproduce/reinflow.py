@@ -2,6 +2,7 @@
 
     python tools/reproduce/reinflow.py --jobs 2   # runs what is missing, the first seeds first, then reports
     python tools/reproduce/reinflow.py --report   # reports what is there
+    python tools/reproduce/reinflow.py --task pick-place-v3 --name reinflow_metaworld   # one task, a file of its own
     python tools/reproduce/reinflow.py --smoke    # the whole path at toy size; the figures mean nothing
 
 Claim (arXiv:2505.22094): PPO through the likelihood of the noisy chain raises the success of a few-step flow policy by
@@ -75,10 +76,10 @@ START_RANGE, CALIBRATION_SEEDS, CALIBRATION_SCENES = (0.35, 0.55), (100, 101, 10
 SMOKE = {"iterations": 1, "episodes": 2, "num_envs": 2, "eval_episodes": 2, "eval_every": 1}
 
 
-def grid(seeds: Sequence[int]) -> list[Cell]:
+def grid(tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
     """All cells: the claim's arms of all seeds, then the baselines."""
     rounds = (("k1", "k4"), ("bc4", "fixed4"))
-    return [Cell(task, arm, seed) for arms in rounds for seed in seeds for task in TASKS for arm in arms]
+    return [Cell(task, arm, seed) for arms in rounds for seed in seeds for task in tasks for arm in arms]
 
 
 def start(cell: Cell, out: Path, smoke: bool) -> Path:
@@ -168,9 +169,9 @@ def run_cell(cell: Cell, policy: Path, out: Path, smoke: bool) -> dict[str, Any]
     return {**dataclasses.asdict(cell), "cpu_s": time.process_time() - began, "curve": curve}
 
 
-def work(seeds: Sequence[int], out: Path, smoke: bool) -> None:
+def work(tasks: Sequence[str], seeds: Sequence[int], out: Path, smoke: bool) -> None:
     """Run cells until none is left; several processes may do so at once."""
-    for cell in grid(seeds):
+    for cell in grid(tasks, seeds):
         path = out / "cells" / f"{cell.name}.json"
         with claimed(out / "locks" / cell.name) as ours:
             if not ours or path.exists():
@@ -186,6 +187,7 @@ def work(seeds: Sequence[int], out: Path, smoke: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser(__doc__)
+    p.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS), help="tasks (all)")
     p.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
     p.add_argument("--seeds", type=int, default=5, help="seeds (5)")
     p.add_argument("--report", action="store_true", help="report what is there, run nothing")
@@ -198,10 +200,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.report:
         from vla_stack.training.recipe import read_tree
 
-        tasks = {name: dataclasses.asdict(task) for name, task in TASKS.items()}
+        tasks = {task: dataclasses.asdict(TASKS[task]) for task in args.task}
         recipes = {"recipe": read_tree(RECIPE), "start": read_tree(START)}
         same_settings(out, recipes | {"tasks": tasks, "arms": ARMS, "smoke": args.smoke})
-        together(args.jobs, partial(work, range(args.seeds), out, args.smoke))
+        together(args.jobs, partial(work, args.task, range(args.seeds), out, args.smoke))
     cells = [read_json(path) for path in sorted((out / "cells").glob("*.json"))]
     reinflow_report.report(name, cells)
     return 0
