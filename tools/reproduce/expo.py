@@ -50,9 +50,10 @@ GRID = rl_grid.Grid(
     name="expo",
     config=CONFIG,
     tasks={
-        "stack": rlpd_keys(),
+        # As many demonstrations as bring imitation to 20-60 %.
+        "pick": ("env.id=sim/pick-v0", "offline.episodes=14", *rlpd_keys()),
         "metaworld-peg-insert-side": (
-            *("env.id=metaworld/peg-insert-side-v3", "env.control_hz=20", "env.limit=60"),
+            *("env.id=metaworld/peg-insert-side-v3", "env.control_hz=20", "env.limit=60", "offline.episodes=10"),
             *rlpd_keys(),
         ),
     },
