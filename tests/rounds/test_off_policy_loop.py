@@ -24,7 +24,7 @@ from vla_stack.rounds.state_policy import StatePolicy
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Observation
 from vla_stack.training import learner as learners
-from vla_stack.training.recipe import build, read_tree
+from vla_stack.training.recipe_tree import build, read_tree
 from vla_stack.training.rollout_workers import LocalRollouts
 from vla_stack.training.stop import Stop
 

@@ -29,7 +29,7 @@ from vla_stack.rounds import grape
 from vla_stack.rounds.grape_report import _filmed
 from vla_stack.rounds.preference_rollouts import Sampler
 from vla_stack.schema import ACTION, OBS_STATE, Observation
-from vla_stack.training.recipe import build, read_tree
+from vla_stack.training.recipe_tree import build, read_tree
 
 CONFIG = Path(__file__).parents[2] / "configs" / "grape_safety.yaml"
 TOY = ["starts=2", "rollouts=3", "episodes=2", "num_envs=3", "calibration=2", "films=1", "train.steps=2"]

@@ -17,7 +17,7 @@ from vla_stack.data.sidecar import EpisodeFacts, facts_row, read_facts, write_fa
 from vla_stack.data.store import EpisodeStore
 from vla_stack.rounds import rac
 from vla_stack.rounds.rac import RacLoop, RacRecipe
-from vla_stack.training.recipe import build, read_tree
+from vla_stack.training.recipe_tree import build, read_tree
 
 CONFIG = Path(__file__).parents[2] / "configs" / "rac_stack.yaml"
 TOY = ["rounds=1", "demos=3", "human_frames=30", "episodes=2", "num_envs=2", "train.steps=2", "train.batch_size=4"]

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from vla_stack.errors import UserError
-from vla_stack.training.recipe import Recipe, build, load
+from vla_stack.training.recipe import Recipe, load
+from vla_stack.training.recipe_tree import build
 from vla_stack.training.train import pairings
 
 

@@ -19,7 +19,8 @@ from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, Observation, RobotS
 from vla_stack.training.build import build as make_parts
 from vla_stack.training.build import to_device
 from vla_stack.training.embodiments import add_embodiments, embodiment_stats, is_plain
-from vla_stack.training.recipe import DataRecipe, Recipe, SourceRecipe, build
+from vla_stack.training.recipe import DataRecipe, Recipe, SourceRecipe
+from vla_stack.training.recipe_tree import build
 from vla_stack.training.sources import open_sources, pooled, settle_relative
 
 

@@ -33,7 +33,7 @@ from vla_stack.schema import Camera, Dim, RobotSpec
 from vla_stack.training.loop import make_optimizer
 from vla_stack.training.memory import estimate
 from vla_stack.training.placement import native_precision
-from vla_stack.training.recipe import build, read_tree
+from vla_stack.training.recipe_tree import build, read_tree
 from vla_stack.world_model.dynamics import loss
 from vla_stack.world_model.model import FEATURES, End, WorldConfig, WorldModel
 from vla_stack.world_model.poses import POSE, TOOL, PoseScale

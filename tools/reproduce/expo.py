@@ -22,7 +22,7 @@ from rl_cells import Arm  # noqa: E402
 from rl_report import arms_of, plot, ratio  # noqa: E402
 
 from results import ROOT, Check, write  # noqa: E402
-from vla_stack.training.recipe import read_tree  # noqa: E402
+from vla_stack.training.recipe_tree import read_tree  # noqa: E402
 
 CONFIG = ROOT / "configs" / "rl_expo.yaml"
 THRESHOLD = 0.8  # success

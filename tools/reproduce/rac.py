@@ -84,7 +84,7 @@ def cells(seeds: Sequence[int]) -> Iterator[tuple[str, int]]:
 def recipe(name: str, seed: int, overrides: Sequence[str]) -> Any:
     """The recipe of an arm and seed."""
     from vla_stack.rounds.rac import RacRecipe
-    from vla_stack.training.recipe import build, read_tree
+    from vla_stack.training.recipe_tree import build, read_tree
 
     arm, base = ARMS[name], build(RacRecipe, read_tree(RECIPE, overrides), str(RECIPE))
     data = replace(base.train.data, interventions=arm.interventions)
@@ -94,7 +94,7 @@ def recipe(name: str, seed: int, overrides: Sequence[str]) -> Any:
 
 def settings(overrides: Sequence[str]) -> dict[str, Any]:
     """What all cells of a folder share."""
-    from vla_stack.training.recipe import read_tree
+    from vla_stack.training.recipe_tree import read_tree
 
     return {"recipe": read_tree(RECIPE, overrides), "arms": {name: asdict(arm) for name, arm in ARMS.items()}}
 

@@ -146,7 +146,7 @@ def run_cell(cell: Cell, policy: Path, out: Path, smoke: bool) -> dict[str, Any]
     from reinflow_bc import ImitationLoop
 
     from vla_stack.rounds.reinflow import ReinFlowLoop, ReinFlowRecipe
-    from vla_stack.training.recipe import build, read_tree
+    from vla_stack.training.recipe_tree import build, read_tree
 
     recipe: ReinFlowRecipe = build(ReinFlowRecipe, read_tree(RECIPE), str(RECIPE))
     recipe = replace(
@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = args.name or "reinflow" + "_smoke" * args.smoke  # toy cells never lie among the others
     out = args.out or OUT / name
     if not args.report:
-        from vla_stack.training.recipe import read_tree
+        from vla_stack.training.recipe_tree import read_tree
 
         tasks = {task: dataclasses.asdict(TASKS[task]) for task in args.task}
         recipes = {"recipe": read_tree(RECIPE), "start": read_tree(START)}

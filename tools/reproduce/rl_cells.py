@@ -13,7 +13,7 @@ from typing import Any
 from claims import Cell
 
 from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe
-from vla_stack.training.recipe import build, read_tree
+from vla_stack.training.recipe_tree import build, read_tree
 
 SHARED = ("offline.safetensors", "pretraining.jsonl", "metrics.jsonl", "checkpoints")
 

@@ -14,7 +14,7 @@ from rl_cells import Arm, run_cell
 
 from results import ROOT, parser
 from vla_stack.data.layout import write_json
-from vla_stack.training.recipe import read_tree
+from vla_stack.training.recipe_tree import read_tree
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from world_training import SMOKE, Settings  # noqa: E402
 
 from results import ROOT, parser  # noqa: E402
 from vla_stack.evaluation.constraints.propose import Endpoint  # noqa: E402
-from vla_stack.training.recipe import read_tree  # noqa: E402
+from vla_stack.training.recipe_tree import read_tree  # noqa: E402
 
 PARTS: dict[str, Callable[[Settings, Path, str, int], dict[str, Any]]] = {
     "quality": world_cells.quality,

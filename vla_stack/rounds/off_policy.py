@@ -34,7 +34,7 @@ from vla_stack.training.actor import Outcome, evaluate
 from vla_stack.training.environments import EnvRecipe, StateEnv, Vector
 from vla_stack.training.learner import Learner
 from vla_stack.training.log import Log, Window, truncate
-from vla_stack.training.recipe import build, plain
+from vla_stack.training.recipe_tree import build, plain
 from vla_stack.training.rollout_workers import SEEDS, LocalRollouts, RayRollouts, Rollouts
 from vla_stack.training.rollouts import Source, Store, Transition
 from vla_stack.training.scripted import OfflineRecipe, stored, success_rate

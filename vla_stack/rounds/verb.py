@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from vla_stack.errors import UserError
-from vla_stack.training.recipe import build, plain, read_tree
+from vla_stack.training.recipe_tree import build, plain, read_tree
 from vla_stack.training.train import withdrawn_on_failure
 
 LOOPS = (

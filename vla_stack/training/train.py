@@ -21,6 +21,7 @@ from vla_stack import __version__
 from vla_stack.errors import UserError
 from vla_stack.training import recipe as recipes
 from vla_stack.training.recipe import Recipe
+from vla_stack.training.recipe_tree import read_tree
 
 RUN_FILES = ("recipe.yaml", "revision.txt")  # what a run is: see write_run_files
 HELP = "Train a policy from a recipe. Any key of the recipe can be set on the command line as key=value."
@@ -48,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.resume is None and args.recipe is None:
         raise UserError("no recipe given", f"for example: {EXAMPLES[0]}")
     source = Path(args.recipe) if args.resume is None else recipe_of(args.resume)
-    tree = recipes.read_tree(source)
+    tree = read_tree(source)
     if "world_model" in tree:
         sleep_while_waiting()
         return importlib.import_module("vla_stack.world_model.train").run(source, overrides, args.resume)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec, SchemaError
-from vla_stack.training.recipe import build, plain
+from vla_stack.training.recipe_tree import build, plain
 from vla_stack.world_model.dynamics import Dynamics, DynamicsConfig, Remembered
 from vla_stack.world_model.heads import Heads, HeadsConfig
 from vla_stack.world_model.memory import Memory, history_chunks

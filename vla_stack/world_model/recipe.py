@@ -8,7 +8,8 @@ from typing import Literal
 
 import yaml
 
-from vla_stack.training.recipe import OptimizerRecipe, Recipe, plain
+from vla_stack.training.recipe import OptimizerRecipe, Recipe
+from vla_stack.training.recipe_tree import plain
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
 from vla_stack.world_model.svd import SvdConfig

@@ -24,7 +24,7 @@ from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.loop import Evaluate, Loader, Trainer
 from vla_stack.training.memory import capacity, estimate
 from vla_stack.training.placement import Local, native_precision, use_threads
-from vla_stack.training.recipe import build, read_tree
+from vla_stack.training.recipe_tree import build, read_tree
 from vla_stack.training.train import write_run_files
 from vla_stack.world_model.clips import ClipLoader, FrameLoader, Recording, encode_all, open_recording
 from vla_stack.world_model.dynamics import loss as dynamics_loss
