@@ -1,6 +1,7 @@
 """The reinforcement learning experiments at toy size, and their statistics on cases that are known."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
 def tools(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(TOOLS))
     monkeypatch.syspath_prepend(str(TOOLS / "reproduce"))
+    import claims
     import expo
     import rl_grid
     import rl_report
@@ -24,7 +26,7 @@ def tools(monkeypatch, tmp_path):
     import results
 
     (tmp_path / "results").mkdir()
-    for module in (results, rl_report):
+    for module in (results, rl_report, claims):
         monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
     return rl_grid, rl_report, {"wsrl": (wsrl, ("wsrl", "rlpd")), "expo": (expo, ("expo", "rlpd"))}
 
@@ -48,6 +50,15 @@ def test_smoke_run_fills_each_cell_once_and_reports(tools, tmp_path, monkeypatch
         grid_module.same_settings(tmp_path / "out", grid_module.settings(grid, ["gamma=0.5"]))
     assert grid_module.main(grid, None, experiment.report) == 0  # nothing is left to do
     assert cells == {path.stem: path.stat().st_mtime_ns for path in (tmp_path / "out/cells").glob("*.json")}
+
+    shutil.rmtree(tmp_path / "out")  # another machine: what the result file keeps is not run again
+    assert grid_module.main(grid, None, experiment.report) == 0
+    again = json.loads((tmp_path / "results/smoke.json").read_text())
+    assert again["data"] == result["data"] and not (tmp_path / "out/runs").exists()
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags, "--report", "gamma=0.5"])
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(SystemExit, match="no cells"):  # those of other settings are not taken
+        grid_module.main(grid, None, experiment.report)
 
 
 def runs(report, *curves, episodes=40):
@@ -132,8 +143,8 @@ def test_curves_of_actors_are_held_against_local_ones(tools, tmp_path):
 
     cells = [cell("local", 0, 0.0, 0.5, 0.9), cell("local", 1, 0.1, 0.6, 1.0)]
     cells += [cell("ray", 0, 0.0, 0.6, 0.9), cell("ray", 1, 0.1, 0.5, 1.0)]
-    rl_ray.report(rl_ray.GRID, "same", cells)
-    rl_ray.report(rl_ray.GRID, "worse", cells[:2] + [cell("ray", 0, 0.0, 0.1, 0.2), cell("ray", 1, 0.0, 0.1, 0.2)])
+    rl_ray.report(rl_ray.GRID, "same", cells, {})
+    rl_ray.report(rl_ray.GRID, "worse", cells[:2] + [cell("ray", 0, 0.0, 0.1, 0.2), cell("ray", 1, 0.0, 0.1, 0.2)], {})
     held = {}
     for name in ("same", "worse"):
         checks = json.loads((tmp_path / f"results/{name}.json").read_text())["checks"]
@@ -163,3 +174,27 @@ def test_a_result_names_its_command_without_this_machine(tools, monkeypatch):
     assert results.command() == "python tools/reproduce/wsrl.py --report --seeds 3"
     monkeypatch.setattr(sys, "argv", [script, "--out=/somewhere/else"])
     assert results.command() == "python tools/reproduce/wsrl.py"
+
+
+def test_what_reinflow_publishes_reports_the_same_on_another_machine(tools, tmp_path, monkeypatch):
+    import claims
+    import reinflow_report
+
+    monkeypatch.setattr(reinflow_report, "RESULTS", tmp_path / "results")
+
+    def cell(arm, seed, first, last):
+        evals = [
+            {"step": i, "env_steps": 9 * i, "eval": np.mean(w), "eval_success": w} for i, w in enumerate((first, last))
+        ]
+        return {"task": "pick", "arm": arm, "seed": seed, "cpu_s": 1.0, "curve": [*evals, {"step": 2, "rollout": 0.5}]}
+
+    cells = [cell(arm, seed, [1, 0, 1, 0], [1, 1, 1, seed]) for arm in ("k1", "k4") for seed in range(2)]
+    kept = claims.published({"a": (1,)}, [reinflow_report.short(c) for c in cells])
+    reinflow_report.report("one", kept["cells"], kept)
+    claims.adopt("one", tmp_path / "other", {"a": (1,)})
+    there = [json.loads(p.read_text()) for p in sorted((tmp_path / "other/cells").glob("*.json"))]
+    reinflow_report.report("two", there, kept)
+    one, two = (json.loads((tmp_path / f"results/{name}.json").read_text()) for name in ("one", "two"))
+    assert one["checks"] == two["checks"] and one["data"] == two["data"]
+    gains = {c["name"]: c["value"] for c in one["checks"] if "gain" in c["name"]}
+    assert gains == {"pick, ReinFlow, 1 step: gain": 0.375, "pick, ReinFlow, 4 steps: gain": 0.375}

@@ -7,11 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from results import RESULTS
+from vla_stack.data.layout import write_json
 
 COPY = "REPRODUCE_COPY"  # set in the environment of the other processes
 
@@ -45,6 +48,26 @@ def same_settings(out: Path, settings: Mapping[str, Any]) -> None:
         partial.replace(path)
     elif json.loads(path.read_text()) != now:
         sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
+
+
+def published(settings: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a result file keeps for :func:`adopt`."""
+    return {"settings": json.loads(json.dumps(settings)), "cells": list(cells)}
+
+
+def adopt(name: str, out: Path, settings: Mapping[str, Any]) -> None:
+    """Lay the cells of a result file among those of a folder, where they are of these settings.
+
+    What one machine has run, another reports again or goes on from. Cells that are there already stay.
+    """
+    path = RESULTS / f"{name}.json"
+    data = json.loads(path.read_text())["data"] if path.exists() else {}
+    if data.get("settings") != json.loads(json.dumps(settings)):
+        return
+    for record in data["cells"]:
+        cell = out / "cells" / f"{Cell(record['task'], record['arm'], record['seed']).name}.json"
+        if not cell.exists():
+            write_json(cell, record)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import reinflow_report  # noqa: E402
-from claims import Cell, claimed, same_settings, together  # noqa: E402
+from claims import Cell, adopt, claimed, published, same_settings, together  # noqa: E402
 
 from results import ROOT, parser  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
@@ -195,17 +195,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--out", type=Path, help="folder of demonstrations, runs and cells (outputs/reproduce/<name>)")
     p.add_argument("--name", help="stem of the result files (reinflow)")
     args = p.parse_args(argv)
+    from vla_stack.training.recipe_tree import read_tree
+
     name = args.name or "reinflow" + "_smoke" * args.smoke  # toy cells never lie among the others
     out = args.out or OUT / name
+    tasks = {task: dataclasses.asdict(TASKS[task]) for task in args.task}
+    these = {"recipe": read_tree(RECIPE), "start": read_tree(START), "tasks": tasks, "arms": ARMS, "smoke": args.smoke}
+    adopt(name, out, these)
     if not args.report:
-        from vla_stack.training.recipe_tree import read_tree
-
-        tasks = {task: dataclasses.asdict(TASKS[task]) for task in args.task}
-        recipes = {"recipe": read_tree(RECIPE), "start": read_tree(START)}
-        same_settings(out, recipes | {"tasks": tasks, "arms": ARMS, "smoke": args.smoke})
+        same_settings(out, these)
         together(args.jobs, partial(work, args.task, range(args.seeds), out, args.smoke))
-    cells = [read_json(path) for path in sorted((out / "cells").glob("*.json"))]
-    reinflow_report.report(name, cells)
+    cells = [reinflow_report.short(read_json(path)) for path in sorted((out / "cells").glob("*.json"))]
+    if not cells:
+        sys.exit(f"{out} holds no cells yet")
+    reinflow_report.report(name, cells, published(these, cells))
     return 0
 
 

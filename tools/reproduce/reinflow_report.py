@@ -19,28 +19,31 @@ ABOUT = {
 Runs = dict[int, list[dict[str, Any]]]  # seed -> evaluations, from the start policy to the last
 
 
-def report(name: str, cells: list[dict[str, Any]]) -> None:
+def report(name: str, cells: list[dict[str, Any]], kept: dict[str, Any]) -> None:
     """Write ``docs/results/<name>.json`` and its plot."""
     runs: dict[tuple[str, str], Runs] = {}
     for c in cells:
         runs.setdefault((c["task"], c["arm"]), {})[c["seed"]] = [x for x in c["curve"] if "eval" in x]
-    data = {
-        "about": ABOUT,
-        "cells": [{k: c[k] for k in ("task", "arm", "seed", "cpu_s")} | {"curve": short(c["curve"])} for c in cells],
-    }
-    write(name, checks(runs), data, sorted({c["seed"] for c in cells}))
+    write(name, checks(runs), {"about": ABOUT, **kept}, sorted({c["seed"] for c in cells}))
     plot(name, runs)
 
 
-def short(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a reader needs of a run's records."""
-    keys = ("step", "env_steps", "eval", "rollout", "kl", "sigma")
-    return [{k: round(x[k], 4) if isinstance(x[k], float) else x[k] for k in keys if k in x} for x in curve]
+def short(cell: dict[str, Any]) -> dict[str, Any]:
+    """What a result file keeps of a cell; the outcomes of an evaluation's episodes are a word of 0 and 1."""
+    keys = ("step", "env_steps", "eval", "eval_success", "rollout", "kl", "sigma")
+    curve = [{k: _short(x[k]) for k in keys if k in x} for x in cell["curve"]]
+    return {k: cell[k] for k in ("task", "arm", "seed", "cpu_s")} | {"curve": curve}
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return "".join(str(int(won)) for won in value)
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def outcomes(runs: Runs, at: int) -> np.ndarray:
     """Success of every evaluation episode, int [seeds, episodes]; ``at`` 0 is the start policy, -1 the last."""
-    return np.array([runs[seed][at]["eval_success"] for seed in sorted(runs)])
+    return np.array([[int(won) for won in runs[seed][at]["eval_success"]] for seed in sorted(runs)])
 
 
 def interval(pairs: np.ndarray) -> tuple[float, float]:

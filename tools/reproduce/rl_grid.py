@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from claims import Cell, claimed, same_settings, together
+from claims import Cell, adopt, claimed, published, same_settings, together
 from rl_cells import Arm, run_cell
 
 from results import ROOT, parser
 from vla_stack.data.layout import write_json
 from vla_stack.training.recipe_tree import read_tree
+
+Records = list[dict[str, Any]]  # of cells
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,9 @@ class Grid:
         return [Cell(t, arm, seed) for group in self.order for seed in seeds for t in self.tasks for arm in group]
 
 
-def main(grid: Grid, about: str | None, report: Callable[[Grid, str, list[dict[str, Any]]], None]) -> int:
+def main(
+    grid: Grid, about: str | None, report: Callable[[Grid, str, list[dict[str, Any]], dict[str, Any]], None]
+) -> int:
     p = parser(about)
     p.add_argument("overrides", nargs="*", metavar="key=value", help=f"keys of {grid.config.name}")
     p.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
@@ -55,10 +60,15 @@ def main(grid: Grid, about: str | None, report: Callable[[Grid, str, list[dict[s
     name = args.name or grid.name + "_smoke" * args.smoke  # toy cells never lie among the others
     out = args.out or ROOT / "outputs" / "reproduce" / name
     overrides = [*(grid.smoke if args.smoke else ()), *args.overrides]
+    these = settings(grid, overrides)
+    adopt(name, out, these)
     if not args.report:
-        same_settings(out, settings(grid, overrides))
+        same_settings(out, these)
         together(args.jobs, partial(work, grid, range(args.seeds), overrides, out))
-    report(grid, name, [json.loads(p.read_text()) for p in sorted((out / "cells").glob("*.json"))])
+    cells = [json.loads(p.read_text()) for p in sorted((out / "cells").glob("*.json"))]
+    if not cells:
+        sys.exit(f"{out} holds no cells yet")
+    report(grid, name, cells, published(these, cells))
     return 0
 
 

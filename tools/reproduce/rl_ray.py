@@ -64,7 +64,7 @@ GRID = rl_grid.Grid(
 )
 
 
-def report(grid: rl_grid.Grid, name: str, records: list[dict[str, Any]]) -> None:
+def report(grid: rl_grid.Grid, name: str, records: rl_grid.Records, kept: dict[str, Any]) -> None:
     checks: list[Check] = []
     tasks = {task: arms_of(records, task, list(ARMS)) for task in grid.tasks}
     for task, arms in tasks.items():
@@ -85,7 +85,7 @@ def report(grid: rl_grid.Grid, name: str, records: list[dict[str, Any]]) -> None
             Check("runs that went on after an actor was killed, of all", sum(n >= 1 for n in lost) / len(lost), 1.0)
         )
     data = {task: {arm: runs.curve() for arm, runs in arms.items()} for task, arms in tasks.items()}
-    write(name, checks, {"tasks": data}, sorted({r["seed"] for r in records}))
+    write(name, checks, {"tasks": data, **kept}, sorted({r["seed"] for r in records}))
     plot(name, {t: t for t in tasks}, tasks, {k: a.about for k, a in ARMS.items()})
 
 

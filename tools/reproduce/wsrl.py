@@ -54,7 +54,7 @@ GRID = rl_grid.Grid(
 )
 
 
-def report(grid: rl_grid.Grid, name: str, records: list[dict[str, Any]]) -> None:
+def report(grid: rl_grid.Grid, name: str, records: rl_grid.Records, kept: dict[str, Any]) -> None:
     checks: list[Check] = []
     tasks = {task: arms_of(records, task, list(ARMS)) for task in grid.tasks}
     tasks = {task: arms for task, arms in tasks.items() if arms}
@@ -72,7 +72,7 @@ def report(grid: rl_grid.Grid, name: str, records: list[dict[str, Any]]) -> None
             last = float(runs.success[:, -1].mean())
             checks.append(Check(f"{task}: {ARMS[arm].about}, success at the end", last, interval=runs.interval(-1)))
     data = {task: {arm: runs.curve() for arm, runs in arms.items()} for task, arms in tasks.items()}
-    write(name, checks, {"threshold": THRESHOLD, "tasks": data}, sorted({r["seed"] for r in records}))
+    write(name, checks, {"threshold": THRESHOLD, "tasks": data, **kept}, sorted({r["seed"] for r in records}))
     plot(name, {t: t for t in tasks}, tasks, {k: a.about for k, a in ARMS.items()})
 
 
