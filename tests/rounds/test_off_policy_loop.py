@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+import yaml
 
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import _load
@@ -18,7 +19,7 @@ from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.methods.expo import ExpoRecipe
 from vla_stack.methods.wsrl import WsrlRecipe
 from vla_stack.ray_cluster import connect
-from vla_stack.rounds import off_policy
+from vla_stack.rounds import off_policy, verb
 from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe, load, make_envs
 from vla_stack.rounds.state_policy import StatePolicy
 from vla_stack.runtime.executor import ExecutorConfig
@@ -184,6 +185,60 @@ def test_what_would_fail_later_is_refused_before_anything_is_made(tmp_path, monk
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_envs": 2}, "none would reach its limit of 8 steps -- set eval_every=16 or more, or env.limit=6 or less"),
+        ({"env": {"id": "Pendulum-v1", "limit": 8}}, "Pendulum-v1 does not tell success ('is_success')"),
+        ({"env": {"id": "CartPole-v1"}}, "CartPole-v1 has actions of type Discrete"),
+        ({"seed": -1}, "'seed' is -1"),
+        ({"method": "expo", "expo": {"beta": -0.1}}, "'expo.beta' is -0.1"),
+        ({"method": "expo", "expo": {"euler_steps": 0}}, "'expo.euler_steps' is 0"),
+        ({"wsrl": {"sac": {"temperature": 0}}}, "'wsrl.sac.temperature' is 0.0, expected more than 0"),
+        ({"wsrl": {"cal_ql": {"draws": 1}}}, "'wsrl.cal_ql.draws' is 1, expected at least 2"),
+    ],
+)
+def test_what_would_never_learn_is_refused(tmp_path, changes, message):
+    with pytest.raises(UserError) as error:
+        finished(tmp_path, **{"offline": {"episodes": 0}, "method": "wsrl", "wsrl": {"arm": "sac"}} | changes)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [{"gamma": 0.5}, {"horizon": 4}, {"offline": {"episodes": 2, "noise": [0.3]}}])
+def test_a_run_does_not_go_on_with_experience_of_something_else(tmp_path, changes):
+    finished(tmp_path, **WSRL | {"steps": 12})
+    with pytest.raises(UserError, match=f"is to go on has {next(iter(changes))}="):
+        OffPolicyLoop(recipe(**WSRL | changes), tmp_path)
+
+
+def test_an_evaluation_begins_episodes_that_nobody_has_begun(tmp_path):
+    loop = OffPolicyLoop(recipe(**WSRL | {"num_envs": 2, "eval_every": 16, "steps": 48}), tmp_path)
+    begun, seed_of = [], loop._episode_seed
+    loop._episode_seed = lambda number: begun.append(number) or seed_of(number)
+    loop.run()
+    assert begun == sorted(set(begun)) and len(begun) >= 6
+
+
+@pytest.mark.parametrize("eval_every", [8, 9])
+def test_there_is_one_update_for_each_executed_chunk_however_evaluations_fall(tmp_path, monkeypatch, eval_every):
+    loop = OffPolicyLoop(recipe(**WSRL | {"horizon": 6, "eval_every": eval_every, "steps": 36}), tmp_path)
+    updates = []
+    monkeypatch.setattr(type(loop.learner), "update", lambda self: updates.append(self.store.total) or {})
+    loop.run()
+    assert updates == [6, 12, 18, 24, 30, 36]
+
+
+def test_a_first_evaluation_that_no_checkpoint_followed_is_written_once(tmp_path, monkeypatch):
+    def killed(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(OffPolicyLoop, "_save", killed)
+        finished(tmp_path, **WSRL)
+    finished(tmp_path, **WSRL)
+    assert [r["step"] for r in records(tmp_path)] == [0, 12, 24]
+
+
 def test_a_stop_in_the_offline_training_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(off_policy, "OFFLINE_SAVE", 1)
     whole = OffPolicyLoop(recipe(**WSRL), tmp_path / "whole")
@@ -286,3 +341,15 @@ def test_one_ray_actor_without_lag_is_the_local_run_and_a_killed_one_is_replaced
         rows = store.rows(slot)
         follows = np.isclose(store.columns["next_obs"][rows[:-1]], store.columns["obs"][rows[1:]]).all(1)
         assert (follows | cut[rows[:-1]]).all()
+
+
+def test_a_refused_override_leaves_a_run_its_recipe_and_says_which_code_ran(tmp_path):
+    tiny = yaml.safe_dump(TINY | WSRL | {"steps": 12, "output_dir": str(tmp_path / "run")})
+    (tmp_path / "tiny.yaml").write_text(tiny)
+    assert verb.run("off_policy", tmp_path / "tiny.yaml", [], None) == 0
+    written = tmp_path / "run/recipe.yaml"
+    before = written.read_text()
+    with pytest.raises(UserError, match="'horizon' is 0"):
+        verb.run("off_policy", written, ["horizon=0"], tmp_path / "run")
+    assert written.read_text() == before
+    assert len((tmp_path / "run/revision.txt").read_text().splitlines()) == 2

@@ -59,6 +59,32 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
         monkeypatch.setattr(os, name, wrap(getattr(os, name)))
 
 
+def test_killed_while_a_checkpoint_of_the_same_step_replaces_it_leaves_one_of_them(tmp_path: Path) -> None:
+    def commit_as(root: Path, name: str) -> Path:
+        def fill(directory: Path) -> None:
+            (directory / "pretrained_model").mkdir()
+            (directory / "pretrained_model/model.safetensors").write_text(name)
+
+        return ckpt.commit(root, 0, fill, {}, 1)
+
+    outcomes = []
+    for call in range(60):
+        root = tmp_path / str(call)
+        commit_as(root, "old")
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            kill_at(monkeypatch, call)
+            try:
+                commit_as(root, "new")
+            except Killed:
+                pass
+        found = ckpt.latest(root)
+        assert found == root / "000000"
+        outcomes.append(content(found))
+        commit_as(root, "last")  # and the next one cleans up
+        assert sorted(p.name for p in root.iterdir()) == ["000000", "last"] and content(root / "000000") == "last"
+    assert outcomes == sorted(outcomes, reverse=True) and {*outcomes} == {"old", "new"}
+
+
 def test_killed_before_any_disk_operation_leaves_the_old_or_the_new_one(tmp_path: Path) -> None:
     outcomes = []
     for call in range(60):

@@ -9,12 +9,10 @@ stopped in between goes on from the last, and so computes what one that is not s
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from vla_stack.errors import UserError
-from vla_stack.methods.expo import Expo, ExpoRecipe
-from vla_stack.methods.wsrl import ARMS, Wsrl, WsrlRecipe
+from vla_stack.methods.expo import Expo
+from vla_stack.methods.wsrl import Wsrl
 from vla_stack.rounds.learning_curve import draw_curve
+from vla_stack.rounds.off_policy_recipe import OffPolicyRecipe, check, check_evaluations, check_resumed
 from vla_stack.rounds.operator_hand import at_endpoint
 from vla_stack.runtime.operator_port import OperatorPort
 from vla_stack.training import checkpoint as ckpt
@@ -37,89 +36,12 @@ from vla_stack.training.log import Log, Window, truncate
 from vla_stack.training.recipe_tree import build, plain
 from vla_stack.training.rollout_workers import SEEDS, LocalRollouts, RayRollouts, Rollouts
 from vla_stack.training.rollouts import Source, Store, Transition
-from vla_stack.training.scripted import OfflineRecipe, stored, success_rate
+from vla_stack.training.scripted import stored, success_rate
 from vla_stack.training.stop import Stop
 from vla_stack.training.task_sampling import SceneSampler
 
 OFFLINE_SAVE = 2000  # steps of offline training between checkpoints
 RECENT = 20  # episodes that the logged training success is of
-
-
-@dataclass(frozen=True)
-class RayRecipe:
-    """Rollout actors on Ray.
-
-    Attributes:
-        workers: Actors, of ``num_envs`` environments each.
-        fragment: Control steps a request.
-        max_lag: Published versions that a fragment may be behind.
-    """
-
-    workers: int = 2
-    fragment: int = 20
-    max_lag: int = 2
-
-
-@dataclass(frozen=True)
-class OffPolicyRecipe:
-    """A run.
-
-    Attributes:
-        loop: ``off_policy``.
-        name: Of the run.
-        method: ``wsrl`` or ``expo``, with its baselines.
-        env: Environment and reward.
-        offline: Stored episodes.
-        wsrl: Settings of that method.
-        expo: Settings of that method.
-        horizon: Steps of a chunk, which is one action to the critics, h.
-        gamma: Discount of a control step.
-        steps: Control steps online, of all environments together.
-        num_envs: Environments side by side.
-        scenes: Training scenes that are drawn by the variance of their success; 0 meets a new scene each episode.
-        rollouts: ``local``: environments in this process; ``ray``: in actors.
-        ray: Its settings.
-        operator: Endpoint at which a person may intervene in the first environment, e.g. ``tcp://127.0.0.1:5560``.
-        eval_every: Control steps between evaluations; each also saves a checkpoint, from which a stopped run goes on.
-        eval_episodes: Episodes of an evaluation.
-        eval_seed: Seed of the first of them, the same at every evaluation.
-        eval_envs: Environments of an evaluation side by side.
-        log_every: Updates between log records of losses.
-        seed: Of networks, noise, batches and training scenes.
-        threads: CPU threads.
-        wandb: Weights & Biases project; empty does not log there.
-        output_dir: Run directory; empty makes ``outputs/rounds/<name>-<time>``.
-    """
-
-    loop: Literal["off_policy"] = "off_policy"
-    name: str = "off_policy"
-    method: Literal["wsrl", "expo"] = "wsrl"
-    env: EnvRecipe = field(default_factory=EnvRecipe)
-    offline: OfflineRecipe = field(default_factory=OfflineRecipe)
-    wsrl: WsrlRecipe = field(default_factory=WsrlRecipe)
-    expo: ExpoRecipe = field(default_factory=ExpoRecipe)
-    horizon: int = 4
-    gamma: float = 0.99
-    steps: int = 20_000
-    num_envs: int = 1
-    scenes: int = 0
-    rollouts: Literal["local", "ray"] = "local"
-    ray: RayRecipe = field(default_factory=RayRecipe)
-    operator: str = ""
-    eval_every: int = 2000
-    eval_episodes: int = 50
-    eval_seed: int = 900_000_000
-    eval_envs: int = 10
-    log_every: int = 200
-    seed: int = 0
-    threads: int = 1
-    wandb: str = ""
-    output_dir: str = ""
-
-    @property
-    def slots(self) -> int:
-        """Environments that the learner hears of."""
-        return self.num_envs * (self.ray.workers if self.rollouts == "ray" else 1)
 
 
 def make_learner(recipe: OffPolicyRecipe, offline: Store, capacity: int) -> Learner:
@@ -174,10 +96,14 @@ class OffPolicyLoop:
     """
 
     def __init__(self, recipe: OffPolicyRecipe, run_dir: Path) -> None:
-        _check(recipe)
+        check(recipe)
         torch.set_num_threads(recipe.threads)
         self.recipe, self.run_dir = recipe, run_dir
         env = StateEnv(recipe.env)
+        check_evaluations(recipe, env.limit)
+        self.checkpoint = ckpt.latest(run_dir / "checkpoints")
+        if self.checkpoint is not None:
+            check_resumed(recipe, json.loads((self.checkpoint / ckpt.PRETRAINED / "config.json").read_text())["recipe"])
         offline, self.scale = stored(run_dir / "offline.safetensors", env, recipe.offline, recipe.gamma)
         env.close()
         self.offline_success = success_rate(offline)
@@ -190,7 +116,6 @@ class OffPolicyLoop:
         self.recent: list[bool] = []
         self.started = False  # whether the offline training is done and evaluated
         self._port: OperatorPort | None = None
-        self.checkpoint = ckpt.latest(run_dir / "checkpoints")
         if self.checkpoint is not None:
             learners.load(self.learner, self.checkpoint / ckpt.STATE)
             facts = json.loads((self.checkpoint / ckpt.STATE / "state.json").read_text())
@@ -215,6 +140,8 @@ class OffPolicyLoop:
         """
         r = self.recipe
         shown: Any = r  # of a recipe the log reads `steps` and `wandb`
+        if not self.started:
+            truncate(self.run_dir / "metrics.jsonl", -1)  # a first record that no checkpoint followed
         with Stop() as stop, Log(self.run_dir, shown, self.step) as log:
             if not self.started:
                 self._pretrain(stop)
@@ -226,6 +153,7 @@ class OffPolicyLoop:
                 while self.step < r.steps:
                     end = min(r.steps, (self.step // r.eval_every + 1) * r.eval_every)
                     means = self._until(end, rollouts, log, stop)
+                    self.episodes = rollouts.episodes
                     if self.step >= end:
                         self._cut()
                         self._report(log, means)
@@ -235,7 +163,7 @@ class OffPolicyLoop:
                         self._save()
                     if stop.asked:
                         raise KeyboardInterrupt
-                    rollouts.restart(self.episodes)
+                    rollouts.restart()
             finally:
                 rollouts.close()
                 if self._port is not None:
@@ -274,16 +202,15 @@ class OffPolicyLoop:
 
     def _until(self, end: int, rollouts: Rollouts, log: Log, stop: Stop) -> dict[str, float]:
         """Act and learn until a number of control steps, or until a stop is asked for; returns what there is to log."""
-        learner, window, credit = self.learner, Window(), 0.0
+        learner, window, horizon = self.learner, Window(), self.recipe.horizon
         while self.step < end and not stop.asked:
             for fragment in rollouts.collect(learner, self.version):
                 for transition in fragment.steps:
+                    before = self.step
                     learner.store.add(transition, fragment.slots)
                     if self.recipe.operator:
                         keep_interventions(learner.offline, transition)
-                    credit += len(fragment.slots) / self.recipe.horizon
-                    while credit >= 1.0:  # one update for each executed chunk
-                        credit -= 1.0
+                    for _ in range(self.step // horizon - before // horizon):  # one update for each executed chunk
                         window.add(self.step, learner.update())
                     for _ in fragment.slots:
                         log.advance()
@@ -298,7 +225,6 @@ class OffPolicyLoop:
             self.learner.offline.cut()
 
     def _note(self, finished: list[Outcome]) -> None:
-        self.episodes += len(finished)
         self.recent = [*self.recent, *(o.success for o in finished)][-RECENT:]
         if self.scenes is not None:
             for outcome in finished:
@@ -346,90 +272,10 @@ class OffPolicyLoop:
             if r.operator:
                 hand, self._port = at_endpoint(envs[0], r.operator, lambda: stop.asked)
             return LocalRollouts(envs, self._episode_seed, self.episodes, hand)
-        first = self._first_seed + self.episodes
-        alone = self.learner.agent.explorer.get_state().numpy() if r.ray.workers == 1 else None
-        how = (r.ray.workers, r.num_envs, first, r.ray.fragment, r.ray.max_lag, alone)
+        # Drawing goes on in the actors: a run that is taken up again draws by its first seed there.
+        alone = self.learner.agent.explorer.get_state().numpy() if r.ray.workers == 1 and not self.step else None
+        how = (r.ray.workers, r.num_envs, self._episode_seed, self.episodes, r.ray.fragment, r.ray.max_lag, alone)
         return RayRollouts(partial(make_actor, r, self.scale), *how)
-
-
-def _check(r: OffPolicyRecipe) -> None:
-    """Refuse what would fail later, and only after minutes or never; raises :class:`UserError`."""
-    sac = r.wsrl.sac if r.method == "wsrl" else r.expo.sac
-    least: dict[str, tuple[float, float]] = {
-        key: (getattr(r, key), 1)
-        for key in ("horizon", "num_envs", "eval_every", "eval_episodes", "eval_envs", "log_every", "threads")
-    }
-    least |= {f"{r.method}.sac.{key}": (getattr(sac, key), 1) for key in ("members", "subset", "utd")}
-    least |= {f"{r.method}.sac.batch": (sac.batch, 2)}  # half of it may be of the stored episodes
-    least |= {"steps": (r.steps, 0), "scenes": (r.scenes, 0), "offline.episodes": (r.offline.episodes, 0)}
-    if r.method == "expo":
-        least |= {"expo.samples": (r.expo.samples, 1), "expo.edits": (r.expo.edits, 0)}
-    if r.rollouts == "ray":
-        least |= {
-            "ray.workers": (r.ray.workers, 1),
-            "ray.fragment": (r.ray.fragment, 1),
-            "ray.max_lag": (r.ray.max_lag, 0),
-        }
-    for key, (value, bound) in least.items():
-        if value < bound:
-            raise UserError(f"'{key}' is {value}, expected at least {bound}", f"set {key}={bound} or more")
-    if not 0.0 <= r.gamma < 1.0:  # values are those of tasks that go on without end
-        raise UserError(f"'gamma' is {r.gamma}, expected a discount in [0, 1)", "for example gamma=0.99")
-    if sac.subset > sac.members:
-        raise UserError(
-            f"'{r.method}.sac.subset' is {sac.subset}, there are {sac.members} critics, '{r.method}.sac.members'",
-            f"set {r.method}.sac.subset={sac.members} or less",
-        )
-    if r.method == "expo":
-        _check_expo(r.expo)
-    _check_offline(r)
-    if r.rollouts == "ray":
-        _check_ray(r)
-
-
-def _check_expo(r: ExpoRecipe) -> None:
-    if r.edits > r.samples:
-        raise UserError(
-            f"'expo.edits' is {r.edits}, there are {r.samples} samples to edit, 'expo.samples'",
-            f"set expo.edits={r.samples} or less",
-        )
-    if not r.edits and not r.unedited:
-        raise UserError(
-            "'expo.edits' is 0 and 'expo.unedited' is false: there is nothing to choose", "set expo.unedited=true"
-        )
-
-
-def _check_offline(r: OffPolicyRecipe) -> None:
-    arm = ARMS[r.wsrl.arm]
-    learns = r.method == "expo" or arm.retain or (arm.pretrain and r.wsrl.offline_steps > 0)
-    if learns and not r.offline.episodes:
-        what = "method=expo" if r.method == "expo" else f"wsrl.arm={r.wsrl.arm}"
-        raise UserError(
-            f"'offline.episodes' is 0, and {what} learns from stored episodes",
-            "set offline.episodes=40, or method=wsrl wsrl.arm=sac",
-        )
-    if r.offline.episodes and not r.offline.noise:
-        raise UserError(
-            "'offline.noise' is empty, expected a noise for episodes to take in turns", "set offline.noise=0.3"
-        )
-    if r.offline.episodes and not r.offline.failures and r.env.reward == "own":
-        raise UserError(
-            "'offline.failures' is false, and env.reward=own knows no success",
-            "set offline.failures=true or env.reward=step",
-        )
-
-
-def _check_ray(r: OffPolicyRecipe) -> None:
-    if r.scenes:
-        raise UserError(f"'scenes' is {r.scenes}, which needs rollouts=local", "set scenes=0, or rollouts=local")
-    if r.operator:
-        raise UserError(
-            f"'operator' is {r.operator}, which needs rollouts=local", "leave it empty, or set rollouts=local"
-        )
-    if importlib.util.find_spec("ray") is None:
-        raise UserError(
-            "'rollouts' is ray, and Ray is not installed", "in the clone: pip install -e '.[scale]'; or rollouts=local"
-        )
 
 
 def run(recipe: OffPolicyRecipe, run_dir: Path) -> None:

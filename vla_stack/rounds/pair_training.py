@@ -69,7 +69,7 @@ def train_on_pairs(recipe: Recipe, pairs: Path, run: Path, start: Path, beta: fl
     loader = PairLoader(pairs, recipe.batch_size, recipe.seed * 1000 + placement.rank)
     robot = RobotSpec.from_json(json.loads((start / ROBOT).read_text())) if (start / ROBOT).is_file() else None
     parts = Parts(policy, pre, post, loader, loss, robot, bool(recipe.policy.lora.rank))
-    write_run_files(recipe, run)
+    write_run_files(recipe.to_yaml(), run)
     outcome = Trainer(recipe, parts, placement, run, checkpoint).run()
     if outcome.stopped:
         raise KeyboardInterrupt  # a signal ended the training; it continues from there

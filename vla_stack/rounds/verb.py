@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import yaml
 
 from vla_stack.errors import UserError
 from vla_stack.training.recipe_tree import build, plain, read_tree
-from vla_stack.training.train import withdrawn_on_failure
+from vla_stack.training.train import withdrawn_on_failure, write_run_files
 
 LOOPS = (
     "rac",
@@ -43,12 +43,22 @@ def run(loop: str, source: Path, overrides: Sequence[str], resume: Path | None) 
     if resume is None and (run_dir / "recipe.yaml").exists():
         raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
     try:
-        with withdrawn_on_failure(run_dir) if resume is None else nullcontext():
-            run_dir.mkdir(parents=True, exist_ok=True)
-            (run_dir / "recipe.yaml").write_text(yaml.safe_dump(plain(dataclasses.asdict(recipe)), sort_keys=False))
+        with withdrawn_on_failure(run_dir) if resume is None else _kept_on_refusal(run_dir / "recipe.yaml"):
+            write_run_files(yaml.safe_dump(plain(dataclasses.asdict(recipe)), sort_keys=False), run_dir)
             module.run(recipe, run_dir)
     except KeyboardInterrupt:
         print(f"stopped; continue with: vla train --resume {run_dir}")
         return 130
     print(f"done: {run_dir}; its records: round-*/record.json, or metrics.jsonl")
     return 0
+
+
+@contextmanager
+def _kept_on_refusal(recipe: Path) -> Iterator[None]:
+    """Leave a run the recipe that it had where the overrides of a resumption are refused."""
+    before = recipe.read_bytes()
+    try:
+        yield
+    except UserError:
+        recipe.write_bytes(before)
+        raise

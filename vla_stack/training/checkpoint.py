@@ -29,6 +29,7 @@ PRETRAINED = "pretrained_model"
 STATE = "training_state"
 _STATE_FILE = f"{STATE}/state.json"
 _OPTIMIZER_FILE = f"{STATE}/optimizer.safetensors"
+_REPLACED = ".replaced-"
 _RAW_FILE = f"{STATE}/model.safetensors"
 
 
@@ -51,6 +52,7 @@ def commit(root: Path, step: int, fill: Callable[[Path], None], state: dict[str,
         The checkpoint's directory.
     """
     root.mkdir(parents=True, exist_ok=True)
+    _settle(root)
     sweep(root)
     tmp, target = root / f".tmp-{step:06d}", path(root, step)
     (tmp / STATE).mkdir(parents=True)
@@ -59,13 +61,14 @@ def commit(root: Path, step: int, fill: Callable[[Path], None], state: dict[str,
     (tmp / _STATE_FILE).write_text(json.dumps({"step": step, **state, "files": files}, indent=1))
     for written in (*tmp.rglob("*"), tmp):
         _fsync(written)
-    if target.exists():  # a damaged one: an intact one would have been resumed from
-        _discard(target)
+    if target.exists():  # damaged, or of the same step, as all of an offline training are
+        os.rename(target, root / f"{_REPLACED}{target.name}")
     os.rename(tmp, target)
     link = root / ".tmp-last"
     link.symlink_to(target.name)
     os.replace(link, root / "last")
     _fsync(root)
+    _settle(root)
     for old in _steps(root)[:-keep]:
         _discard(old)
     return target
@@ -79,6 +82,7 @@ def latest(root: Path) -> Path | None:
     Raises:
         UserError: There are checkpoints and all of them are damaged.
     """
+    _settle(root)
     checkpoints = _steps(root)
     for checkpoint in reversed(checkpoints):
         damage = _damage(checkpoint)
@@ -94,6 +98,13 @@ def sweep(root: Path) -> None:
     """Remove what a killed process left half written or half deleted."""
     for left in root.glob(".tmp-*"):
         left.unlink() if left.is_symlink() else shutil.rmtree(left)
+
+
+def _settle(root: Path) -> None:
+    """Drop what has been replaced, or put it back where a kill came before what replaces it had its name."""
+    for old in root.glob(f"{_REPLACED}*"):
+        target = root / old.name.removeprefix(_REPLACED)
+        shutil.rmtree(old) if target.exists() else os.rename(old, target)
 
 
 def save_state(directory: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None) -> None:

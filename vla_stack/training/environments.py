@@ -67,6 +67,12 @@ class StateEnv:
         space = self.env.action_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             raise UserError(f"{recipe.id} has actions of type {type(space).__name__}, not a vector of numbers")
+        if not space.is_bounded():
+            raise UserError(f"{recipe.id} has actions without bounds", "wrap it in gymnasium's ClipAction")
+        seen = self.env.observation_space
+        if isinstance(seen, gym.spaces.Dict) and "agent_pos" not in seen.spaces and self._features is None:
+            keys = ", ".join(seen.spaces)
+            raise UserError(f"{recipe.id} is observed as {keys}, not as a vector", "wrap it in FlattenObservation")
         self._middle, self._half = (space.high + space.low) / 2, (space.high - space.low) / 2
         self.scale: tuple[Vector, Vector] | None = None  # mean and standard deviation that observations are shown in
         self.limit = recipe.limit or self._own_limit()
@@ -86,7 +92,9 @@ class StateEnv:
         raw, reward, terminated, truncated, info = self.env.step(command)
         self.steps += 1
         if self.recipe.reward != "own":
-            self.success = bool(info.get("is_success"))
+            if "is_success" not in info:
+                raise UserError(f"{self.recipe.id} does not tell success ('is_success')", "set env.reward=own")
+            self.success = bool(info["is_success"])
             reward = float(self.success) - (self.recipe.reward == "step")
             # What ended otherwise has failed for good: that is cut off, so that a failure never looks like relief.
             truncated, terminated = truncated or (terminated and not self.success), self.success

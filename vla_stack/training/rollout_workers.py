@@ -40,13 +40,15 @@ class Rollouts(Protocol):
     Attributes:
         lost: Actors that died and were replaced.
         lag: Versions that the last fragment was behind.
+        episodes: Number of the next episode: all before it have begun.
     """
 
     lost: int
     lag: int
+    episodes: int
 
     def collect(self, learner: Learner, version: int) -> list[Fragment]: ...
-    def restart(self, first_episode: int) -> None: ...
+    def restart(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -65,11 +67,11 @@ class LocalRollouts:
     ) -> None:
         self._envs, self._seed_of, self._hand = envs, next_seed, hand
         self.lost = self.lag = 0
-        self.restart(first_episode)
-
-    def restart(self, first_episode: int) -> None:
-        """Begin new episodes everywhere, counted from ``first_episode``: what was open is left."""
         self.episodes = first_episode
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin new episodes everywhere: what was open is left."""
 
         def next_seed() -> int:
             self.episodes += 1
@@ -130,7 +132,8 @@ class RayRollouts:
         make: See :class:`Worker`; has to be importable where the actors are.
         workers: Actors.
         envs: Environments of each.
-        seed: Seed of the first episode.
+        seed_of: Seed of the episode of a number.
+        first_episode: Number of the first.
         fragment: Control steps a request.
         max_lag: Versions that a fragment may be behind.
         explorer: State of the acting generator of the only actor, where there is one; see :class:`Worker`.
@@ -144,13 +147,15 @@ class RayRollouts:
         make: Callable[[], tuple[list[StateEnv], Learner]],
         workers: int,
         envs: int,
-        seed: int,
+        seed_of: Callable[[int], int],
+        first_episode: int,
         fragment: int,
         max_lag: int,
         explorer: np.ndarray | None = None,
     ) -> None:
         self._ray, self._own = connect(workers)
-        self._make, self._envs, self._seed = make, envs, seed
+        self._make, self._envs, self._seed = make, envs, seed_of(first_episode)
+        self.episodes = first_episode + workers * envs
         self._fragment, self._max_lag, self._explorer = fragment, max_lag, explorer
         self._generation = [0] * workers
         self.actors = [self._start(w) for w in range(workers)]
@@ -165,8 +170,8 @@ class RayRollouts:
         explorer = self._explorer if self._generation[w] == 0 else None
         return self._ray.remote(num_cpus=1)(Worker).remote(self._make, first, explorer)
 
-    def restart(self, first_episode: int) -> None:
-        """Actors go on: nothing of them is saved."""
+    def restart(self) -> None:
+        """Actors go on with their episodes: nothing of them is saved."""
 
     def collect(self, learner: Learner, version: int) -> list[Fragment]:
         """Fragments that are due or ready; actors that died are replaced, and what they had under way is left.
@@ -196,6 +201,7 @@ class RayRollouts:
                 learner.store.cut(slots)
                 continue
             self._losses[w], self.lag = 0, version - planned
+            self.episodes += len(finished)
             fragments.append(Fragment(slots, [Transition(*t) for t in steps], [Outcome(*o) for o in finished]))
         return fragments
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from vla_stack import __version__
 from vla_stack.errors import UserError
@@ -106,7 +105,7 @@ def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
     trainer = Trainer(recipe, parts, placement, run_dir, checkpoint)
     with withdrawn_on_failure(run_dir) if placement.is_main and not resume else nullcontext():
         if placement.is_main:
-            write_run_files(recipe, run_dir)
+            write_run_files(recipe.to_yaml(), run_dir)
             millions = sum(p.numel() for p in trainer.parameters) / 1e6
             print(
                 f"{recipe.method} on {recipe.policy.type}, {millions:.2f} M trainable parameters, {placement.device} "
@@ -161,12 +160,6 @@ def pairings(envs: Sequence[str], embodiments: Sequence[str]) -> list[tuple[str 
     return pairs
 
 
-class Written(Protocol):
-    """A recipe, of a policy or of anything else."""
-
-    def to_yaml(self) -> str: ...
-
-
 @contextmanager
 def withdrawn_on_failure(run_dir: Path) -> Iterator[None]:
     """Take a new run back that fails before it has computed anything, so that the mended command can be given again.
@@ -187,11 +180,11 @@ def withdrawn_on_failure(run_dir: Path) -> Iterator[None]:
         raise
 
 
-def write_run_files(recipe: Written, run_dir: Path) -> None:
-    """Write the resolved recipe, and one line a start: when, which code, which command."""
+def write_run_files(recipe: str, run_dir: Path) -> None:
+    """Write the resolved recipe, as YAML, and one line a start: when, which code, which command."""
     run_dir.mkdir(parents=True, exist_ok=True)
     tmp = run_dir / "recipe.yaml.tmp"
-    tmp.write_text(recipe.to_yaml())
+    tmp.write_text(recipe)
     tmp.replace(run_dir / "recipe.yaml")
     with (run_dir / "revision.txt").open("a") as f:
         f.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {revision()} {' '.join(sys.argv)}\n")

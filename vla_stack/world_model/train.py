@@ -73,7 +73,7 @@ def run(source: Path, overrides: Sequence[str], resume: Path | None) -> int:
     run_dir = resume or Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
     if resume is None and (run_dir / "recipe.yaml").exists():
         raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
-    write_run_files(recipe, run_dir)
+    write_run_files(recipe.to_yaml(), run_dir)
     finished = Training(recipe, run_dir).run()
     if not finished:
         print(f"stopped; continue with: vla train --resume {run_dir}")
