@@ -17,7 +17,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import rl_grid  # noqa: E402
 from rl_cells import Arm  # noqa: E402
-from rl_report import arms_of, paired, plot  # noqa: E402
+from rl_report import arms_of, plot  # noqa: E402
 from wsrl import FROM_NOTHING  # noqa: E402
 
 from results import ROOT, Check, write  # noqa: E402
@@ -74,8 +74,7 @@ def report(grid: rl_grid.Grid, name: str, records: rl_grid.Records, kept: dict[s
             last = float(runs.success[:, -1].mean())
             checks.append(Check(f"{task}: {ARMS[arm].about}, success at the end", last, interval=runs.interval(-1)))
         if seeds := sorted(set.intersection(*(set(runs.seeds) for runs in arms.values()))) if len(arms) == 2 else []:
-            local, ray = (arms[arm].of(seeds).success.mean(1) for arm in ("local", "ray"))
-            low, high = paired(ray - local)
+            low, high = arms["ray"].of(seeds).minus(arms["local"].of(seeds))
             what, why = f"{task}: mean of the curve, actors minus in the learner's process, {len(seeds)} seeds", "apart"
             checks.append(Check(f"{what}: lower end", low, 0.0, "<=", (low, high), why))
             checks.append(Check(f"{what}: upper end", high, 0.0, ">=", (low, high), why))

@@ -46,12 +46,17 @@ class Runs:
         """95 % interval of the mean success at an evaluation."""
         return _percentiles(self._drawn()[:, :, column].mean(1))
 
-    def _drawn(self) -> NDArray:
+    def minus(self, other: Runs) -> tuple[float, float]:
+        """95 % interval of how far the mean of the curve is above that of another arm, of the same seeds."""
+        return _percentiles((self._drawn(1) - other._drawn()).mean((1, 2)))
+
+    def _drawn(self, noise: int = 0) -> NDArray:
         """Success [draws, seeds, k]: seeds drawn anew, and for each evaluation what its number of episodes leaves open
         (Jeffreys' posterior): success in all of 40 episodes is none of 100 %."""
         rng = np.random.default_rng(0)
         won = np.round(self.success * self.episodes)
         rows = rng.integers(len(won), size=(DRAWS, len(won)))
+        rng = np.random.default_rng(noise) if noise else rng  # the same seeds, other episodes
         return rng.beta(won[rows] + 0.5, self.episodes - won[rows] + 0.5)
 
     def to_threshold(self, threshold: float) -> NDArray:
