@@ -1,12 +1,22 @@
 """ReinFlow's learner: advantages over chunks, what an update may touch, and which way it moves the policy."""
 
+import copy
+import math
+from dataclasses import replace
+
 import pytest
 import torch
-from small_vla import make_batch, make_policy
-from tiny_vlas import make_processors, make_vla
+from small_vla import make_batch, make_config, make_policy, make_stats
+from tiny_vlas import make_processors, make_vla, tiny_pi
 
-from vla_stack.methods.reinflow import Learner, ReinFlowConfig, mean_entry, observe
+from vla_stack.methods.reinflow import Learner, ReinFlowConfig, mean_entry, minibatches, observe
+from vla_stack.policies import flow
+from vla_stack.policies.chain import NOISE_LIMIT, chain_log_prob, normal
+from vla_stack.policies.configuration_moh import MohConfig
+from vla_stack.policies.modeling_moh import MohPolicy
+from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.schema import OBS_STATE
 from vla_stack.training.experience import Experience, advantages, following
 
 GAMMA, DECAY = 0.9, 0.8
@@ -49,11 +59,13 @@ def make_data(learner: Learner, rows: int = 6, seed: int = 0) -> Experience:
     """Decisions of three episodes of two rows, on the learner's own policy."""
     policy, g = learner.policy, torch.Generator().manual_seed(seed)
     pre, _ = processors_of(policy)
-    context, inputs = observe(policy, pre(make_batch(rows)))
+    batch = pre(make_batch(rows))
+    context, inputs = observe(policy, batch)
     noise = torch.randn(rows, policy.horizon, policy.noise_dim, generator=g)
     return Experience(
         context=context,
         inputs=inputs,
+        state=batch[OBS_STATE],
         chain=learner.act(context, inputs, noise, g),
         executed=torch.tensor([4, 3] * (rows // 2)),
         reward=torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 1.0]),
@@ -66,7 +78,12 @@ def make_data(learner: Learner, rows: int = 6, seed: int = 0) -> Experience:
 
 
 def processors_of(policy):
-    return make_vla_pre_post_processors(policy.config, None) if policy.name == "vla" else make_processors(policy)
+    if policy.name == "vla":
+        return make_vla_pre_post_processors(policy.config, None)
+    base = policy.base if policy.name == "moh" else policy
+    if base.name == "vla":
+        return make_moh_pre_post_processors(policy.config, make_stats())
+    return make_processors(base)
 
 
 def make_learner(policy=None, **options) -> Learner:
@@ -142,12 +159,11 @@ def test_schedules_and_the_distance_to_the_pretrained_policy() -> None:
     for progress, high in ((0.0, 0.15), (0.35, 0.15), (1.0, 0.12)):  # ends at 0.7 high + 0.3 low
         learner.schedule(progress)
         assert learner.noise.high == pytest.approx(high)
-    data = make_data(learner)
-    counted = learner.counted(data, torch.arange(6))
-    assert learner.distance(data.context, data.chain[:, 0], counted) == 0.0
+    data, rows = make_data(learner), torch.arange(6)
+    assert learner.distance(data, rows) == 0.0
     with torch.no_grad():
         learner.policy.expert.head.bias += 0.5
-    moved = learner.distance(data.context, data.chain[:, 0], counted)
+    moved = learner.distance(data, rows)
     moved.backward()
     assert moved > 0 and learner.policy.expert.head.bias.grad.any()
     fixed = make_learner(sigma="fixed")
@@ -165,6 +181,101 @@ def test_an_adapter_learns_as_the_native_policy_does(tmp_path) -> None:
     assert any("lm_expert" in k for k in moved) and not any("vlm_with_expert.vlm." in k for k in moved)
 
 
+@pytest.fixture
+def tiny(tmp_path):
+    """A folder for policies of LeRobot's kinds."""
+    with tiny_pi(tmp_path):
+        yield tmp_path
+
+
+def make_kind(kind: str, folder):
+    """A policy of a kind; ``moh-`` puts a mixture of horizons around it."""
+    name = kind.removeprefix("moh-")
+    base = make_policy() if name == "vla" else make_vla(name, folder)
+    if not kind.startswith("moh-"):
+        return base
+    config = make_config() if base.name == "vla" else base.config
+    horizons = (2, base.horizon)
+    policy = MohPolicy(MohConfig(base=config, horizons=horizons, bidirectional=True, device="cpu", push_to_hub=False))
+    policy.base.load_state_dict(base.state_dict())
+    return policy.eval()
+
+
+@pytest.mark.parametrize("kind", ["vla", "smolvla", "pi0", "pi05", "moh-vla", "moh-pi0"])
+def test_after_an_update_stored_likelihoods_are_those_of_the_deployed_policy(kind: str, tiny) -> None:
+    learner = make_learner(make_kind(kind, tiny), actor_lr=1e-2, bc=1.0, target_kl=math.inf)
+    batch = processors_of(learner.policy)[0](make_batch(6))
+    data, rows, before = make_data(learner), torch.arange(6), copy.deepcopy(learner.policy)
+    old = learner.log_probs(data)
+    learner.update(data, torch.Generator().manual_seed(0), warmup=False)
+    new = learner.log_probs(data)
+    assert (new - old).abs().max() > 1e-2, "the update has to move what is compared"
+
+    std, counted = learner.std(data.inputs), learner.counted(data, rows)
+    with torch.no_grad():
+        now, then = (policy.encode(batch) for policy in (learner.policy, before))  # as a server would
+        entries = chain_log_prob(learner.policy, now, data.chain, std, learner.config.limit)
+        torch.testing.assert_close(mean_entry(entries, counted), new, atol=1e-5, rtol=1e-5)
+        # The ratio that is optimised, and the features that noise and value read.
+        loss, metrics = learner.actor_loss(data, rows, new, torch.ones(6))
+        assert metrics["ratio_off"] < 1e-5
+        torch.testing.assert_close(observe(learner.policy, batch)[1], data.inputs)
+        chunks = [
+            flow.euler(lambda x, t, p=p, c=c: p.velocity(c, x, t), data.chain[:, 0], 2)
+            for p, c in ((learner.policy, now), (before, then))
+        ]
+        anchored = flow.mean_error((chunks[0] - chunks[1]).square(), counted)
+    torch.testing.assert_close(learner.distance(data, rows).detach(), anchored, atol=1e-5, rtol=1e-4)
+
+
+def test_the_state_token_of_pi0_is_made_anew_with_gradients(tiny) -> None:
+    learner = make_learner(make_vla("pi0", tiny))
+    data = make_data(learner)
+    loss, _ = learner.actor_loss(data, torch.arange(6), learner.log_probs(data), torch.arange(6.0))
+    loss.backward()
+    policy = learner.policy
+    assert policy.model.state_proj.weight.grad.any(), "only the state token reads it"
+    assert all(p.grad is None for p in policy._vlm.parameters()), "images and text are frozen"
+    again = policy.renewed(data.context, data.state)
+    for pair, stored in zip(again.keys_values, data.context.keys_values, strict=True):
+        assert torch.equal(pair[0], stored[0]) and torch.equal(pair[1], stored[1])
+
+
+def test_a_bound_that_binds_holds_in_the_chain_and_in_its_likelihood() -> None:
+    # Noise is cut at three standard deviations, so no transition is less likely than that: were the mean bounded in
+    # one of the two paths alone, points would lie far outside.
+    learner = make_learner(limit=0.3, sigma_low=0.01, sigma_high=0.02)
+    data = make_data(learner)
+    std = learner.std(data.inputs)
+    assert (data.chain[:, 1:].abs() <= 0.3 + NOISE_LIMIT * std).all()
+    assert (data.chain[:, 1:].abs() > 0.28).float().mean() > 0.2, "the bound has to bind"
+    entries = chain_log_prob(learner.policy, data.context, data.chain, std, learner.config.limit)
+    assert (entries[:, 1:] >= normal(NOISE_LIMIT * std, 0.0, std) - 1e-3).all()
+    # The learner's own likelihood is that one.
+    torch.testing.assert_close(
+        learner.log_probs(data), mean_entry(entries, learner.counted(data, torch.arange(6))), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 128), (2, 2), (3, 2), (5, 2), (7, 3), (129, 128), (300, 128), (6, 4)])
+def test_no_minibatch_is_of_one_row_alone(n: int, size: int) -> None:
+    batches = list(minibatches(n, size, torch.Generator().manual_seed(0)))
+    assert torch.cat(batches).sort().values.tolist() == list(range(n))
+    assert min(map(len, batches)) >= min(n, 2) and max(map(len, batches)) <= 1.5 * size
+
+
+def test_an_iteration_of_one_row_leaves_the_policy_finite() -> None:
+    learner = make_learner()
+    data, one = make_data(learner), torch.tensor([1])
+    fields = ("inputs", "state", "chain", "executed", "reward", "follow", "last", "final_inputs")
+    data = replace(
+        data, context=data.context.rows(one), success=data.success[:1], **{k: getattr(data, k)[one] for k in fields}
+    )
+    metrics = learner.update(data, torch.Generator().manual_seed(0), warmup=False)
+    assert all(p.isfinite().all() for p in learner.parameters())
+    assert all(math.isfinite(v) for v in metrics.values())
+
+
 def test_rows_of_successful_episodes() -> None:
     assert make_data(make_learner()).succeeded.tolist() == [True, True, False, False, True, True]
 
@@ -175,7 +286,8 @@ def test_the_deployed_chunk_moves_to_where_the_reward_is() -> None:
     size = {"sigma_low": 0.3, "sigma_high": 0.6, "minibatch": 24, "target_kl": 9.0}
     learner = make_learner(denoising_steps=2, actor_lr=3e-3, critic_lr=1e-2, **size)
     pre, _ = processors_of(learner.policy)
-    context, inputs = observe(learner.policy, pre(make_batch(rows)))
+    batch = pre(make_batch(rows))
+    context, inputs = observe(learner.policy, batch)
     g, ends = torch.Generator().manual_seed(0), torch.ones(rows, dtype=torch.bool)
     noise = 0.1 * torch.randn(rows, learner.policy.horizon, learner.policy.noise_dim, generator=g)
 
@@ -186,8 +298,8 @@ def test_the_deployed_chunk_moves_to_where_the_reward_is() -> None:
     for k in range(8):
         chain = learner.act(context, inputs, noise, g)
         reward, nothing = -distance(chain), torch.zeros_like(inputs)
-        one = torch.ones(rows, dtype=torch.long)
-        data = Experience(context, inputs, chain, one, reward, torch.zeros(rows), ends, nothing, ends, rows)
+        one, state = torch.ones(rows, dtype=torch.long), batch[OBS_STATE]
+        data = Experience(context, inputs, state, chain, one, reward, torch.zeros(rows), ends, nothing, ends, rows)
         learner.update(data, g, warmup=k < 1)
     after = distance(learner.act(context, inputs, noise, g, explore=False)).mean()
     assert after < 0.8 * before, (after, before)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -16,14 +18,19 @@ import sim
 from vla_stack import cli
 from vla_stack.errors import UserError
 from vla_stack.evaluation.rollouts import evaluate
+from vla_stack.methods.reinflow import ReinFlowConfig
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
+from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.rounds import reinflow
 from vla_stack.rounds.reinflow import ReinFlowLoop, ReinFlowRecipe
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import ACTION, OBS_STATE
+from vla_stack.training import checkpoint as ckpt
 
 CONFIG = Path(__file__).parents[2] / "configs" / "rl_reinflow.yaml"
 SMALL = {"chunk_size": 3, "n_action_steps": 3, "depth": 2, "width": 8, "expert_width": 8, "heads": 2, "head_dim": 4}
@@ -32,10 +39,8 @@ TOY = ["iterations=2", "episodes=3", "num_envs=2", "eval_every=1", "eval_episode
 TOY += ["method.epochs=1", "method.minibatch=4", "method.critic_warmup=1", "method.denoising_steps=2"]
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory) -> Path:
-    """An untrained policy on the states of `place`."""
-    path = tmp_path_factory.mktemp("start")
+def make_start(path: Path, horizons: tuple[int, ...] = ()) -> Path:
+    """An untrained policy on the states of `place`; with horizons, a mixture of them."""
     env = sim.TASKS["place"].arm
     robot = env.spec("ee_abs", (), 64, 10.0, True)
     names = [d.name for d in robot.action]
@@ -53,9 +58,19 @@ def start(tmp_path_factory) -> Path:
         key: {"mean": torch.zeros(n).numpy(), "std": torch.full((n,), s).numpy()}
         for key, n, s in ((OBS_STATE, len(robot.state), 1.0), (ACTION, len(names), 0.05))
     }
-    for part in (VlaPolicy(config), *make_vla_pre_post_processors(config, stats)):
+    if horizons:
+        mixture = MohConfig(base=config, horizons=horizons, device="cpu", push_to_hub=False)
+        parts = (MohPolicy(mixture), *make_moh_pre_post_processors(mixture, stats))
+    else:
+        parts = (VlaPolicy(config), *make_vla_pre_post_processors(config, stats))
+    for part in parts:
         part.save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Path:
+    return make_start(tmp_path_factory.mktemp("start"))
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +115,83 @@ def test_the_checkpoint_is_served_with_as_many_steps_as_it_was_trained_with(run:
         policy, "sim/place-v0", 2, executor=ExecutorConfig(mode="sync"), env_options={"max_episode_steps": 5}
     )
     assert len(result.episodes) == 2
+
+
+def test_a_mixture_of_horizons_too_is_served_with_the_steps_of_its_training(tmp_path: Path) -> None:
+    start = make_start(tmp_path / "start", horizons=(1, 3))
+    assert load_policy(start).policy.inference_steps not in (1, 2)
+    out = tmp_path / "run"
+    assert cli.main(["train", str(CONFIG), *TOY, f"policy={start}", f"output_dir={out}"]) == 0
+    before, after = load_policy(start), load_policy(out / "checkpoints/last/pretrained_model")
+    assert after.policy.name == "moh" and after.policy.inference_steps == 2
+    pairs = zip(before.policy.named_parameters(), after.policy.parameters(), strict=True)
+    assert any("base.expert" in k and not torch.equal(a, b) for (k, a), b in pairs)
+
+
+BAD = [
+    *[
+        (key, value)
+        for key in ("episodes", "num_envs", "eval_every", "eval_episodes", "save_every")
+        for value in (0, -1)
+    ],
+    *[("keep", 0), ("threads", 0), ("iterations", -1), ("seed", -1), ("eval_seed", -1)],
+    *[("method.denoising_steps", 0), ("method.epochs", 0), ("method.minibatch", 0), ("method.minibatch", 1)],
+    *[("method.value_width", 0), ("method.critic_warmup", -1), ("method.entropy", -0.1), ("method.bc", -1.0)],
+    *[("method.sigma_low", 0.0), ("method.sigma_low", -0.1), ("method.sigma_high", 0.05), ("method.limit", 0.0)],
+    *[("method.gamma", 0.0), ("method.gamma", 1.01), ("method.gamma", math.nan), ("method.decay", 1.5)],
+    *[("method.clip", 0.0), ("method.actor_lr", -1e-4), ("method.critic_lr", 0.0), ("method.clip_norm", 0.0)],
+    *[("method.target_kl", 0.0)],
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BAD)
+def test_a_value_out_of_range_is_refused_before_anything_is_loaded(tmp_path: Path, key: str, value: float) -> None:
+    recipe = ReinFlowRecipe(policy="no/such/policy")
+    name = key.removeprefix("method.")
+    changed = {"method": replace(recipe.method, **{name: value})} if name != key else {name: value}
+    with pytest.raises(UserError, match=rf"'{key}' is {value}, expected .* -- .*{name}"):
+        ReinFlowLoop(replace(recipe, **changed), tmp_path)
+
+
+def test_a_refused_value_leaves_no_run(start: Path, tmp_path: Path, capsys) -> None:
+    args = [str(CONFIG), *TOY, "method.sigma_low=0.5", f"policy={start}", f"output_dir={tmp_path}/x"]
+    assert cli.main(["train", *args]) == 1
+    assert "'method.sigma_high' is 0.4, expected at least method.sigma_low, 0.5" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("what", ["loss", "weight"])
+def test_what_is_not_finite_is_not_saved_and_the_run_can_be_resumed(start: Path, tmp_path: Path, what: str) -> None:
+    class Broken(ReinFlowLoop):
+        def update(self, data, generator):
+            metrics = super().update(data, generator)
+            if self.iteration == 1 and what == "weight":
+                with torch.no_grad():
+                    next(p for p in self.learner.actor).view(-1)[0] = math.nan
+            return metrics | ({"loss": math.nan} if self.iteration == 1 and what == "loss" else {})
+
+    method = ReinFlowConfig(epochs=1, minibatch=4, critic_warmup=0, denoising_steps=1)
+    size = {"iterations": 2, "episodes": 2, "num_envs": 2, "eval_episodes": 1, "save_every": 1, "eval_every": 1}
+    recipe = ReinFlowRecipe(policy=str(start), method=method, env_options={"max_episode_steps": 4}, **size)
+    with pytest.raises(UserError, match=f"{what}.* is not finite after 1 good iterations, nothing of it was saved"):
+        Broken(recipe, tmp_path).run()
+    assert ckpt.latest(tmp_path / "checkpoints").name == "000001"
+    weights = load_file(tmp_path / "checkpoints/last/pretrained_model/model.safetensors")
+    assert all(w.isfinite().all() for w in weights.values())
+    assert [r["step"] for r in records(tmp_path)] == [0, 1]
+    assert ReinFlowLoop(recipe, tmp_path).run().name == "000002"
+    assert [r["step"] for r in records(tmp_path)] == [0, 1, 2]
+
+
+def test_an_iteration_of_one_decision_keeps_the_policy_finite(start: Path, tmp_path: Path) -> None:
+    method = ReinFlowConfig(epochs=2, critic_warmup=0, denoising_steps=1)
+    size = {"iterations": 1, "episodes": 1, "num_envs": 1, "eval_episodes": 1}
+    loop = ReinFlowLoop(
+        ReinFlowRecipe(policy=str(start), method=method, env_options={"max_episode_steps": 2}, **size), tmp_path
+    )
+    loop.run()
+    assert records(tmp_path)[-1]["decisions"] == 1
+    assert all(p.isfinite().all() for p in loop.learner.parameters())
 
 
 def test_without_a_policy_it_says_what_to_give(tmp_path: Path, capsys) -> None:

@@ -1,11 +1,12 @@
 """ReinFlow: PPO on a flow policy through the exact likelihood of its noisy Euler chain.
 
 Zhang, Yu, et al., "ReinFlow: Fine-tuning Flow Matching Policy with Online Reinforcement Learning" (2025,
-arXiv:2505.22094). The policy's prefix is frozen and computed once a decision; its action expert, the noise and a value
-on detached features are trained. Where the authors' code and paper differ, this follows the code: the ratio is that of
-the mean log-probability an entry of the chain, hence the small clip range. Differences from the code: chunks that end
-with the episode count the executed steps alone, a truncated episode bootstraps from its own final observation, the
-discount is one for each environment step, and log-probabilities are not clamped.
+arXiv:2505.22094). The policy's prefix is frozen and computed once a decision, but for pi0's state token, which the
+action expert makes: it is made anew. The expert, the noise and a value on detached features are trained. Where the
+authors' code and paper differ, this follows the code: the ratio is that of the mean log-probability an entry of the
+chain, hence the small clip range. Differences from the code: chunks that end with the episode count the executed steps
+alone, a truncated episode bootstraps from its own final observation, the discount is one for each environment step, and
+log-probabilities are not clamped.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ class ReinFlowConfig:
         decay: lambda of the advantages, for each decision.
         clip: Clip range of the ratio of an entry, epsilon.
         epochs: Passes over an iteration's decisions.
-        minibatch: Decisions an optimiser step.
+        minibatch: Decisions an optimiser step, at least 2: gains are normalised over them.
         actor_lr: Learning rate of policy and noise.
         critic_lr: Learning rate of the value.
         critic_warmup: Iterations in which the value alone is trained.
         entropy: Weight of the chain's entropy an entry.
         bc: Weight of the squared distance to the pretrained policy's chunk from the same noise (the "W2" term).
-        target_kl: Mean of half the squared log-ratio of the whole chain at which an iteration's passes end.
+        target_kl: Mean of half the squared log-ratio of the whole chain at which the actor's passes end.
         clip_norm: Largest gradient norm, of the actor and of the critic each.
         value_width: Width of the value's two hidden layers.
     """
@@ -80,7 +81,7 @@ class Learner(nn.Module):
     """A flow policy, the noise of its chain, a value, and their optimiser.
 
     Args:
-        policy: A flow policy; what its ``encode`` alone reads stays as it is.
+        policy: A flow policy; what its ``encode`` alone reads stays as it is, except what its ``renewed`` reads.
         inputs: Width of the second of :func:`observe`.
         config: Options.
     """
@@ -151,13 +152,14 @@ class Learner(nn.Module):
                     loss, metrics = loss + actor, metrics | more
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.critic, c.clip_norm)
-                metrics["grad_norm"] = nn.utils.clip_grad_norm_(self.actor, c.clip_norm)
+                metrics |= {"loss": loss.detach(), "grad_norm": nn.utils.clip_grad_norm_(self.actor, c.clip_norm)}
                 self.optimizer.step()
                 logged.append(metrics)
                 stopped = stopped or float(metrics.get("kl", 0.0)) > c.target_kl
         keys = dict.fromkeys(k for m in logged for k in m)
         means = {k: sum(float(m[k]) for m in logged if k in m) / sum(k in m for m in logged) for k in keys}
-        explained = 1.0 - float((target - value).var() / target.var().clamp(min=1e-9))
+        several = len(gain) > 1  # one row alone has no unbiased variance
+        explained = 1.0 - float((target - value).var(unbiased=several) / target.var(unbiased=several).clamp(min=1e-9))
         return means | {"value": float(value.mean()), "explained": explained, "sigma": float(self.std_mean(data))}
 
     def actor_loss(
@@ -165,12 +167,12 @@ class Learner(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """PPO's clipped objective on the chain, its entropy, and the distance to the pretrained policy."""
         c = self.config
-        context, chain, counted = data.context.rows(rows), data.chain[rows], self.counted(data, rows)
-        std = self.std(data.inputs[rows])
-        new = mean_entry(chain_log_prob(self.policy, context, chain, std, c.limit), counted)
+        counted, std = self.counted(data, rows), self.std(data.inputs[rows])
+        context = renewed(self.policy, data, rows)
+        new = mean_entry(chain_log_prob(self.policy, context, data.chain[rows], std, c.limit), counted)
         log_ratio = new - old  # of an entry: the geometric mean of the chain's
         ratio = log_ratio.exp()
-        gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+        gain = (gain - gain.mean()) / (gain.std(unbiased=len(gain) > 1) + 1e-8)
         loss = -torch.minimum(ratio * gain, ratio.clamp(1.0 - c.clip, 1.0 + c.clip) * gain).mean()
         steps = c.denoising_steps
         entropy = mean_entry(std.log(), counted).mean() * steps / (steps + 1)  # up to a constant
@@ -181,16 +183,21 @@ class Learner(nn.Module):
             clipped = ((ratio - 1.0).abs() > c.clip).float().mean()
         metrics = {"kl": kl, "clipped": clipped, "ratio_off": (ratio.detach() - 1.0).abs().max()}
         if self._anchor:
-            distance = self.distance(context, chain[:, 0], counted)
+            distance = self.distance(data, rows)
             loss, metrics = loss + c.bc * distance, metrics | {"bc": distance.detach()}
         return loss, metrics
 
-    def distance(self, context: PrefixContext, noise: Tensor, counted: Bool[Tensor, "b h w"]) -> Tensor:
+    def distance(self, data: Experience, rows: Tensor) -> Tensor:
         """Mean squared distance between the pretrained and the present policy's chunk from shared noise."""
-        now = flow.euler(lambda x, t: self.policy.velocity(context, x, t), noise, self.config.denoising_steps)
+
+        def chunk(policy: Any) -> Tensor:
+            context = renewed(policy, data, rows)
+            return flow.euler(lambda x, t: policy.velocity(context, x, t), data.chain[rows, 0], steps)
+
+        (anchor,), steps, counted = self._anchor, self.config.denoising_steps, self.counted(data, rows)
+        now = chunk(self.policy)
         with torch.no_grad():
-            (anchor,) = self._anchor
-            then = flow.euler(lambda x, t: anchor.velocity(context, x, t), noise, self.config.denoising_steps)
+            then = chunk(anchor)
         return flow.mean_error((now - then).square(), counted)
 
     @torch.no_grad()
@@ -198,7 +205,7 @@ class Learner(nn.Module):
         """Log-probability an entry of every stored chain, as the learner computes it before its first step."""
         out = []
         for rows in torch.arange(len(data.executed)).split(self.config.minibatch):
-            context, std = data.context.rows(rows), self.std(data.inputs[rows])
+            context, std = renewed(self.policy, data, rows), self.std(data.inputs[rows])
             entries = chain_log_prob(self.policy, context, data.chain[rows], std, self.config.limit)
             out.append(mean_entry(entries, self.counted(data, rows)))
         return torch.cat(out)
@@ -224,6 +231,13 @@ def observe(policy: Any, batch: dict[str, Any]) -> tuple[PrefixContext, Float[Te
     return context, torch.cat(parts, dim=-1)
 
 
+def renewed(policy: Any, data: Experience, rows: Tensor) -> PrefixContext:
+    """Stored prefixes as ``policy`` would make them now; training moves a part of pi0's, which has gradients."""
+    context = data.context.rows(rows)
+    base = getattr(policy, "base", policy)  # of a mixture of horizons
+    return base.renewed(context, data.state[rows]) if hasattr(base, "renewed") else context
+
+
 def mean_entry(entries: Float[Tensor, "b n h w"], counted: Bool[Tensor, "b h w"]) -> Float[Tensor, " b"]:
     """Mean of the entries that count, over all points of a chain."""
     chosen = torch.where(counted[:, None], entries, 0.0).sum((1, 2, 3))
@@ -231,5 +245,9 @@ def mean_entry(entries: Float[Tensor, "b n h w"], counted: Bool[Tensor, "b h w"]
 
 
 def minibatches(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Rows in random order, in batches of nearly equal size, none much larger than ``size``."""
-    return iter(torch.randperm(n, generator=generator).tensor_split(max(1, round(n / size))))
+    """Rows in random order, in batches of nearly equal size, none much larger than ``size``, and none of one row alone.
+
+    A gain that is normalised over one row says nothing.
+    """
+    count = max(1, min(round(n / size), n // 2))
+    return iter(torch.randperm(n, generator=generator).tensor_split(count))

@@ -20,7 +20,7 @@ from vla_stack.evaluation.environments import observe as observation_of
 from vla_stack.methods.reinflow import Learner, observe
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.transformer import PrefixContext
-from vla_stack.schema import Observation
+from vla_stack.schema import OBS_STATE, Observation
 from vla_stack.training.experience import Experience
 
 Reward = Literal["success", "task"]
@@ -63,6 +63,7 @@ class Rollouts:
         """
         contexts: list[PrefixContext] = []
         inputs: list[Tensor] = []
+        states: list[Tensor] = []
         chains: list[Tensor] = []
         episodes: list[_Episode] = []
         running: dict[gym.Env, _Episode] = {}
@@ -77,6 +78,7 @@ class Rollouts:
             commands = self._policy.postprocessor(chain[:, -1, :, : self._learner.policy.action_dim]).float().numpy()
             contexts.append(context)
             inputs.append(seen)
+            states.append(batch[OBS_STATE])
             chains.append(chain)
             for row, (env, episode) in enumerate(acting):
                 episode.rows.append(count + row)
@@ -86,9 +88,8 @@ class Rollouts:
                     self._begin(env, left, running, episodes)
             count += len(acting)
         order = torch.tensor([row for e in episodes for row in e.rows])
-        return self._experience(
-            episodes, PrefixContext.joined(contexts).rows(order), torch.cat(inputs)[order], torch.cat(chains)[order]
-        )
+        tensors = (torch.cat(x)[order] for x in (inputs, states, chains))
+        return self._experience(episodes, PrefixContext.joined(contexts).rows(order), *tensors)
 
     def _begin(self, env: gym.Env, left: list[int], running: dict[gym.Env, _Episode], episodes: list[_Episode]) -> None:
         if left:
@@ -119,7 +120,7 @@ class Rollouts:
         episode.reward.append(total)
 
     def _experience(
-        self, episodes: list[_Episode], context: PrefixContext, inputs: Tensor, chain: Tensor
+        self, episodes: list[_Episode], context: PrefixContext, inputs: Tensor, state: Tensor, chain: Tensor
     ) -> Experience:
         device = inputs.device
         ends = [(e, i + 1 == len(e.rows)) for e in episodes for i in range(len(e.rows))]
@@ -133,6 +134,7 @@ class Rollouts:
         return Experience(
             context=context,
             inputs=inputs,
+            state=state,
             chain=chain,
             executed=executed,
             reward=torch.tensor([r for e in episodes for r in e.reward], device=device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from vla_stack.evaluation.environments import make_env, options_for
 from vla_stack.evaluation.environments import observe as observation_of
 from vla_stack.methods.reinflow import Learner, ReinFlowConfig, observe
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.shipped import resolve_policy
 from vla_stack.rounds.on_policy import Reward, Rollouts
 from vla_stack.statistics import wilson
@@ -86,24 +88,25 @@ class ReinFlowLoop:
         run_dir: Where it lies.
 
     Raises:
-        UserError: There is no policy, it is no flow policy, or it does not fit the environment.
+        UserError: A value is out of range, there is no policy, it is no flow policy, or it does not fit the
+            environment.
     """
 
     def __init__(self, recipe: ReinFlowRecipe, run_dir: Path) -> None:
-        if not recipe.policy:
-            raise UserError("'policy' is missing", "give policy=DIR, a trained policy to start from")
+        _check(recipe)
         torch.set_num_threads(recipe.threads)
         self.recipe, self.run_dir = recipe, run_dir
         self.policy = load_policy(_start(recipe.policy), recipe.device)
         network = self.policy.policy
-        if not hasattr(network, "velocity") or getattr(network, "head", None) is not None:
+        base = getattr(network, "base", network)  # of a mixture of horizons
+        if not hasattr(base, "velocity") or getattr(base, "head", None) is not None:
             raise UserError(f"{recipe.policy} is no flow policy", "train one with head=flow")
-        steps = "num_steps" if hasattr(network.config, "num_steps") else "num_inference_steps"
-        setattr(network.config, steps, recipe.method.denoising_steps)  # what the saved policy will be served with
+        config = base_config(network.config)
+        steps = "num_steps" if hasattr(config, "num_steps") else "num_inference_steps"
+        setattr(config, steps, recipe.method.denoising_steps)  # what the saved policy will be served with
+        assert network.inference_steps == recipe.method.denoising_steps
         options = recipe.env_options
         if recipe.judge:
-            if recipe.reward == "task":
-                raise UserError("'judge' says what success is, reward=task pays none", "set reward=success")
             options = showing(recipe.judge, options_for(recipe.env, self.policy.spec, options))
         self.envs = [make_env(recipe.env, self.policy.spec, options) for _ in range(recipe.num_envs)]
         raw, info = self.envs[0].reset(seed=0)
@@ -123,9 +126,14 @@ class ReinFlowLoop:
         truncate(run_dir / METRICS, self.iteration or -1)  # the start is evaluated, and recorded, until it is left
 
     def run(self) -> Path:
-        """Do the iterations that are missing; returns the last checkpoint."""
+        """Do the iterations that are missing; returns the last checkpoint.
+
+        Raises:
+            UserError: A loss, a gradient or a weight is not finite; the last checkpoint stays what it was.
+        """
         r = self.recipe
         if self.iteration == 0:
+            self._check_finite({})
             self._record(self.evaluate())
             self.save()
         while self.iteration < r.iterations:
@@ -135,6 +143,7 @@ class ReinFlowLoop:
             data = self.practice.live(self._seeds(self.iteration), generator)
             rolled = time.monotonic()
             metrics = self.update(data, generator)
+            self._check_finite(metrics)
             self.iteration, self.env_steps = self.iteration + 1, self.env_steps + data.steps
             last = self.iteration == r.iterations
             values = {"rollout": float(data.success.float().mean()), "decisions": len(data.executed), **metrics}
@@ -196,6 +205,15 @@ class ReinFlowLoop:
                 parameter.copy_(weights[name])
         self.iteration, self.env_steps = state["step"], state["env_steps"]
 
+    def _check_finite(self, metrics: dict[str, float]) -> None:
+        bad = [k for k in ("loss", "value_loss", "grad_norm") if not math.isfinite(metrics.get(k, 0.0))]
+        bad += [f"the weight {k}" for k, p in self.learner.named_parameters() if not bool(p.isfinite().all())]
+        if bad:
+            raise UserError(
+                f"{bad[0]} is not finite after {self.iteration} good iterations, nothing of it was saved",
+                "lower method.actor_lr or method.critic_lr and resume; after none, look at the policy to start from",
+            )
+
     def _seeds(self, iteration: int) -> list[int]:
         entropy = np.random.SeedSequence((self.recipe.seed, iteration))
         return [int(s) >> 1 for s in entropy.generate_state(self.recipe.episodes)]
@@ -211,6 +229,44 @@ class ReinFlowLoop:
         shown = {k: values[k] for k in ("rollout", "eval", "kl", "explained", "rollout_s", "update_s") if k in values}
         text = "  ".join(f"{k} {v:.3g}" for k, v in shown.items())
         print(f"iteration {self.iteration}/{self.recipe.iterations}  {self.env_steps} steps  {text}", flush=True)
+
+
+def _check(r: ReinFlowRecipe) -> None:
+    """Refuse what would fail later, or never and teach nothing; raises :class:`UserError`."""
+    m = r.method
+    ones = ("episodes", "num_envs", "eval_every", "eval_episodes", "save_every", "keep", "threads")
+    least: dict[str, tuple[float, float]] = {key: (getattr(r, key), 1) for key in ones}
+    least |= {key: (getattr(r, key), 0) for key in ("iterations", "seed", "eval_seed")}
+    least |= {f"method.{key}": (getattr(m, key), 1) for key in ("denoising_steps", "epochs", "value_width")}
+    least |= {"method.minibatch": (m.minibatch, 2)}  # gains are normalised over it
+    least |= {f"method.{key}": (getattr(m, key), 0) for key in ("critic_warmup", "entropy", "bc")}
+    for key, (value, bound) in least.items():
+        if not value >= bound:
+            raise UserError(f"'{key}' is {value}, expected at least {bound}", f"set {key}={bound} or more")
+    defaults = ReinFlowConfig()
+    for key in ("sigma_low", "limit", "clip", "actor_lr", "critic_lr", "target_kl", "clip_norm"):
+        if not getattr(m, key) > 0.0:
+            raise UserError(
+                f"'method.{key}' is {getattr(m, key)}, expected more than 0",
+                f"for example method.{key}={getattr(defaults, key)}",
+            )
+    if not m.sigma_high >= m.sigma_low:
+        raise UserError(
+            f"'method.sigma_high' is {m.sigma_high}, expected at least method.sigma_low, {m.sigma_low}",
+            f"set method.sigma_high={m.sigma_low} or more, or a lower method.sigma_low",
+        )
+    if not 0.0 < m.gamma <= 1.0:
+        raise UserError(
+            f"'method.gamma' is {m.gamma}, expected a discount in (0, 1]", f"for example method.gamma={defaults.gamma}"
+        )
+    if not 0.0 <= m.decay <= 1.0:
+        raise UserError(
+            f"'method.decay' is {m.decay}, expected a number in [0, 1]", f"for example method.decay={defaults.decay}"
+        )
+    if r.judge and r.reward == "task":
+        raise UserError("'judge' says what success is, reward=task pays none", "set reward=success")
+    if not r.policy:
+        raise UserError("'policy' is missing", "give policy=DIR, a trained policy to start from")
 
 
 def _start(policy: str) -> Path:

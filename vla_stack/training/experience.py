@@ -22,6 +22,7 @@ class Experience:
     Attributes:
         context: The policy's prefix of every row, without gradients.
         inputs: float [r, f], what noise and value networks read.
+        state: float [r, s], normalised states, from which a policy makes anew what training moves of its prefix.
         chain: float [r, k+1, h, w], points of the noisy chain; the last one is the chunk.
         executed: int [r], actions of the chunk that were carried out.
         reward: float [r], discounted sum over them.
@@ -36,6 +37,7 @@ class Experience:
 
     context: PrefixContext
     inputs: Float[Tensor, "r f"]
+    state: Float[Tensor, "r s"]
     chain: Float[Tensor, "r k h w"]
     executed: Int[Tensor, " r"]
     reward: Float[Tensor, " r"]

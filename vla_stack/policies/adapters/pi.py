@@ -31,6 +31,7 @@ from vla_stack.policies.adapters.decoder import (
 )
 from vla_stack.policies.contract import Time
 from vla_stack.policies.transformer import PrefixContext
+from vla_stack.schema import OBS_STATE
 
 
 class PiAdapter(FlowAdapter):
@@ -105,7 +106,21 @@ class Pi0(PiAdapter, PI0Policy):
 
     def encode(self, batch: dict[str, Any]) -> PrefixContext:
         """Images and text, then the state, which reads both."""
-        prefix = super().encode(batch)
+        return self._with_state(super().encode(batch), batch)
+
+    def renewed(self, context: PrefixContext, state: Float[Tensor, "b s"]) -> PrefixContext:
+        """A context with its state token made anew, with gradients.
+
+        The token goes through the action expert's layers, so it changes when these are trained; images and text do not.
+
+        Args:
+            context: What :meth:`encode` once gave.
+            state: Normalised states of the same observations.
+        """
+        kept = tuple((k[:, :, :-1], v[:, :, :-1]) for k, v in context.keys_values)
+        return self._with_state(PrefixContext(kept, context.mask[:, :-1], context.summary), {OBS_STATE: state})
+
+    def _with_state(self, prefix: PrefixContext, batch: dict[str, Any]) -> PrefixContext:
         state = self.model.state_proj(self.prepare_state(batch).float())[:, None]
         mask = F.pad(prefix.mask, (0, 1), value=True)
         position = prefix.mask.sum(1, keepdim=True)
