@@ -1,4 +1,4 @@
-"""Soft actor-critic, Cal-QL's bound, and WSRL's three phases."""
+"""Cal-QL's bound, and WSRL's three phases."""
 
 import copy
 import math
@@ -14,9 +14,8 @@ from vla_stack.methods import cal_ql
 from vla_stack.methods.cal_ql import CalQlRecipe, calibrated, difference, max_backup
 from vla_stack.methods.sac import Sac
 from vla_stack.methods.wsrl import ARMS, Phase, Wsrl, WsrlRecipe
-from vla_stack.policies.gaussian import GaussianActor
 from vla_stack.training.actor import Actor
-from vla_stack.training.rollouts import Source, Store
+from vla_stack.training.rollouts import Batch, Source, Store
 
 K = 12
 RECIPE = WsrlRecipe("wsrl", SMALL, CalQlRecipe(draws=3), offline_steps=3, warmup=K)
@@ -39,49 +38,6 @@ def run(made, steps):
 
 def parameters(made):
     return torch.cat([p.detach().flatten() for p in made.agent.parameters()])
-
-
-# Soft actor-critic ---------------------------------------------------------------------------------------------------
-
-
-def test_density_of_a_squashed_gaussian_integrates_to_one():
-    actor = GaussianActor(1, 1, (4,), generator=torch.Generator().manual_seed(0)).double()
-    mean, log_std = actor(torch.zeros(1, 1, dtype=torch.float64))
-    u = torch.linspace(-12, 12, 100_001, dtype=torch.float64)[:, None]
-    noise = (u - mean) / log_std.exp()
-    from vla_stack.policies.gaussian import log_density
-
-    density, a = log_density(u, noise, log_std).exp(), torch.tanh(u)[:, 0]
-    assert torch.trapezoid(density, a).item() == pytest.approx(1.0, abs=1e-4)
-
-
-def test_target_is_the_discounted_minimum_and_stops_at_an_end():
-    agent, store = Sac(SMALL, 2, 1), stored()
-    batch = store.view(np.arange(40), 1)
-    state = agent.generator.get_state()
-    y = agent.sac_target(batch)
-    agent.generator.set_state(state)
-    actions, _ = agent.actor.sample(batch.next_obs, agent.generator)
-    members = agent.draw()
-    assert len(members) == 2
-    q = agent.target(torch.cat([batch.next_obs, actions], -1))[members].amin(0)
-    torch.testing.assert_close(y, batch.reward + batch.discount * q)
-    over = torch.from_numpy(store.columns["terminated"][:40])
-    assert over.any() and torch.equal(y[over], batch.reward[over])
-
-
-def test_the_actor_does_not_move_the_critics_nor_they_the_actor():
-    agent, batch = Sac(SMALL, 2, 1), stored().view(np.arange(16), 1)
-    before = copy.deepcopy(agent.state_dict())
-    agent.actor_step(batch.obs)
-    after = agent.state_dict()
-    assert all(torch.equal(before[k], after[k]) for k in after if k.startswith(("critic", "target")))
-    assert any(not torch.equal(before[k], after[k]) for k in after if k.startswith("actor"))
-    before = copy.deepcopy(after)
-    agent.critic_step(batch, agent.sac_target(batch))
-    after = agent.state_dict()
-    assert all(torch.equal(before[k], after[k]) for k in after if k.startswith("actor"))
-    assert all(p.grad is None or not p.grad.any() for p in agent.target.parameters())
 
 
 # Cal-QL --------------------------------------------------------------------------------------------------------------
@@ -143,6 +99,26 @@ def test_max_backup_is_at_least_each_draws_backup():
     assert (y + 1e-6 >= batch.reward + batch.discount * single[0]).all()
 
 
+def test_a_sampled_action_has_the_density_of_where_it_was_drawn_and_the_value_of_the_datas_observation(monkeypatch):
+    agent = Sac(replace(SMALL, actor=(), critic=()), 1, 1)  # affine: u ~ N(o, exp(-o)), and Q = a + 10 o
+    agent.actor.net.weights[0].data[:] = torch.tensor([1.0, -1.0])
+    agent.actor.net.biases[0].data.zero_()
+    agent.critic.weights[0].data[:] = torch.tensor([[10.0], [1.0]])
+    agent.critic.biases[0].data.zero_()
+    seen, n, rows = [], 50, torch.zeros(4)
+    monkeypatch.setattr(cal_ql, "difference", lambda v, d, p: seen.append((v, p)) or v.mean())
+    batch = Batch(rows[:, None], rows[:, None], rows, rows[:, None] + 1.0, rows, rows, rows.long())  # o = 0, o' = 1
+    cal_ql.term(agent, batch, torch.zeros(3, 4), None, CalQlRecipe(draws=n, calibrate=False))
+    values, log_p = seen[0]
+    for group, mean, std in ((slice(n, 2 * n), 0.0, 1.0), (slice(2 * n, None), 1.0, math.exp(-1.0))):
+        a = values[0, group].detach().double()  # at o = 0 a value is the action itself
+        gaussian = torch.distributions.Normal(torch.tensor(mean).double(), std)
+        torch.testing.assert_close(
+            log_p[group].double(), gaussian.log_prob(torch.atanh(a)) - torch.log1p(-a.square()), rtol=0, atol=2e-3
+        )
+        assert torch.atanh(a).mean().item() == pytest.approx(mean, abs=0.3)
+
+
 # WSRL ----------------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +168,45 @@ def test_baselines_with_retained_data_draw_half_of_each_batch_from_it(arm, monke
     old = {tuple(row) for row in made.offline.columns["obs"][: made.offline.total].tolist()}
     from_old = [tuple(row) in old for row in seen[0].obs.tolist()]
     assert from_old == [False, True] * (SMALL.batch * SMALL.utd // 2)
+
+
+def test_every_return_that_bounds_a_value_is_known(monkeypatch):
+    made, seen = learner("cal_ql", pretrained=False), []
+    monkeypatch.setattr(cal_ql, "update", lambda agent, batch, *_: seen.append(batch.returns) or {})
+    for _ in range(20):  # an episode that goes on
+        made.offline.add(made.offline.at(0)._replace(terminated=np.array([False]), truncated=np.array([False])))
+    for _ in range(20):
+        made.pretrain()
+    offline = len(seen)
+    run(made, 1)
+    assert len(seen) == offline  # the only episode is open: nothing is known yet
+    run(made, 20)
+    for _ in range(20):
+        made.update()
+    assert len(seen) >= offline + 20
+    assert all(np.isnan(store.columns["returns"][: store.total]).any() for store in (made.store, made.offline))
+    assert all(torch.isfinite(returns).all() for returns in seen)
+
+
+def test_only_cal_ql_is_conservative_online():
+    for name in ARMS:
+        made = learner(name)
+        run(made, K + 8)
+        metrics = made.update()
+        assert "td" in metrics and ("term" in metrics) == (name == "cal_ql")
+
+
+@pytest.mark.parametrize(("arm", "uniform"), [("wsrl", False), ("random_warmup", True), ("rlpd", True), ("sac", True)])
+def test_a_random_warm_up_is_uniform_and_any_other_is_the_policys(arm, uniform):
+    made = learner(arm)
+    made.agent.actor.net.biases[-1].data[..., 0] = 50.0  # the policy goes right, always
+    obs = np.zeros((1000, 2), np.float32)
+    warm = made.policy(obs, made.source).actions
+    assert made.source is Source.WARMUP and (made.policy(obs, Source.ONLINE).actions == 1.0).all()
+    if uniform:  # its moments, within five standard errors
+        assert abs(warm.mean()) < 0.1 and abs(warm.var() - 1 / 3) < 0.05 and np.abs(warm).max() <= 1.0
+    else:
+        assert (warm == 1.0).all()
 
 
 def test_arms_start_and_warm_up_as_they_say():

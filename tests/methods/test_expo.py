@@ -1,17 +1,22 @@
 """EXPO: candidates, edits, the backup that equals the enumerated maximum, and what gradients reach."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from rl_toys import GAMMA, SMALL, Line, stored
 
+from vla_stack.methods import expo, sac
 from vla_stack.methods.expo import Expo, ExpoRecipe, best
+from vla_stack.methods.sac import step
 from vla_stack.training.actor import Actor
-from vla_stack.training.rollouts import Source, Store
+from vla_stack.training.rollouts import Source, Store, mix
 
 SAC = replace(SMALL, subset=3, actor_q="mean", actor_rows="last", target_entropy=-0.5)  # all critics choose and judge
+AFFINE = replace(SAC, actor=(), critic=())  # without hidden layers every number follows by hand
 RECIPE = ExpoRecipe(SAC, (8,), euler_steps=2, base_steps=2, samples=3, edits=2, beta=0.2)
 
 
@@ -26,8 +31,10 @@ def batch(made, n=16):
     return made.offline.sample(n, made.horizon, made.rng)
 
 
-def gradients(module):
-    return [p.grad for p in module.parameters() if p.grad is not None and p.grad.any()]
+def reached(loss, module):
+    """Whether the loss depends on the module's weights, be it with a gradient of zero."""
+    parameters = [*module.parameters()]
+    return any(g is not None for g in torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True))
 
 
 def test_backup_equals_the_enumerated_maximum():
@@ -96,14 +103,78 @@ def test_density_of_an_edit_integrates_to_one():
     assert torch.trapezoid(log_p.detach().exp(), edited[:, 0].detach()) == pytest.approx(1.0, abs=1e-3)
 
 
-def test_no_value_gradient_reaches_the_base():
-    made = learner()
+def test_no_value_gradient_reaches_the_base(monkeypatch):
+    made, known = learner(), []
+    kept = (made.base, made.average)
+    parts = {"critic": made.agent.critic, "edit": made.agent.actor, "base": made.base, "average": made.average}
+
+    def spy(optimizer, loss, parameters):  # a step takes the gradient by some parameters; the loss may know more
+        known.append({name for name, module in parts.items() if reached(loss, module)})
+        step(optimizer, loss, parameters)
+
+    for module in (sac, expo):
+        monkeypatch.setattr(module, "step", spy)
+    before = [p.clone() for module in kept for p in module.parameters()]
     b = batch(made)
     made.agent.critic_step(b, made.target(b))
-    loss, _ = made.edit_loss(b)
-    loss.backward()
-    assert not gradients(made.base) and not gradients(made.average) and not gradients(made.agent.target)
-    assert gradients(made.agent.actor)
+    made.edit_step(b)
+    assert known == [{"critic"}, {"critic", "edit"}]
+    after = [p for module in kept for p in module.parameters()]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert not any(p.requires_grad for p in made.agent.target.parameters())
+
+
+def test_edits_are_learnt_on_the_batchs_own_actions():
+    made = learner(sac=AFFINE, beta=0.0)  # an edit is then the action itself
+    for p in made.agent.critic.parameters():
+        p.data.zero_()
+    made.agent.critic.weights[0].data[:, 2:] = 2.0  # Q = 2 (a1 + a2)
+    made.agent.log_temperature.data.fill_(-50.0)
+    b = batch(made, 2)._replace(actions=torch.tensor([[0.5, 0.25], [-0.25, 0.125]]))
+    assert made.edit_loss(b)[0].item() == pytest.approx(-0.625)  # (1.5 - 0.25) / 2
+
+
+@pytest.mark.parametrize(("actor_q", "slope"), [("min", 3.0), ("mean", -2.0)])
+def test_edits_climb_the_minimum_or_the_mean_of_the_critics(actor_q, slope):
+    made = learner(horizon=1, sac=replace(AFFINE, actor_q=actor_q, temperature=1e-9), beta=0.5)
+    for p in (*made.agent.critic.parameters(), *made.agent.actor.parameters()):
+        p.data.zero_()
+    made.agent.critic.weights[0].data[:, 2, 0] = torch.tensor([0.0, 3.0, -9.0])
+    made.agent.critic.biases[0].data[:, 0, 0] = torch.tensor([50.0, 0.0, 100.0])  # 3 a is below, -9 a above
+    made.agent.actor.net.biases[0].data[..., 1] = -20.0  # y = tanh(mu) at mu = 0, where its slope is 1
+    b = batch(made)
+    made.edit_step(b._replace(actions=torch.zeros(16, 1)))
+    assert made.agent.actor.net.biases[0].grad[0, 0, 0].item() == pytest.approx(-0.5 * slope, rel=1e-5)
+
+
+@pytest.mark.parametrize(("log_std", "direction"), [(-5.0, 1.0), (0.0, -1.0)])
+def test_too_little_entropy_of_edits_raises_the_temperature_and_too_much_lowers_it(log_std, direction):
+    made = learner(sac=AFFINE)
+    for p in made.agent.actor.parameters():
+        p.data.zero_()
+    made.agent.actor.net.biases[0].data[..., 2:] = log_std
+    entropy = made.edit_step(batch(made, 64))["entropy"].item()
+    assert (entropy < -1.0) == (direction > 0)  # the target is -0.5 for each of two dimensions
+    if direction < 0:  # in the edit's own range it is too much, though the edit's density is 2 log 0.2 more
+        assert entropy + 2 * math.log(RECIPE.beta) < -1.0
+    assert made.agent.log_temperature.item() == pytest.approx(direction * AFFINE.lr_temperature, rel=1e-3)
+
+
+def test_critic_steps_take_the_slices_in_turn_and_base_and_edit_the_last(monkeypatch):
+    made, seen = learner(), {"critic": [], "base": [], "edit": []}
+    made.store, made.rng = stored(seed=1), np.random.default_rng(7)
+    monkeypatch.setattr(made, "target", lambda part: part.reward)
+    monkeypatch.setattr(made.agent, "critic_step", lambda part, y: seen["critic"].append(part) or {})
+    monkeypatch.setattr(made, "imitate", lambda part: seen["base"].append(part) or {})
+    monkeypatch.setattr(made, "edit_step", lambda part: seen["edit"].append(part) or {})
+    made.update()
+    rng, rows = np.random.default_rng(7), SAC.batch * SAC.utd // 2
+    whole = mix(*(store.sample(rows, made.horizon, rng) for store in (made.store, made.offline)))
+    assert len(seen["critic"]) == SAC.utd == 2
+    for column in ("obs", "actions", "reward", "next_obs", "discount"):
+        given = [getattr(part, column) for part in seen["critic"]]
+        assert torch.equal(torch.cat(given), getattr(whole, column))
+        assert all(torch.equal(getattr(part, column), given[-1]) for (part,) in (seen["base"], seen["edit"]))
 
 
 def test_order_of_candidates_does_not_matter():

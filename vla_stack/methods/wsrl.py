@@ -22,9 +22,14 @@ from torch import Tensor, nn
 
 from vla_stack.methods import cal_ql
 from vla_stack.methods.cal_ql import CalQlRecipe
-from vla_stack.methods.sac import Sac, SacRecipe
+from vla_stack.methods.sac import Sac, SacRecipe, step
+from vla_stack.policies.gaussian import log_density
 from vla_stack.training.actor import Plan
-from vla_stack.training.rollouts import Source, Store, mix
+from vla_stack.training.rollouts import Batch, Source, Store, mix
+
+# Of an action that is imitated. The likelihood of 1 is infinite; WSRL's code clips its data to 0.99999, which lies so
+# far out before squashing (6.1) that a Gaussian learns little but which actions are saturated.
+LARGEST = 0.9
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,14 @@ class Arm:
 
     Attributes:
         pretrain: Cal-QL on the stored episodes first.
+        imitate: In place of Cal-QL the actor imitates them (:meth:`Wsrl.imitate`), and the critics begin online.
         warmup: Who acts in the first K steps, in which nothing is updated; ``none`` updates from the start.
         retain: Half of each online batch is of the stored episodes.
         conservative: Cal-QL's loss online as well.
     """
 
     pretrain: bool = True
+    imitate: bool = False
     warmup: Literal["policy", "random", "none"] = "policy"
     retain: bool = False
     conservative: bool = False
@@ -51,8 +58,9 @@ ARMS = {
     "cal_ql": Arm(warmup="none", retain=True, conservative=True),
     "rlpd": Arm(pretrain=False, warmup="random", retain=True),
     "sac": Arm(pretrain=False, warmup="random"),
+    "bc": Arm(imitate=True),
 }
-ArmName = Literal["wsrl", "no_warmup", "random_warmup", "cal_ql", "rlpd", "sac"]
+ArmName = Literal["wsrl", "no_warmup", "random_warmup", "cal_ql", "rlpd", "sac", "bc"]
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,21 @@ class Wsrl:
         """One offline step."""
         batch = self.offline.sample(self.recipe.sac.batch, self.horizon, self.rng, closed=True)
         self.pretrained += 1
+        if self.arm.imitate:
+            return self.imitate(batch)
         return cal_ql.update(self.agent, batch, self.recipe.cal_ql)
+
+    def imitate(self, batch: Batch) -> dict[str, Tensor]:
+        """One step of the actor on -E[log pi(a|o)] of stored chunks; critics and temperature stand still.
+
+        Maximum likelihood of a squashed Gaussian: the term by which the reference code of CQL begins its policies
+        (``policy_eval_start``; Kumar et al., arXiv:2006.04779), without the entropy beside it.
+        """
+        before = torch.atanh(batch.actions.clamp(-LARGEST, LARGEST))
+        mean, log_std = self.agent.actor(batch.obs)
+        loss = -log_density(before, (before - mean) * (-log_std).exp(), log_std).mean()
+        step(self.agent.actor_optimizer, loss, [*self.agent.actor.parameters()])
+        return {"nll": loss.detach(), "log_std": log_std.detach().mean()}
 
     @property
     def source(self) -> Source:

@@ -154,7 +154,7 @@ def _check_offline(r: OffPolicyRecipe) -> None:
             f"'offline.episodes' is 0, and {what} learns from stored episodes",
             "set offline.episodes=40, or method=wsrl wsrl.arm=sac",
         )
-    if r.offline.episodes and not r.offline.noise:
+    if r.offline.episodes and not r.offline.noise and not r.offline.root:
         raise UserError(
             "'offline.noise' is empty, expected a noise for episodes to take in turns", "set offline.noise=0.3"
         )

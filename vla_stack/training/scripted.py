@@ -1,4 +1,4 @@
-"""Stored episodes of a scripted expert, noisy and with their failures: what offline learning begins with."""
+"""Stored episodes, of a noisy scripted expert with its failures, or recorded: what offline learning begins with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from vla_stack.errors import UserError
+from vla_stack.training import recorded
 from vla_stack.training.environments import StateEnv, Vector, normalised
 from vla_stack.training.rollouts import Source, Store, Transition
 
@@ -22,12 +23,14 @@ class OfflineRecipe:
     """Which episodes.
 
     Attributes:
-        episodes: How many are kept.
+        root: Dataset folder that they come from, see ``training.recorded``; empty asks the scripted expert of the task.
+        episodes: How many are kept; of a dataset at most, the first ones, so that a number beyond its own takes all.
         noise: Noise of the expert, in turns; see ``sim.make_expert``.
         failures: Whether unsuccessful episodes are kept.
-        seed: Of the episodes.
+        seed: Of the expert's episodes.
     """
 
+    root: str = ""
     episodes: int = 40
     noise: tuple[float, ...] = (0.3, 0.6, 1.0)
     failures: bool = True
@@ -72,15 +75,23 @@ def record(env: StateEnv, recipe: OfflineRecipe, gamma: float) -> Store:
 
 
 def stored(path: Path, env: StateEnv, recipe: OfflineRecipe, gamma: float) -> tuple[Store, tuple[Vector, Vector]]:
-    """The episodes of a file, recorded into it where it is missing, normalised; and mean and deviation [o] of that."""
+    """The episodes of a file, filled where it is missing, normalised; and mean and deviation [o] of that.
+
+    Raises:
+        UserError: The episodes cannot be had, see :func:`record` and :func:`vla_stack.training.recorded.read`.
+    """
     if not path.exists():
-        store = record(env, recipe, gamma)
+        if recipe.root:
+            store = recorded.read(env, Path(recipe.root), recipe.episodes, recipe.failures, gamma)
+        else:
+            store = record(env, recipe, gamma)
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(store.state_dict(), path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)
     tail = env.recipe.tail / (1.0 - gamma)
-    store = Store(recipe.episodes * env.limit, env.obs_dim, env.action_dim, 1, gamma, tail)
-    store.load_state_dict(load_file(path))
+    state = load_file(path)
+    store = Store(len(state["column.reward"]), env.obs_dim, env.action_dim, 1, gamma, tail)
+    store.load_state_dict(state)
     seen = store.columns["obs"][store.rows()]
     if not len(seen):  # an environment without an expert is observed as it is
         return store, (np.zeros(env.obs_dim, np.float32), np.ones(env.obs_dim, np.float32))
