@@ -54,7 +54,9 @@ def rollouts(monkeypatch):
     def made(answers):
         ray = Ray(answers)
         monkeypatch.setattr(rollout_workers, "connect", lambda workers: (ray, False))
-        return ray, RayRollouts(lambda: ([], None), workers=1, envs=1, seed=0, fragment=1, max_lag=0)
+        return ray, RayRollouts(
+            lambda: ([], None), workers=1, envs=1, seed_of=lambda n: n, first_episode=0, fragment=1, max_lag=0
+        )
 
     return made
 
