@@ -241,6 +241,10 @@ class LeRobotSource:
 
     camera: Any
 
+    def __post_init__(self) -> None:
+        if type(self.camera).__name__ == "ZMQCamera":
+            _close_after_reading(self.camera)
+
     def open(self) -> None:
         self.camera.connect()
         self._period_s = 0.5 / (self.camera.fps or 60.0)  # some cameras answer at once with the picture of before
@@ -292,6 +296,27 @@ def open_cameras(
             stream.close()
         raise
     return streams
+
+
+def _close_after_reading(camera: Any) -> None:
+    """Let LeRobot's ZMQ camera close its socket only when its own thread is not receiving on it.
+
+    libzmq aborts the process otherwise, and with it a robot's control loop: a silent camera is disconnected after two
+    seconds, while its thread waits for as long as ``timeout_ms``.
+    """
+    reading, read, cleanup = threading.Lock(), camera._read_from_hardware, camera._cleanup
+
+    def read_alone() -> Any:
+        with reading:
+            return read()
+
+    def cleanup_alone() -> None:
+        if camera.stop_event is not None:
+            camera.stop_event.set()
+        with reading:
+            cleanup()
+
+    camera._read_from_hardware, camera._cleanup = read_alone, cleanup_alone
 
 
 def _is_v4l2(device: int | str) -> bool:

@@ -6,8 +6,9 @@ import time
 import cv2
 import numpy as np
 import pytest
+import zmq
 
-from robot_drivers.cameras import CameraStream, VideoFileSource
+from robot_drivers.cameras import CameraStream, LeRobotSource, VideoFileSource
 from vla_stack.errors import UserError
 
 PATIENCE_S = 60.0
@@ -111,3 +112,33 @@ def test_a_film_plays_again_and_again(tmp_path):
     blue = [int(image[8, 8, 2]) for image, _ in pictures]
     np.testing.assert_allclose(blue, [0, 120, 240, 0, 120, 240, 0], atol=16)
     assert all(a[1] < b[1] for a, b in zip(pictures, pictures[1:], strict=False))
+
+
+def test_a_silent_zmq_camera_is_let_go_of_without_closing_what_its_thread_receives_on():
+    """libzmq would abort the process, which is the robot's."""
+    from lerobot.cameras.zmq import ZMQCamera, ZMQCameraConfig
+
+    inside: list[str] = []
+    with zmq.Context() as context, context.socket(zmq.PUB) as silent:
+        port = silent.bind_to_random_port("tcp://127.0.0.1")
+        config = {"width": 8, "height": 8, "fps": 30, "timeout_ms": 200, "warmup_s": 0}
+        camera = ZMQCamera(ZMQCameraConfig(server_address="127.0.0.1", port=port, **config))
+        read, cleanup = camera._read_from_hardware, camera._cleanup
+
+        def reading():
+            inside.append("in")
+            try:
+                return read()
+            finally:
+                inside.append("out")
+
+        def closing():
+            inside.append("close")
+            if len(inside) % 2:  # whoever is in is out
+                cleanup()
+
+        camera._read_from_hardware, camera._cleanup = reading, closing
+        with pytest.raises(RuntimeError, match="failed to capture frames"):
+            LeRobotSource(camera).open()
+    assert inside[-1] == "close" and inside.count("in") == inside.count("out") > 0
+    assert not camera.is_connected
