@@ -46,9 +46,10 @@ class Pair:
         from vla_stack.world_model.oracle import Oracle
 
         world = load(model)
-        options = {"cameras": world.cameras, "image_size": world.robot.cameras[0].height}
-        self.simulated = ImaginedEnv(Oracle(world.config.env, 1, **options), "rgb_array")
         self.imagined = ImaginedEnv(Dreams(world, simulated(world), 1, max_steps_of(world)), "rgb_array")
+        self.task, self.rate_hz = world.config.env, world.robot.rate_hz
+        options = {"cameras": world.cameras, "image_size": world.robot.cameras[0].height, "control_hz": self.rate_hz}
+        self.simulated = ImaginedEnv(Oracle(self.task, 1, **options), "rgb_array")
         self.low, self.high = world.robot.action_low, world.robot.action_high
         self.seed = seed
         self.reset(seed)
@@ -193,7 +194,7 @@ def compare(pair: Pair, path: Path, steps: int = 40) -> list[dict[str, NDArray[n
     import sim
     from vla_stack.evaluation.video import write_mp4
 
-    env = gym.make(next(i.id for i in sim.TASKS.values() if pair.imagined.task in i.instructions), cameras=())
+    env = gym.make(pair.task, cameras=(), control_hz=pair.rate_hz)
     env.reset(seed=pair.seed)
     expert = sim.make_expert(env)
     frames = []
@@ -206,7 +207,7 @@ def compare(pair: Pair, path: Path, steps: int = 40) -> list[dict[str, NDArray[n
     frames.append(pair.pictures())
     env.close()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_mp4([np.concatenate(list(both.values()), 1) for both in frames], path, 10.0)
+    write_mp4([np.concatenate(list(both.values()), 1) for both in frames], path, pair.rate_hz)
     return frames
 
 

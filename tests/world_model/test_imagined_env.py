@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import SyncVectorEnv
-from world_toys import ROBOT, SIZE, TASKS
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from world_toys import ROBOT, SIZE, TASKS, record
 
-from vla_stack.world_model.dreams import Dreams, Start
-from vla_stack.world_model.dynamics import DynamicsConfig
+from vla_stack.world_model.clips import clip_batch, encode_all, open_recording
+from vla_stack.world_model.dreams import Dreams, RecordedStarts, Start
+from vla_stack.world_model.dynamics import DynamicsConfig, Remembered
 from vla_stack.world_model.heads import HeadsConfig
 from vla_stack.world_model.imagined_env import ImaginedVectorEnv
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
@@ -132,6 +134,60 @@ def test_chunks_join_and_only_the_first_frame_is_encoded(model: WorldModel, monk
     assert encoded == [1] and len(pictures) == 9 == len({p.tobytes() for p in pictures})
 
 
+def test_a_rollout_is_told_what_training_clips_tell(
+    model: WorldModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Along a recorded episode, chunk after chunk: history, anchor, poses of all frames and their times."""
+    recording = open_recording(record(tmp_path / "data", frames=14))
+    latents, h, k = encode_all(model.vae, recording, torch.device("cpu")), model.horizon, model.config.dynamics.history
+    first = int(recording.start[20])  # frames 14 to 27
+    heard: list[tuple[np.ndarray, np.ndarray]] = []
+    given: list[tuple[Remembered, torch.Tensor]] = []
+
+    def lead(pose: torch.Tensor, before: torch.Tensor, commands: torch.Tensor) -> torch.Tensor:
+        now = first + len(heard) * h
+        heard.append((pose[0].numpy(), before[0].numpy()))
+        return torch.from_numpy(recording.poses[None, now + 1 : now + 1 + h])
+
+    def imagine(remembered: Remembered, tokens: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        now = first + len(given) * h
+        given.append((remembered, tokens))
+        return latents[None, now : now + 1 + h], torch.zeros(1)
+
+    monkeypatch.setattr(model.heads.adapter, "forward", lead)
+    monkeypatch.setattr(model.dynamics, "imagine", imagine)
+    env = ImaginedVectorEnv(Dreams(model, RecordedStarts(recording), 1, 100), 1)
+    env.reset(options={"start_index": first})
+    for now in range(first, first + 4 * h, h):
+        env.step(recording.commands[None, now : now + h])
+        clip = clip_batch(recording, latents, np.array([now]), k, h, known=np.array([h]))
+        remembered, tokens = given[-1]
+        torch.testing.assert_close(remembered.history, torch.from_numpy(clip["latents"][:, :k]))
+        torch.testing.assert_close(remembered.anchor, torch.from_numpy(clip["latents"][:, k]))
+        told = model.tokens(torch.from_numpy(clip["poses"]), torch.from_numpy(clip["time"]))
+        torch.testing.assert_close(tokens, told)
+        pose, before = heard[-1]
+        np.testing.assert_array_equal(pose, recording.poses[now])
+        np.testing.assert_array_equal(before, recording.before(np.array([now]))[0])
+
+
+def test_one_rollout_begins_anew_without_a_trace_in_the_others(model: WorldModel) -> None:
+    moves = actions(2, 9)
+    films = []
+    for restart in (False, True):
+        env = ImaginedVectorEnv(Dreams(model, ToyStarts(), 2, 100), 2, AutoresetMode.DISABLED)
+        env.reset(seed=[5, 6])
+        film = []
+        for k, a in enumerate(moves):
+            if restart and k == 4:
+                obs, info = env.reset(options={"reset_mask": np.array([False, True])})
+                assert info["steps"].tolist() == [4, 0]
+            film.append(env.step(a)[0]["pixels"]["wrist"])
+        films.append(np.stack(film))
+    np.testing.assert_array_equal(films[0][:, 0], films[1][:, 0])
+    assert not np.array_equal(films[0][4:, 1], films[1][4:, 1])
+
+
 def test_single_steps_end_a_chunk_where_a_chunk_would(model: WorldModel) -> None:
     moves = actions(1, 6)
     single, whole = (ImaginedVectorEnv(Dreams(model, ToyStarts(), 1, 100), 1) for _ in range(2))
@@ -151,10 +207,15 @@ def test_a_guard_ends_an_episode_and_takes_its_success(model: WorldModel) -> Non
         env.reset(seed=0)
         assert env.step(actions(1, 1)[0])[2].all()  # any frame counts as success here
         model.config = dataclasses.replace(config, limits=Limits(disagreement=-1.0, success=0.0))
+        for moves in (actions(1, 3).transpose(1, 0, 2), actions(1, 1)[0]):  # at a chunk's end, and within one
+            env.reset(seed=0)
+            _, _, terminated, truncated, info = env.step(moves)
+            assert truncated.all() and not terminated.any() and not info["is_success"].any()
+            assert info["tripped"].all() and info["guards"] == [("disagreement",)]
+        model.config = dataclasses.replace(config, limits=Limits(disagreement=-1.0, success=1.0))
         env.reset(seed=0)
-        _, _, terminated, truncated, info = env.step(actions(1, 3).transpose(1, 0, 2))
-        assert truncated.all() and not terminated.any() and not info["is_success"].any()
-        assert info["tripped"].all() and info["guards"] == [("disagreement",)]
+        ended = [bool(env.step(a)[3].all()) for a in actions(1, 3)]
+        assert ended == [False, False, True]  # where nothing succeeds, a guard waits for its chunk
     finally:
         model.config = config
     with pytest.raises(ValueError, match="finite"):

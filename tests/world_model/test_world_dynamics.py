@@ -32,6 +32,28 @@ def inputs(model: Dynamics) -> tuple[torch.Tensor, Remembered, torch.Tensor, tor
     return latents[:, k:], Remembered.clean(latents[:, :k], latents[:, k]), tokens, torch.full((2,), 1.5)
 
 
+def with_gradient(
+    model: Dynamics, latents: torch.Tensor, tokens: torch.Tensor, valid: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss, and its gradient by what the network says of all frames, [B, members, F, V, C, h, w]."""
+    outputs: list[torch.Tensor] = []
+    forward = model.forward
+
+    def keep(*args: Any) -> torch.Tensor:
+        out = forward(*args)
+        out.retain_grad()
+        outputs.append(out)
+        return out
+
+    model.forward = keep  # type: ignore[method-assign]
+    value, _ = loss(model, latents, tokens, valid, torch.Generator().manual_seed(0))
+    value.backward()
+    model.forward = forward  # type: ignore[method-assign]
+    grad = outputs[0].grad
+    assert grad is not None
+    return value.detach(), grad
+
+
 def test_tokens_of_all_views_come_back_as_the_same_pictures() -> None:
     model = random_model(members=1)
     x = torch.randn(2, model.config.frames, 2, 3, 4, 4)
@@ -43,21 +65,9 @@ def test_tokens_of_all_views_come_back_as_the_same_pictures() -> None:
 
 def test_history_is_no_target_and_noise_of_none_leaves_it_as_it_is() -> None:
     model = random_model()
-    outputs: list[torch.Tensor] = []
-    forward = model.forward
-
-    def keep(*args: Any) -> torch.Tensor:
-        out = forward(*args)
-        out.retain_grad()
-        outputs.append(out)
-        return out
-
-    model.forward = keep  # type: ignore[method-assign]
     latents = torch.randn(2, model.config.frames, 2, 3, 4, 4)
     tokens = torch.zeros(2, model.config.frames, 11)
-    value, _ = loss(model, latents, tokens, torch.ones(2, 4, dtype=torch.bool), torch.Generator().manual_seed(0))
-    value.backward()
-    grad = outputs[0].grad
+    _, grad = with_gradient(model, latents, tokens, torch.ones(2, 4, dtype=torch.bool))
     assert grad is not None and (grad[:, :, :2] == 0).all() and (grad[:, :, 2:] != 0).any()
 
     history, level = noised_history(latents[:, :2], 0.0, torch.Generator().manual_seed(0))
@@ -65,14 +75,11 @@ def test_history_is_no_target_and_noise_of_none_leaves_it_as_it_is() -> None:
 
 
 def test_frames_past_the_end_do_not_count() -> None:
-    model, valid = random_model(), torch.tensor([[True, True, False, False]] * 2)
-    latents = torch.randn(2, model.config.frames, 2, 3, 4, 4)
-    tokens = torch.zeros(2, model.config.frames, 11)
-    losses = []
-    for scale in (1.0, 1.0):
-        generator = torch.Generator().manual_seed(0)
-        losses.append(loss(model, latents * scale, tokens, valid, generator)[0])
-    assert losses[0] == losses[1]
+    model, valid = random_model(members=1), torch.tensor([[True, True, False, False], [True, True, True, True]])
+    latents, tokens = torch.randn(2, model.config.frames, 2, 3, 4, 4), torch.zeros(2, model.config.frames, 11)
+    value, grad = with_gradient(model, latents, tokens, valid)
+    reached = grad[:, 0, model.config.history :].abs().sum((2, 3, 4, 5)) > 0
+    assert torch.equal(reached, valid) and value > 0
     nothing = loss(model, latents, tokens, torch.zeros_like(valid), torch.Generator().manual_seed(0))[0]
     assert nothing == 0
 
@@ -82,10 +89,12 @@ def test_only_poses_of_each_frame_can_be_followed_in_order(
     conditioning: Literal["per_frame", "mean"], follows: bool
 ) -> None:
     model = random_model(conditioning=conditioning)
-    x, remembered, tokens, sigma = inputs(model)
+    x, remembered, _, sigma = inputs(model)
+    poses = torch.rand(2, 6, 5, generator=torch.Generator().manual_seed(2))
+    times = torch.tensor([-2.0, -1.0, 0.0, 1 / 3, 2 / 3, 1.0]).expand(2, -1)
     order = torch.tensor([0, 1, 2, 5, 3, 4])  # the same poses, other frames
     with torch.no_grad():
-        one, other = (model.denoise(x, remembered, t, sigma) for t in (tokens, tokens[:, order]))
+        one, other = (model.denoise(x, remembered, SCALE.tokens(p, times), sigma) for p in (poses, poses[:, order]))
     assert torch.allclose(one, other, atol=1e-6) is not follows
 
 

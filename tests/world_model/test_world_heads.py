@@ -38,7 +38,12 @@ def test_calibration_makes_an_overconfident_judge_doubt() -> None:
     truth = torch.randn(4000, generator=generator)
     labels = torch.rand(4000, generator=generator) < truth.sigmoid()
     heads.calibrate(5 * truth[None], labels)
-    assert 4.0 < heads.temperature < 6.25
+    assert 4.0 < heads.temperature < 6.25 and abs(heads.offset) < 0.3
+    # Judges that learnt with both outcomes weighing the same: what they say is too large by the log odds of a failure.
+    rare = torch.rand(4000, generator=generator) < (truth - 3).sigmoid()
+    heads.calibrate(truth[None], rare)
+    told = heads.probability(truth[None])
+    assert abs(float(told.mean() - rare.float().mean())) < 0.01 and -3.4 < heads.offset < -2.6
     assert balanced_threshold(torch.tensor([0.1, 0.2, 0.7, 0.8]), torch.tensor([False, False, True, True])) < 0.7
     assert balanced_threshold(torch.tensor([0.1, 0.9]), torch.tensor([True, True])) == 0.5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from vla_stack.world_model import model as world
 from vla_stack.world_model.clips import clip_batch, clip_index, open_recording
 from vla_stack.world_model.memory import history_chunks
 from vla_stack.world_model.model import load
+from vla_stack.world_model.train import Training
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,40 @@ def test_a_run_that_lost_its_last_checkpoints_ends_with_the_same_bits(
     assert model.config.limits.disagreement >= 0 and len(model.bank) and model.cameras == ("front", "wrist")
 
 
+def test_what_later_stages_have_learnt_from_is_not_trained_further(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setattr(Training, "_heads", lambda self: 1 / 0)  # the process dies after two stages
+    with pytest.raises(ZeroDivisionError):
+        train(root, run)
+    with pytest.raises(UserError, match="its heads are not trained yet -- vla train --resume"):
+        load(run)
+    monkeypatch.undo()
+    assert main(["train", "--resume", str(run)]) == 0
+    imagined, before = (run / "generated.safetensors").read_bytes(), load_file(run / "model" / "dynamics.safetensors")
+    assert main(["train", "--resume", str(run), "stages.dynamics.steps=4"]) == 1
+    assert f"remove {run / 'heads'}" in capsys.readouterr().err
+    after = load_file(run / "model" / "dynamics.safetensors")
+    assert load(run) and all(torch.equal(before[k], after[k]) for k in before)  # the model is as it was
+    shutil.rmtree(run / "heads")
+    assert main(["train", "--resume", str(run), "stages.dynamics.steps=4"]) == 0
+    assert (run / "generated.safetensors").read_bytes() != imagined  # by the new dynamics
+
+
+def test_data_that_are_too_few_or_of_another_task_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    for name, episodes, frames, override, why in (
+        ("few", 9, 4, "seed=0", "has 9 episodes, of which every 10th is kept"),
+        ("short", 10, 2, "seed=0", "the longest episode of .* has 2 frames"),
+        ("other", 10, 4, "env=sim/stack-v0", "was recorded with 'pick up the red cube', sim/stack-v0 asks for"),
+    ):
+        data = record(tmp_path / name, episodes, frames)
+        words = [f"data.root={data}", f"output_dir={tmp_path / 'run'}", override]
+        assert main(["train", str(tmp_path / "r.yaml"), *words]) == 1 and not (tmp_path / "run").exists()
+        assert re.search(why, capsys.readouterr().err)
+
+
 def test_a_clip_is_what_a_rollout_would_remember(root: Path) -> None:
     recording = open_recording(root)
     now = np.array([8 + 5, 8 + 7])  # of the second episode, whose frames are 8 to 15
@@ -72,6 +108,9 @@ def test_a_clip_is_what_a_rollout_would_remember(root: Path) -> None:
     assert batch["valid"].tolist() == [[True, True, False], [True, False, False]]
     np.testing.assert_array_equal(batch["poses"][0, 4:], recording.poses[[14, 14]])  # held
     np.testing.assert_allclose(batch["time"][0], [-2, -2, -1, 0, 0.5, 1])
+    fresh = clip_index(now, recording, 3, 2, np.array([True, False]))
+    assert fresh.tolist() == [[13, 13, 13, 13, 14, 15], index[1].tolist()]  # a rollout that begins there
+    np.testing.assert_array_equal(recording.before(np.array([8, 9])), [recording.states[8, :5], recording.commands[8]])
     assert recording.held_out.sum() == 8 and recording.held_out[-1]
     assert recording.success.tolist()[8:16] == [False] * 6 + [True] * 2
 
@@ -84,6 +123,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert "'dynamics.width'" in capsys.readouterr().err
     with pytest.raises(UserError, match="holds no world model"):
         load(tmp_path)
-    (tmp_path / "world_model.json").write_text("{")
-    with pytest.raises(UserError, match="is damaged"):
-        load(tmp_path)
+    for text in ("{", "[]", "3"):
+        (tmp_path / "world_model.json").write_text(text)
+        with pytest.raises(UserError, match="is damaged"):
+            load(tmp_path)

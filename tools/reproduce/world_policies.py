@@ -92,7 +92,7 @@ def judged(model: WorldModel, episode: Episode) -> bool:
 def simulated_env(model: WorldModel, rows: int) -> ImaginedVectorEnv:
     """The simulator behind the imagined environment's class."""
     size = model.robot.cameras[0].height
-    oracle = Oracle(model.config.env, rows, cameras=model.cameras, image_size=size)
+    oracle = Oracle(model.config.env, rows, cameras=model.cameras, image_size=size, control_hz=model.robot.rate_hz)
     return ImaginedVectorEnv(oracle, rows, AutoresetMode.DISABLED)
 
 

@@ -17,10 +17,11 @@ from vla_stack.data.frame_cache import open_frames
 from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, OBS_STATE, REWARD, RobotSpec
 from vla_stack.world_model.memory import history_chunks
-from vla_stack.world_model.poses import check_robot, executed_poses
+from vla_stack.world_model.poses import POSE, check_robot, executed_poses
 from vla_stack.world_model.vae import Vae
 
 HELD_OUT = 10  # every tenth episode is for validation
+FRESH = 0.15  # of clips, rollouts that begin there: all they remember is the current frame (Ctrl-World, section 3)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class Recording:
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     held_out: NDArray[np.bool_]
+
+    def before(self, frames: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The command before each frame [*], float32 [*, 5]; the measured pose where an episode begins."""
+        begun = (frames > self.start[frames])[..., None]
+        return np.where(begun, self.commands[frames - 1], self.states[frames, :POSE]).astype(np.float32)
 
     def stacked(self, frames: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Pictures of all cameras, uint8 [*, V, H, W, 3], of frames int [*]."""
@@ -96,13 +102,17 @@ def open_recording(root: str | Path, cameras: tuple[str, ...] = ()) -> Recording
     )
 
 
-def clip_index(now: NDArray[np.int64], recording: Recording, history: int, future: int) -> NDArray[np.int64]:
+def clip_index(
+    now: NDArray[np.int64], recording: Recording, history: int, future: int, fresh: NDArray[np.bool_] | None = None
+) -> NDArray[np.int64]:
     """Frames of the clips around ``now`` [B]: int64 [B, K + 1 + H].
 
     History is what a rollout would remember that began 0 to H - 1 frames after the episode did and is now at a chunk's
-    end. Past the episode's end the last frame is repeated.
+    end, or that begins now where ``fresh`` [B] says so. Past the episode's end the last frame is repeated.
     """
     start, end = recording.start[now], recording.end[now]
+    if fresh is not None:
+        start = np.where(fresh, now, start)
     chunks, offset = np.divmod(now - start, future)
     past = np.array([history_chunks(int(n), history) for n in chunks], np.int64).reshape(len(now), history)
     past = (start + offset)[:, None] + past * future
@@ -140,7 +150,8 @@ class ClipLoader:
 
     Each batch holds ``latents`` float32 [B, F, V, C, h, w], ``poses`` float32 [B, F, 5], ``time`` float32 [B, F] (in
     chunks from the current frame) and ``valid`` bool [B, H + 1]. In a share ``held`` of clips the poses after a random
-    future frame repeat that one's, and the frames after it do not count.
+    future frame repeat that one's, and the frames after it do not count. A share :data:`FRESH` remembers nothing but
+    the current frame, as rollouts do that begin in the middle of an episode.
 
     Args:
         recording: The data.
@@ -176,7 +187,8 @@ class ClipLoader:
         now = rng.choice(self._starts, self._batch_size)
         future = self._shape[1]
         known = np.where(rng.random(len(now)) < self._held, rng.integers(1, future + 1, len(now)), future)
-        return clip_batch(self._recording, self._latents, now, *self._shape, known)
+        fresh = rng.random(len(now)) < FRESH
+        return clip_batch(self._recording, self._latents, now, *self._shape, known, fresh)
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self._position}
@@ -192,9 +204,13 @@ def clip_batch(
     history: int,
     future: int,
     known: NDArray[np.int64],
+    fresh: NDArray[np.bool_] | None = None,
 ) -> dict[str, Any]:
-    """The batch of clips around frames ``now`` [B], of which ``known`` [B] future poses are told; see ClipLoader."""
-    index = clip_index(now, recording, history, future)
+    """The batch of clips around frames ``now`` [B], of which ``known`` [B] future poses are told; see ClipLoader.
+
+    ``fresh`` [B] are rollouts that begin there.
+    """
+    index = clip_index(now, recording, history, future, fresh)
     ahead = np.arange(future + 1)
     last = np.minimum(ahead, known[:, None])
     told = np.concatenate([index[:, :history], np.take_along_axis(index[:, history:], last, 1)], 1)

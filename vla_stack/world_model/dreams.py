@@ -54,6 +54,8 @@ class SimulatedStarts:
         self._env = gym.make(env_id, cameras=cameras, image_size=robot.cameras[0].height, control_hz=robot.rate_hz)
 
     def start(self, seed: int, options: dict[str, Any]) -> Start:
+        if "start_index" in options:
+            raise UserError("first frames are the simulator's, 'start_index' is a row of a dataset", "give a seed")
         raw, info = self._env.reset(
             seed=seed, options={k: options[k] for k in ("variant", "instruction") if k in options}
         )
@@ -219,18 +221,21 @@ class Dreams:
         noise = torch.cat([chunk_noise(model, [d.seed], d.memory.chunks) for d in dreams])
         latents, spread = model.chunk([d.memory for d in dreams], poses, noise)
         pictures = model.vae.pictures(latents[:, :n])
-        trips: list[list[str]] = [[] for _ in dreams]
+        measured = guards.readings(model, spread, latents, pictures, poses, commands, pose)
+        trips = [guards.tripped(model, measured, d.memory.chunks + 1, row) for row, d in enumerate(dreams)]
         if n == model.horizon:
-            measured = guards.readings(model, spread, latents, pictures, poses, commands, pose)
             for row, dream in enumerate(dreams):
                 dream.memory.push(End(latents[row, -1], poses[row, -1]))
                 dream.before, dream.commands = commands[row, -1], []
-                trips[row] = guards.tripped(model, measured, dream.memory.chunks, row)
         return pictures, poses, trips
 
     @torch.no_grad()
     def _frames(self, dreams: list[Dream], pictures: Tensor, poses: Tensor, trips: list[list[str]]) -> list[Frames]:
-        """Judge newly shown pictures [B, n, V, H, W, 3], all dreams at once, and measure the robots in them."""
+        """Judge newly shown pictures [B, n, V, H, W, 3], all dreams at once, and measure the robots in them.
+
+        Guards end a rollout at a chunk's end, by which their limits were taken; but where a success is shown before, it
+        has to pass them there.
+        """
         p = self._judge(dreams, pictures)
         opening = self.model.heads.probe(pictures.flatten(0, 1))[:, 4].clamp(0, 1).unflatten(0, pictures.shape[:2])
         told = torch.cat([poses[..., :4], opening[..., None]], -1).cpu().numpy()
@@ -244,7 +249,8 @@ class Dreams:
                 states.append(dream.state)
             films = {c: seen[row, :, v] for v, c in enumerate(self.model.cameras)}
             done = p[row] > self.model.config.limits.success
-            out.append(Frames(films, np.stack(states), p[row], done, np.zeros_like(done), trips[row]))
+            counts = not dream.commands or done.any()
+            out.append(Frames(films, np.stack(states), p[row], done, np.zeros_like(done), trips[row] if counts else []))
         return out
 
     @torch.no_grad()

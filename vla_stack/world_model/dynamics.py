@@ -251,8 +251,8 @@ class Dynamics(nn.Module):
         match self.config.conditioning:
             case "per_frame":
                 return self.pose(tokens)
-            case "mean":
-                return self.pose(tokens).mean(1, keepdim=True)
+            case "mean":  # without their times, by which the network could tell whose pose is whose
+                return self.pose(torch.cat([tokens[..., :-1], torch.zeros_like(tokens[..., -1:])], -1)).mean(1, True)
             case "flat":
                 return self.pose(tokens.flatten(1))[:, None]
         return tokens.new_zeros(())

@@ -99,7 +99,8 @@ class Heads(nn.Module):
         super().__init__()
         self.adapter, self.probe = Adapter(horizon), Probe(views, size, config.width)
         self.judges = nn.ModuleList(Judge(views, size, config.width, tasks) for _ in range(config.judges))
-        self.register_buffer("temperature", torch.ones(()))  # of the judges' logits, set by `calibrate`
+        self.register_buffer("temperature", torch.ones(()))  # of the judges' logits, and what is added to
+        self.register_buffer("offset", torch.zeros(()))  # them then; both set by `calibrate`
 
     def success(
         self, pictures: Tensor, task: Tensor, states: list[Tensor] | None = None
@@ -108,7 +109,11 @@ class Heads(nn.Module):
         logits, after = zip(
             *(j(pictures, task, states[i] if states else None) for i, j in enumerate(self.judges)), strict=True
         )
-        return (torch.stack(logits) / self.temperature).sigmoid().mean(0), list(after)
+        return self.probability(torch.stack(logits)), list(after)
+
+    def probability(self, logits: Tensor) -> Tensor:
+        """Calibrated success probability [*], the mean over judges, of their logits [judges, *]."""
+        return (logits / self.temperature + self.offset).sigmoid().mean(0)
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the losses.
@@ -133,20 +138,33 @@ class Heads(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, logits: Tensor, labels: Tensor) -> None:
-        """Set the temperature (Guo et al. 2017) that minimises the cross entropy of logits [judges, N], labels [N]."""
-        candidates = torch.logspace(-1, 1.5, 60)
+        """Set the scale and offset (Platt 1999) that minimise the cross entropy of logits [judges, N], labels [N].
+
+        A temperature alone (Guo et al. 2017) would not do: judges learn with both outcomes weighing the same, which
+        shifts their logits by the log odds of success.
+        """
         targets = labels.float().expand_as(logits)
-        losses = [F.binary_cross_entropy_with_logits(logits / t, targets) for t in candidates]
-        self.temperature.copy_(candidates[int(torch.stack(losses).argmin())])
+        temperatures, offsets = torch.logspace(-1, 1.5, 40), torch.linspace(-6, 6, 61)
+        losses = torch.stack(
+            [
+                torch.stack([F.binary_cross_entropy_with_logits(logits / t + b, targets) for b in offsets])
+                for t in temperatures
+            ]
+        )
+        best = int(losses.argmin())
+        self.temperature.copy_(temperatures[best // len(offsets)])
+        self.offset.copy_(offsets[best % len(offsets)])
 
 
 def balanced_threshold(probability: Tensor, labels: Tensor) -> float:
-    """The threshold of largest balanced accuracy; 0.5 where only one outcome is there."""
+    """The threshold of largest balanced accuracy, in the widest gap of such; 0.5 where only one outcome is there."""
     if labels.all() or not labels.any():
         return 0.5
-    candidates = torch.linspace(0.05, 0.95, 37)
+    values = probability.unique()
+    if len(values) < 2:
+        return 0.5
+    between, gaps = (values[1:] + values[:-1]) / 2, values[1:] - values[:-1]
     hits = torch.stack(
-        [(probability > t)[labels].float().mean() + (probability <= t)[~labels].float().mean() for t in candidates]
+        [(probability > t)[labels].float().mean() + (probability <= t)[~labels].float().mean() for t in between]
     )
-    best = (hits >= hits.max() - 1e-6).nonzero().flatten()
-    return float(candidates[best[len(best) // 2]])
+    return float(between[gaps.where(hits >= hits.max() - 1e-6, 0.0).argmax()])

@@ -123,8 +123,12 @@ class HeadsLoader:
         frames = np.arange(len(r.end))
         now = rng.choice(np.flatnonzero(~r.held_out & (frames + h < r.end)), 16 * self._batch_size)
         ahead = now[:, None] + np.arange(h)
-        before = np.where((now > r.start[now])[:, None], r.commands[now - 1], r.states[now, :5])
-        return {"pose": r.poses[now], "before": before, "commands": r.commands[ahead], "reached": r.poses[ahead + 1]}
+        return {
+            "pose": r.poses[now],
+            "before": r.before(now),
+            "commands": r.commands[ahead],
+            "reached": r.poses[ahead + 1],
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self._position}
@@ -148,7 +152,7 @@ def told_otherwise(
 
 @torch.no_grad()
 def calibrate(model: WorldModel, recording: Recording, n: int, seed: int) -> tuple[Limits, Tensor]:
-    """Temperature of the judges and limits of the guards, from rollouts along held-out episodes.
+    """Scale of the judges' logits and limits of the guards, from rollouts along held-out episodes.
 
     What is decided at an episode's largest probability, and ended by its worst chunk, is calibrated on those: a success
     counts at the first frame above the threshold, a guard ends a rollout at the first chunk above its limit.
@@ -176,7 +180,7 @@ def calibrate(model: WorldModel, recording: Recording, n: int, seed: int) -> tup
     )
     counted = within.repeat(2, 1)
     model.heads.calibrate(logits[:, counted], labels[counted])
-    probability = (logits / model.heads.temperature.cpu()).sigmoid().mean(0).where(counted, 0.0)
+    probability = model.heads.probability(logits.to(device)).cpu().where(counted, 0.0)
     threshold = balanced_threshold(probability.amax(1), (labels & counted).any(1))
 
     told = torch.from_numpy(recording.poses[index]).to(device).unflatten(1, (-1, h)).flatten(0, 1)

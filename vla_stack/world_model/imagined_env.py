@@ -78,9 +78,14 @@ class ImaginedVectorEnv(VectorEnv):
         backend: What makes the frames.
         num_envs: N.
         autoreset: What a step does to an episode that is over.
+
+    Raises:
+        ValueError: ``autoreset`` is ``SAME_STEP``.
     """
 
     def __init__(self, backend: Backend, num_envs: int = 1, autoreset: AutoresetMode = AutoresetMode.NEXT_STEP) -> None:
+        if autoreset == AutoresetMode.SAME_STEP:
+            raise ValueError("an imagined environment restarts at the next step or not at all")
         self.backend, self.num_envs = backend, num_envs
         self.metadata = {"autoreset_mode": autoreset, "render_modes": ["rgb_array"]}
         robot = backend.robot
@@ -101,15 +106,18 @@ class ImaginedVectorEnv(VectorEnv):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin all episodes.
+        """Begin all episodes, or some.
 
         Args:
             seed: Of environment 0, the others follow; or one each. The same seed gives the same first frames and noise.
-            options: ``start_index`` (row of a dataset) or what the simulator takes: ``variant``, ``instruction``.
+            options: ``start_index`` (row of a dataset) or what the simulator takes: ``variant``, ``instruction``; and
+                gymnasium's ``reset_mask`` (bool [N]), the episodes to begin.
         """
+        options = dict(options or {})
+        mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs, bool)), bool)
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
-        for row, s in enumerate(seeds):
-            self._begin(row, s, options or {})
+        for row in np.flatnonzero(mask):
+            self._begin(int(row), seeds[row], options)
         return self._observation(), self._info(np.zeros(self.num_envs, bool), None)
 
     def step(

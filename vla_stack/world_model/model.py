@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -181,14 +182,19 @@ class WorldModel(nn.Module):
         latents, spread = self.dynamics.imagine(Remembered.clean(history, current), tokens, noise)
         return latents[:, 1:], spread
 
-    def save(self, directory: Path) -> None:
-        """Write ``directory``."""
+    def save(self, directory: Path, untrained: Sequence[str] = ()) -> None:
+        """Write ``directory``; :func:`load` refuses a model of which parts are still ``untrained``."""
         directory.mkdir(parents=True, exist_ok=True)
         for part in PARTS:
             state = getattr(self, part).state_dict()
             save_file({k: v.contiguous() for k, v in state.items()}, directory / f"{part}.safetensors")
         save_file({"bank": self.bank}, directory / BANK)
-        about = {"format": 1, "robot": self.robot.to_json(), **plain(dataclasses.asdict(self.config))}
+        about = {
+            "format": 1,
+            "untrained": list(untrained),
+            "robot": self.robot.to_json(),
+            **plain(dataclasses.asdict(self.config)),
+        }
         about["limits"] = {k: v if np.isfinite(v) else None for k, v in about["limits"].items()}
         (directory / CONFIG).write_text(json.dumps(about, indent=1) + "\n")
 
@@ -214,7 +220,7 @@ def load(name: str | Path, device: str | torch.device = "cpu") -> WorldModel:
     """Read a world model.
 
     Raises:
-        UserError: It is not there, or damaged.
+        UserError: It is not there, not trained to its end, or damaged.
     """
     path = resolve(name)
     try:
@@ -222,12 +228,16 @@ def load(name: str | Path, device: str | torch.device = "cpu") -> WorldModel:
         robot = RobotSpec.from_json(about.pop("robot"))
         if (number := about.pop("format", None)) != 1:
             raise UserError(f"{path / CONFIG} has format {number}, this version reads 1", "update vla_stack")
+        if untrained := about.pop("untrained", []):
+            raise UserError(
+                f"{path}: its {' and '.join(untrained)} are not trained yet", f"vla train --resume {path.parent}"
+            )
         about["limits"] = {k: np.inf if v is None else v for k, v in about.get("limits", {}).items()}
         model = WorldModel(build(WorldConfig, about, str(path / CONFIG)), robot)
         for part in PARTS:
             weights = {k: v.float() for k, v in load_file(path / f"{part}.safetensors").items()}
             getattr(model, part).load_state_dict(weights)
         model.bank = load_file(path / BANK)["bank"].float()
-    except (OSError, ValueError, KeyError, RuntimeError, SchemaError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError, SchemaError) as e:
         raise UserError(f"{path} is damaged ({' '.join(str(e).split())[:200]})", "copy or train it again") from None
     return model.to(device).eval()

@@ -153,7 +153,7 @@ def imagine(
     model, limits = critics.model, critics.model.config.limits
     memories = model.begin(recording.stacked(starts), recording.poses[starts])
     task = torch.from_numpy(recording.task[starts])
-    before = torch.from_numpy(recording.poses[starts])
+    before = torch.from_numpy(recording.before(starts))
     alive, judged = np.ones(len(starts), bool), None
     for c in range(chunks):
         pose = torch.stack([m.current.pose for m in memories])

@@ -7,6 +7,7 @@ checkpoint. ``<run>/model`` is the world model as far as it is trained; ``<run>/
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sim.registry import TASKS
 from vla_stack.errors import UserError
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.loop import Evaluate, Loader, Trainer
@@ -26,7 +28,7 @@ from vla_stack.training.memory import capacity, estimate
 from vla_stack.training.placement import Local, native_precision, use_threads
 from vla_stack.training.recipe_tree import build, read_tree
 from vla_stack.training.train import write_run_files
-from vla_stack.world_model.clips import ClipLoader, FrameLoader, Recording, encode_all, open_recording
+from vla_stack.world_model.clips import HELD_OUT, ClipLoader, FrameLoader, Recording, encode_all, open_recording
 from vla_stack.world_model.dynamics import loss as dynamics_loss
 from vla_stack.world_model.heads_data import HeadsLoader, calibrate, imagine_rollouts
 from vla_stack.world_model.model import WorldConfig, WorldModel, resolve
@@ -73,13 +75,36 @@ def run(source: Path, overrides: Sequence[str], resume: Path | None) -> int:
     run_dir = resume or Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
     if resume is None and (run_dir / "recipe.yaml").exists():
         raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
-    write_run_files(recipe.to_yaml(), run_dir)
-    finished = Training(recipe, run_dir).run()
+    training = Training(recipe, run_dir)
+    write_run_files(recipe.to_yaml(), run_dir)  # of a run that can begin
+    finished = training.run()
     if not finished:
         print(f"stopped; continue with: vla train --resume {run_dir}")
     else:
         print(f"done: {run_dir / 'model'}; try: vla eval --env imagined:{run_dir}, or: vla imagine --model {run_dir}")
     return 0
+
+
+def _check_recording(recording: Recording, recipe: WorldRecipe) -> None:
+    """Raise a :class:`UserError` where there is too little to learn from or to measure on."""
+    lengths = (recording.end - recording.start)[np.unique(recording.start)]
+    if len(lengths) < HELD_OUT:
+        raise UserError(
+            f"{recipe.data.root} has {len(lengths)} episodes, of which every {HELD_OUT}th is kept for validation",
+            f"record at least {HELD_OUT}, better hundreds: vla collect --mixed",
+        )
+    known = next((task.instructions for task in TASKS.values() if task.id == recipe.env), recording.tasks)
+    if not set(known) & set(recording.tasks):
+        raise UserError(
+            f"{recipe.data.root} was recorded with '{recording.tasks[0]}', {recipe.env} asks for '{known[0]}'",
+            "set env to the task of the data, or env='' for a real robot",
+        )
+    shortest = recipe.dynamics.future + 1
+    if lengths.max() < shortest:
+        raise UserError(
+            f"the longest episode of {recipe.data.root} has {lengths.max()} frames",
+            f"a chunk needs {shortest} (dynamics.future + 1)",
+        )
 
 
 class Training:
@@ -97,6 +122,7 @@ class Training:
         self.precision = native_precision(device) if recipe.precision == "auto" else recipe.precision
         use_threads(recipe.threads)
         self.recording: Recording = open_recording(recipe.data.root, recipe.data.cameras)
+        _check_recording(self.recording, recipe)
         torch.manual_seed(recipe.seed)
         config = WorldConfig(
             env=recipe.env,
@@ -116,23 +142,35 @@ class Training:
         for stage in STAGES:
             if stage == "vae" and (self.recipe.vae_from or self.recipe.world_model == "svd"):
                 continue
-            module = getattr(self.model, stage)
+            module, done = getattr(self.model, stage), self._done(stage)
             if not self._train(stage, module):
                 return False
             module.eval().requires_grad_(False)
             getattr(self, f"_after_{stage}", lambda: None)()
-            self.model.save(self.run_dir / "model")
+            if self._done(stage) > done or stage == STAGES[-1]:  # what was trained before is saved as a whole
+                self.model.save(self.run_dir / "model", STAGES[STAGES.index(stage) + 1 :])
         return True
+
+    def _done(self, stage: str) -> int:
+        """Steps up to the stage's last checkpoint."""
+        checkpoint = ckpt.latest(self.run_dir / stage / "checkpoints")
+        return 0 if checkpoint is None else int(checkpoint.name)
 
     def _train(self, stage: str, module: nn.Module) -> bool:
         """Train one stage to its end, from its last checkpoint."""
         recipe, folder = self.recipe.of_stage(stage, self.precision), self.run_dir / stage
         checkpoint = ckpt.latest(folder / "checkpoints")
-        done = 0 if checkpoint is None else int(checkpoint.name)
+        done = self._done(stage)
         if checkpoint is not None:
             module.load_state_dict(load_file(checkpoint / ckpt.PRETRAINED / WEIGHTS))
         if done >= recipe.steps:
             return True
+        for later in STAGES[STAGES.index(stage) + 1 :]:
+            if self._done(later):
+                raise UserError(
+                    f"{self.run_dir}: '{stage}' is to go on at step {done}, and '{later}' has learnt from it as it is",
+                    f"remove {self.run_dir / later} to train that again",
+                )
         folder.mkdir(parents=True, exist_ok=True)
         millions = sum(p.numel() for p in module.parameters()) / 1e6
         memory = estimate(module, recipe).report(capacity(self.placement.device))
@@ -207,7 +245,7 @@ class Training:
                 return stored["latents"]
         print(f"encoding {len(self.recording.end)} frames", flush=True)
         latents = encode_all(self.model.vae, self.recording, self.placement.device)
-        save_file({"latents": latents, "scale": self.model.vae.scale.cpu().clone()}, path)
+        _write(path, {"latents": latents, "scale": self.model.vae.scale.cpu().clone()})
         return latents
 
     def _measure(self, directory: Path, step: int) -> dict[str, float]:
@@ -229,9 +267,11 @@ class Training:
 
     def _heads(self) -> Stage:
         path = self.run_dir / "generated.safetensors"
-        if not path.exists():
+        by = torch.stack([p.double().abs().sum() for p in self.model.dynamics.parameters()]).cpu()
+        if not path.exists() or not torch.equal(load_file(path)["by"], by):
             print(f"imagining {self.recipe.generated} rollouts for the judges", flush=True)
-            save_file(imagine_rollouts(self.model, self.recording, self.recipe.generated, self.recipe.seed), path)
+            rollouts = imagine_rollouts(self.model, self.recording, self.recipe.generated, self.recipe.seed)
+            _write(path, rollouts | {"by": by})
         loader = HeadsLoader(
             self.model,
             self.recording,
@@ -246,6 +286,13 @@ class Training:
         limits, bank = calibrate(self.model, self.recording, self.recipe.generated, self.recipe.seed)
         self.model.config = dataclasses.replace(self.model.config, limits=limits)
         self.model.bank = bank
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a file, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    save_file({k: v.contiguous() for k, v in tensors.items()}, partial)
+    os.replace(partial, path)
 
 
 def _take_autoencoder(model: WorldModel, name: str) -> None:
