@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.schema import Observation, PolicySpec, RobotSpec
-from vla_stack.training.environments import SEEN, Seeing
-
-IMAGINED = "imagined:"  # followed by a world model's directory
+from vla_stack.training.environments import IMAGINED, SEEN, Seeing
 
 
 def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> gym.Env:

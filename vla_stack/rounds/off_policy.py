@@ -99,7 +99,7 @@ class OffPolicyLoop:
         check(recipe)
         torch.set_num_threads(recipe.threads)
         self.recipe, self.run_dir = recipe, run_dir
-        env = StateEnv(recipe.env)
+        env = StateEnv(recipe.env.real() if recipe.env.imagined else recipe.env)  # experts act in the simulator
         check_evaluations(recipe, env.limit)
         self.checkpoint = ckpt.latest(run_dir / "checkpoints")
         if self.checkpoint is not None:
@@ -175,7 +175,7 @@ class OffPolicyLoop:
         """Outcomes of the fixed evaluation episodes, with noise that is as fixed."""
         r = self.recipe
         if not self.evaluation:
-            real = dataclasses.replace(r, env=dataclasses.replace(r.env, judge=""))  # success is the task's own
+            real = dataclasses.replace(r, env=r.env.real())  # success is the task's own
             self.evaluation = make_envs(real, min(r.eval_envs, r.eval_episodes), self.scale)
         policy = partial(self.learner.greedy, g=torch.Generator().manual_seed(r.eval_seed))
         return evaluate(self.evaluation, policy, range(r.eval_seed, r.eval_seed + r.eval_episodes))
@@ -252,7 +252,8 @@ class OffPolicyLoop:
                       pretrained / learners.WEIGHTS)  # fmt: skip
             sizes = {"mean": self.scale[0].tolist(), "std": self.scale[1].tolist()}
             recipe = plain(dataclasses.asdict(self.recipe))
-            config = {"type": self.recipe.method, "step": self.step, "recipe": recipe, **sizes}
+            env = plain(dataclasses.asdict(self.recipe.env.real()))  # who is deployed needs no judges
+            config = {"type": self.recipe.method, "step": self.step, "recipe": recipe, "env": env, **sizes}
             (pretrained / "config.json").write_text(json.dumps(config, indent=1))
 
         self.checkpoint = ckpt.commit(self.run_dir / "checkpoints", self.step, fill, state, 1)
@@ -282,7 +283,7 @@ def run(recipe: OffPolicyRecipe, run_dir: Path) -> None:
     """``vla train`` of a recipe with ``loop: off_policy``."""
     OffPolicyLoop(recipe, run_dir).run()
     if recipe.env.reward != "own":
-        print(f"try it: vla eval --policy {run_dir} --env {recipe.env.id} --mode sync")
+        print(f"try it: vla eval --policy {run_dir} --env {recipe.env.real().id} --mode sync")
 
 
 def load(directory: Path) -> tuple[Learner, EnvRecipe, tuple[NDArray, NDArray]]:
@@ -294,7 +295,7 @@ def load(directory: Path) -> tuple[Learner, EnvRecipe, tuple[NDArray, NDArray]]:
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text())
-        recipe = build(OffPolicyRecipe, config["recipe"], str(path))
+        recipe, env = build(OffPolicyRecipe, config["recipe"], str(path)), build(EnvRecipe, config["env"], str(path))
         scale = np.array(config["mean"], np.float32), np.array(config["std"], np.float32)
         weights = load_file(directory / learners.WEIGHTS)
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as e:
@@ -305,7 +306,6 @@ def load(directory: Path) -> tuple[Learner, EnvRecipe, tuple[NDArray, NDArray]]:
     if config.get("step", warmup) >= warmup:  # its count of steps is not kept: the warm-up is over
         warmup = 0
     expo = dataclasses.replace(recipe.expo, warmup=warmup)
-    env = dataclasses.replace(recipe.env, judge="")  # who acts needs no reward
     envs, learner = make_actor(dataclasses.replace(recipe, env=env, num_envs=1, expo=expo), scale)
     envs[0].close()
     try:

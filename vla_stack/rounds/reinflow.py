@@ -23,6 +23,7 @@ from vla_stack.policies.shipped import resolve_policy
 from vla_stack.rounds.on_policy import Reward, Rollouts
 from vla_stack.statistics import wilson
 from vla_stack.training import checkpoint as ckpt
+from vla_stack.training.environments import IMAGINED, EnvRecipe
 from vla_stack.training.experience import Experience
 from vla_stack.training.log import truncate
 from vla_stack.world_model.success import Judged, showing
@@ -39,7 +40,8 @@ class ReinFlowRecipe:
         loop: ``reinflow``: which loop of ``vla_stack.rounds`` this is.
         name: Of the run.
         policy: Policy to start from, a flow policy: directory, run, or shipped policy.
-        env: gymnasium id or a benchmark's task.
+        env: gymnasium id, a benchmark's task, or ``imagined:`` and the run of a world model; what that imagines is
+            evaluated on.
         env_options: Further keyword arguments of the environment, e.g. ``{max_episode_steps: 200}``.
         reward: ``success``: 1 at success, else 0; ``task``: the environment's own.
         judge: Directory of a world model whose judges say what success is in training; evaluations ask the task.
@@ -109,6 +111,9 @@ class ReinFlowLoop:
         if recipe.judge:
             options = showing(recipe.judge, options_for(recipe.env, self.policy.spec, options))
         self.envs = [make_env(recipe.env, self.policy.spec, options) for _ in range(recipe.num_envs)]
+        tested = self.envs  # success is the task's own, where a world model judges or imagines it
+        if recipe.env.startswith(IMAGINED):
+            tested = [make_env(EnvRecipe(recipe.env).real().id, self.policy.spec) for _ in range(recipe.num_envs)]
         raw, info = self.envs[0].reset(seed=0)
         first = self.policy.preprocess([observation_of(raw, self.policy.spec.robot, info["task"], 0)])
         with torch.random.fork_rng():
@@ -116,7 +121,8 @@ class ReinFlowLoop:
             self.learner = Learner(network, observe(network, first)[1].shape[-1], recipe.method).to(
                 network.config.device
             )
-        self.rollouts = self.practice = Rollouts(self.policy, self.learner, self.envs, recipe.reward)
+        self.rollouts = Rollouts(self.policy, self.learner, tested, recipe.reward)
+        self.practice = Rollouts(self.policy, self.learner, self.envs, recipe.reward)
         if recipe.judge:
             judged = [Judged(env, recipe.judge) for env in self.envs]
             self.practice = Rollouts(self.policy, self.learner, judged, recipe.reward)
@@ -250,6 +256,8 @@ def _check(r: ReinFlowRecipe) -> None:
                 f"'method.{key}' is {getattr(m, key)}, expected more than 0",
                 f"for example method.{key}={getattr(defaults, key)}",
             )
+    if r.judge and r.env.startswith(IMAGINED):
+        raise UserError(f"env={r.env} has judges of its own", "leave 'judge' out")
     if not m.sigma_high >= m.sigma_low:
         raise UserError(
             f"'method.sigma_high' is {m.sigma_high}, expected at least method.sigma_low, {m.sigma_low}",
@@ -285,7 +293,8 @@ def _xy(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]
 def run(recipe: ReinFlowRecipe, run_dir: Path) -> None:
     """``vla train`` of a recipe with ``loop: reinflow``."""
     policy = ReinFlowLoop(recipe, run_dir).run() / ckpt.PRETRAINED
-    print(f"curve: {run_dir / CURVE}; try it: vla eval --policy {policy} --env {recipe.env} --mode sync")
+    env = EnvRecipe(recipe.env).real().id
+    print(f"curve: {run_dir / CURVE}; try it: vla eval --policy {policy} --env {env} --mode sync")
 
 
 RECIPE = ReinFlowRecipe

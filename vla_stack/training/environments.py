@@ -7,7 +7,7 @@ gymnasium environment with boxes is taken as it is. Success may be what the judg
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vla_stack.errors import UserError
 
 Vector = NDArray[np.float32]
+IMAGINED = "imagined:"  # followed by a world model's directory
 SEEN = "seen"  # key of an observation: what :class:`StateEnv` makes of it
 
 
@@ -25,7 +26,8 @@ class EnvRecipe:
     """Which environment, and what it pays.
 
     Attributes:
-        id: ``sim/<task>-v0``, ``metaworld/<task>``, or a gymnasium id.
+        id: ``sim/<task>-v0``, ``metaworld/<task>``, a gymnasium id, or ``imagined:`` and the run of a world model; that
+            needs ``features``, as it has no poses of objects.
         limit: Control steps of an episode; 0 takes the environment's own.
         control_hz: Control steps a second of a task of ours or of a benchmark; 0 takes its own.
         reward: ``step`` pays -1 a step until success, ``success`` 1 at success, ``own`` the environment's reward.
@@ -47,6 +49,24 @@ class EnvRecipe:
     def tail(self) -> Literal[0, -1]:
         """What an endless failure goes on earning a step."""
         return -1 if self.reward == "step" else 0
+
+    @property
+    def imagined(self) -> bool:
+        """Whether a world model is the environment."""
+        return self.id.startswith(IMAGINED)
+
+    def real(self) -> EnvRecipe:
+        """What is evaluated on, and where experts act: the task itself, where a world model judges or imagines it.
+
+        Raises:
+            UserError: There is no such world model, or it is of no task of ``sim``.
+        """
+        if not self.imagined:
+            return replace(self, judge="")
+        from vla_stack.world_model.steered import task_of  # on demand: it imports torch
+
+        task, rate_hz = task_of(self.id)
+        return replace(self, id=task, control_hz=rate_hz, judge="")
 
 
 class StateEnv:
@@ -112,7 +132,9 @@ class StateEnv:
 
             script = external.make_expert(self.env, noise, seed)
         else:
-            raise UserError(f"there is no scripted expert for {self.recipe.id}", "use a task of sim or metaworld")
+            raise UserError(
+                f"there is no scripted expert for {self.recipe.id}", "give offline.root=DIR, episodes of it"
+            )
 
         def act() -> Vector:
             command = script.perturb(script.act())
@@ -127,6 +149,8 @@ class StateEnv:
         r = self.recipe
         options: dict[str, Any] = {"control_mode": "ee_delta"} | ({"control_hz": r.control_hz} if r.control_hz else {})
         options |= {"cameras": ()} if self._features is None else self._features.options
+        if r.imagined:
+            return self._dreamt(options)
         if r.judge:
             if r.reward == "own":
                 raise UserError("'env.judge' says what success is, env.reward=own pays none", "set env.reward=success")
@@ -156,7 +180,24 @@ class StateEnv:
         except gym.error.Error as e:
             raise UserError(f"env.id '{r.id}': {e}", "for example sim/pick-v0 or metaworld/peg-insert-side-v3") from e
 
+    def _dreamt(self, options: dict[str, Any]) -> gym.Env:
+        r = self.recipe
+        if not r.features:
+            raise UserError(
+                f"{r.id} shows pictures, no poses of objects", "set env.features=POLICY, which looks at them"
+            )
+        if r.judge or r.reward == "own" or r.options or r.control_hz:
+            raise UserError(
+                f"{r.id} has a rate and judges of its own",
+                "leave out env.judge, env.options, env.control_hz and env.reward=own",
+            )
+        from vla_stack.world_model.steered import SteeredEnv  # on demand: it imports torch
+
+        return SteeredEnv(r.id, options["cameras"], options.get("image_size", 0))
+
     def _own_limit(self) -> int:
+        if self.recipe.imagined:
+            return self.env.unwrapped.max_steps  # type: ignore[attr-defined]
         if self.native:
             import sim
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -21,7 +20,7 @@ from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.imagined_env import Frames, ImaginedEnv
 from vla_stack.world_model.memory import Memory
-from vla_stack.world_model.model import End, WorldModel, load
+from vla_stack.world_model.model import End, WorldModel, shared
 from vla_stack.world_model.offline import Critics
 from vla_stack.world_model.poses import POSE
 from vla_stack.world_model.quality import chunk_noise
@@ -278,7 +277,7 @@ def make_env(name: str, render_mode: str | None = None, device: str = "cpu") -> 
     Raises:
         UserError: There is no such world model, or it was not of a task of ``sim`` and has no first frames.
     """
-    model = load(Path(name.removeprefix(PREFIX)), device)
+    model = shared(name.removeprefix(PREFIX), device)
     return ImaginedEnv(Dreams(model, simulated(model), 1, max_steps_of(model)), render_mode)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,9 @@ def load(name: str | Path, device: str | torch.device = "cpu") -> WorldModel:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError, SchemaError) as e:
         raise UserError(f"{path} is damaged ({' '.join(str(e).split())[:200]})", "copy or train it again") from None
     return model.to(device).eval()
+
+
+@cache
+def shared(name: str, device: str = "cpu") -> WorldModel:
+    """:func:`load`, one copy in memory for all environments of a process."""
+    return load(name, device)

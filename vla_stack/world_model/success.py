@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_stack.errors import UserError
-from vla_stack.world_model.model import WorldModel, load
+from vla_stack.world_model.model import shared
 
 
 class Judged(gym.Wrapper):
@@ -30,7 +29,7 @@ class Judged(gym.Wrapper):
 
     def __init__(self, env: gym.Env, name: str) -> None:
         super().__init__(env)
-        self._model = judging(name)
+        self._model = shared(name)
         task: Any = env.unwrapped
         tasks, rate = self._model.config.tasks, self._model.robot.rate_hz
         if unknown := sorted(set(getattr(task, "task_variants", (task.task,))) - set(tasks)):
@@ -68,7 +67,7 @@ def showing(name: str, options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: There is no world model, or the two want pictures of different sizes.
     """
-    robot = judging(name).robot
+    robot = shared(name).robot
     size, own = robot.cameras[0].height, tuple(options.get("cameras", ()))
     if own and options.get("image_size", size) != size:
         raise UserError(
@@ -76,13 +75,3 @@ def showing(name: str, options: dict[str, Any]) -> dict[str, Any]:
             "train one of them on pictures of the other's size",
         )
     return options | {"cameras": tuple(dict.fromkeys((*own, *(c.name for c in robot.cameras)))), "image_size": size}
-
-
-@cache
-def judging(name: str) -> WorldModel:
-    """One copy in memory for all environments of a process.
-
-    Raises:
-        UserError: There is no world model.
-    """
-    return load(name)

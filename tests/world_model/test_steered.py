@@ -1,0 +1,123 @@
+"""Reinforcement learning in a world model: steered as the simulator is, evaluated in the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from lerobot.configs import FeatureType, PolicyFeature
+from small_vla import make_config, make_stats
+
+import sim
+from sim.arm import ARM7
+from vla_stack.errors import UserError
+from vla_stack.policies.modeling_vla import VlaPolicy
+from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe, load
+from vla_stack.rounds.reinflow import ReinFlowLoop, ReinFlowRecipe
+from vla_stack.schema import OBS_STATE, image_key
+from vla_stack.training.environments import EnvRecipe, StateEnv
+from vla_stack.training.recipe_tree import build
+from vla_stack.world_model.dynamics import DynamicsConfig
+from vla_stack.world_model.heads import HeadsConfig
+from vla_stack.world_model.imagined_env import ImaginedEnv
+from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
+from vla_stack.world_model.poses import PoseScale
+from vla_stack.world_model.steered import SteeredEnv
+from vla_stack.world_model.vae import VaeConfig
+
+SIZE, HZ = 32, 20.0  # not the rate that the task has of its own
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random world model of picking."""
+    torch.manual_seed(0)
+    config = WorldConfig(
+        "sim/pick-v0",
+        tuple(sim.TASKS["pick"].instructions),
+        PoseScale((0.2, -0.3, 0.0), (0.7, 0.3, 0.3)),
+        VaeConfig(channels=3, stem=2, widths=(8, 8)),
+        DynamicsConfig(history=2, future=3, width=8, blocks=1, heads=2, patch=2, members=2),
+        HeadsConfig(width=8, judges=1),
+        limits=Limits(success=2.0),
+    )
+    path = tmp_path_factory.mktemp("world")
+    WorldModel(config, ARM7.spec("ee_abs", ("front", "wrist"), SIZE, HZ)).save(path)
+    return f"imagined:{path}"
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random flow policy that looks through the wrist's camera."""
+    robot = ARM7.spec("ee_abs", ("wrist",), SIZE, HZ)
+    inputs = {OBS_STATE: PolicyFeature(FeatureType.STATE, (12,))}
+    inputs[image_key("wrist")] = PolicyFeature(FeatureType.VISUAL, (3, SIZE, SIZE))
+    names = [d.name for d in robot.action]
+    config = make_config(input_features=inputs, robot=robot.to_json(), action_feature_names=names)
+    stats = make_stats() | {OBS_STATE: {"mean": np.zeros(12, np.float32), "std": np.ones(12, np.float32)}}
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("policy")
+    for part in (VlaPolicy(config), *make_vla_pre_post_processors(config, stats)):
+        part.save_pretrained(path)
+    return str(path)
+
+
+def test_the_same_actions_are_the_same_commands_in_both(world: str) -> None:
+    imagined = SteeredEnv(world, ("wrist",), SIZE)
+    simulated = gym.make("sim/pick-v0", control_mode="ee_delta", cameras=(), control_hz=HZ).unwrapped
+    assert imagined.action_space == simulated.action_space and imagined.spec_robot.rate_hz == HZ
+    imagined.reset(seed=3)
+    simulated.reset(seed=3)
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        action = rng.uniform(-1.5, 1.5, 5).astype(np.float32)  # clipped
+        imagined.step(action)
+        simulated.step(action)
+        np.testing.assert_allclose(imagined.tool_command, simulated.tool_command, atol=1e-4)
+
+
+def test_practice_is_imagined_and_evaluations_are_not(world: str, policy: str, tmp_path: Path) -> None:
+    sac = {"actor": [8], "critic": [8], "members": 2, "batch": 8, "utd": 1, "layer_norm": True}
+    expo = {"sac": sac, "base": [8], "base_steps": 2, "samples": 2, "edits": 1}
+    size = {"steps": 8, "eval_every": 8, "eval_episodes": 1, "eval_envs": 1, "horizon": 2, "num_envs": 1}
+    env = {"id": world, "features": policy, "limit": 4}
+    tree = {"method": "expo", "env": env, "offline": {"episodes": 1, "failures": True}, "expo": expo, **size}
+    loop = OffPolicyLoop(build(OffPolicyRecipe, tree, "test"), tmp_path / "run")
+    loop.run()
+    assert loop.step == 8 and [e.recipe.id for e in loop.evaluation] == ["sim/pick-v0"]
+    deployed = load(tmp_path / "run" / "checkpoints" / "last" / "pretrained_model")[1]
+    assert (deployed.id, deployed.control_hz, deployed.features) == ("sim/pick-v0", HZ, policy)
+
+    env = StateEnv(EnvRecipe(world, features=policy))
+    assert env.limit == sim.TASKS["pick"].limit(HZ) and env.obs_dim == StateEnv(env.recipe.real()).obs_dim
+    with pytest.raises(UserError, match="no scripted expert for imagined"):
+        env.expert(0.0, 0)
+
+
+def test_reinflow_practises_in_the_world_model(world: str, policy: str, tmp_path: Path) -> None:
+    size = {"num_envs": 2, "eval_episodes": 2, "env_options": {}}
+    loop = ReinFlowLoop(ReinFlowRecipe(policy=policy, env=world, **size), tmp_path)
+    models = {id(env.unwrapped._vector.backend.model) for env in loop.envs}
+    assert all(isinstance(env.unwrapped, ImaginedEnv) for env in loop.envs) and len(models) == 1  # one copy of it
+    assert {env.unwrapped.spec.id for env in loop.rollouts._envs} == {"sim/pick-v0"}
+    with pytest.raises(UserError, match="has judges of its own"):
+        ReinFlowLoop(ReinFlowRecipe(policy=policy, env=world, judge="run", **size), tmp_path)
+
+
+def test_what_does_not_go_together_is_said(world: str, policy: str, tmp_path: Path) -> None:
+    recipe = EnvRecipe(world, features=policy)
+    for changes, why in (
+        ({"features": ""}, "no poses of objects -- set env.features"),
+        ({"reward": "own"}, "judges of its own -- leave out env.judge"),
+        ({"judge": "run"}, "judges of its own"),
+        ({"id": f"imagined:{tmp_path}"}, "holds no world model"),
+    ):
+        with pytest.raises(UserError, match=why):
+            StateEnv(replace(recipe, **changes))
+    with pytest.raises(UserError, match="front in 32 pixels, wrist in 32 pixels.*looks at wrist in 64"):
+        SteeredEnv(world, ("wrist",), 64)

@@ -1,0 +1,70 @@
+"""An imagined robot that is steered as agents of reinforcement learning steer the simulated one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.arm import ARM7, DELTA_RATE
+from vla_stack.errors import UserError
+from vla_stack.world_model.dreams import PREFIX, Dreams, max_steps_of, simulated
+from vla_stack.world_model.imagined_env import ImaginedEnv
+from vla_stack.world_model.model import shared
+
+
+class SteeredEnv(ImaginedEnv):
+    """One rollout whose actions are those of the simulator in ``ee_delta``, [5] in [-1, 1].
+
+    Args:
+        name: ``imagined:`` and the directory of a world model, or of the run that trained it.
+        cameras: That an agent looks at.
+        image_size: Of its pictures.
+
+    Raises:
+        UserError: There is no world model, it is of no task of ``sim``, or shows the agent other pictures.
+    """
+
+    def __init__(self, name: str, cameras: tuple[str, ...], image_size: int) -> None:
+        model = shared(name.removeprefix(PREFIX))
+        shown = {c.name: c.height for c in model.robot.cameras}
+        if any(shown.get(camera) != image_size for camera in cameras):
+            raise UserError(
+                f"{name} shows {', '.join(f'{c} in {size} pixels' for c, size in shown.items())}",
+                f"the policy of env.features looks at {', '.join(cameras)} in {image_size}",
+            )
+        super().__init__(Dreams(model, simulated(model), 1, max_steps_of(model)))
+        absolute = model.robot
+        self.spec_robot = ARM7.spec("ee_delta", model.cameras, absolute.cameras[0].height, absolute.rate_hz)
+        self.action_space = gym.spaces.Box(self.spec_robot.action_low, self.spec_robot.action_high, dtype=np.float32)
+        self._range = absolute.action_low.astype(np.float64), absolute.action_high.astype(np.float64)
+        self._step = DELTA_RATE / absolute.rate_hz
+        self.max_steps = max_steps_of(model)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        obs, info = super().reset(seed=seed, options=options)
+        self.tool = obs["agent_pos"][:5].astype(np.float64)
+        self.tool_command = np.append(self.tool[:4], 1.0)  # what the tool is told, [5]; it begins open
+        return obs, info
+
+    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        moved = np.clip(np.asarray(action, np.float64), -1.0, 1.0) * self._step
+        self.tool_command = np.clip(self.tool_command + moved, *self._range)
+        obs, reward, terminated, truncated, info = super().step(self.tool_command.astype(np.float32))
+        self.tool = obs["agent_pos"][:5].astype(np.float64)
+        return obs, reward, terminated, truncated, info
+
+
+def task_of(name: str) -> tuple[str, float]:
+    """The simulated task that a world model imagines, and its rate in Hz.
+
+    Raises:
+        UserError: There is no world model, or it is of no task of ``sim``.
+    """
+    model = shared(name.removeprefix(PREFIX))
+    max_steps_of(model)
+    return model.config.env, model.robot.rate_hz
