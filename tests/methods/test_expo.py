@@ -13,7 +13,7 @@ from vla_stack.methods import expo, sac
 from vla_stack.methods.expo import Expo, ExpoRecipe, best
 from vla_stack.methods.sac import step
 from vla_stack.training.actor import Actor
-from vla_stack.training.rollouts import Source, Store, mix
+from vla_stack.training.rollouts import Source, Store, Transition, mix
 
 SAC = replace(SMALL, subset=3, actor_q="mean", actor_rows="last", target_entropy=-0.5)  # all critics choose and judge
 AFFINE = replace(SAC, actor=(), critic=())  # without hidden layers every number follows by hand
@@ -218,3 +218,27 @@ def test_imitation_moves_the_base_towards_the_demonstrations():
     losses = [made.pretrain()["base"].item() for _ in range(60)]
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
     assert all(torch.equal(a, b) for a, b in zip(made.base.parameters(), made.average.parameters(), strict=True))
+
+
+def test_the_base_imitates_what_succeeded_online_where_it_is_told_to(monkeypatch):
+    made = learner(horizon=2, successes=True)
+    made.store.tail = -1 / (1 - GAMMA)  # -1 a step for ever
+    world = np.random.default_rng(3)
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(made, "imitate", lambda b: seen.append(b.actions) or {})
+    for episode in range(6):  # every second one succeeds; what is done tells which
+        for k in range(5):
+            last = k == 4
+            won = last and episode % 2 == 1
+            mark = np.full((1, 1), 0.25 if episode % 2 else -0.25, np.float32)
+            obs = world.normal(size=(1, 2)).astype(np.float32)
+            t = Transition(
+                obs, mark, np.array([float(won) - 1], np.float32), np.array([won]), np.array([last and not won]), obs,
+                np.zeros(1, np.int32), np.zeros(1, np.int64), np.full(1, int(Source.ONLINE), np.int8),
+            )  # fmt: skip
+            made.store.add(t)
+        made.update()
+        done = {round(float(x), 2) for x in seen[-1].flatten() if abs(abs(float(x)) - 0.25) < 1e-6}
+        assert done == ({0.25} if episode else set())  # demonstrations alone, until an episode has succeeded
+    half = torch.isclose(seen[-1], torch.tensor(0.25)).all(1).sum()
+    assert half == len(seen[-1]) // 2

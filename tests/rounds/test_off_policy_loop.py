@@ -167,6 +167,10 @@ def test_rlpd_is_compared_with_expo_at_its_sizes_and_rates(load_tool, monkeypatc
         ),
         ({"offline": {"noise": []}}, "'offline.noise' is empty"),
         ({"offline": {"failures": False}, "env": {"reward": "own"}}, "'offline.failures' is false, and env.reward=own"),
+        (
+            {"offline": {"failures": True}, "expo": {"successes": True}, "env": {"reward": "own"}},
+            "'expo.successes' is true, and env.reward=own",
+        ),
         ({"rollouts": "ray", "scenes": 3}, "'scenes' is 3, which needs rollouts=local"),
         ({"rollouts": "ray", "operator": "tcp://x:1"}, "'operator' is tcp://x:1, which needs rollouts=local"),
         ({"rollouts": "ray", "ray": {"workers": 0}}, "'ray.workers' is 0"),

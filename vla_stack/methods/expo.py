@@ -43,6 +43,8 @@ class ExpoRecipe:
         edits: How many of them are edited as well; 0 is best-of-N.
         beta: Largest edit, in normalised action units.
         unedited: Whether base samples themselves may be chosen; without them, and with N = 1, only edits act.
+        successes: Whether the base imitates, online, chunks of successful episodes alone, as EXPO-FT
+            (arXiv:2605.25477) may; without, those of the critics' batches, whatever came of them.
         learn: Whether anything is learnt online; without, the base acts as it is.
         warmup: Control steps before the first update.
     """
@@ -62,6 +64,7 @@ class ExpoRecipe:
     edits: int = 8
     beta: float = 0.1
     unedited: bool = True
+    successes: bool = False
     learn: bool = True
     warmup: int = 0
 
@@ -171,8 +174,17 @@ class Expo:
             part = Batch(*(x[i * sac.batch : (i + 1) * sac.batch] for x in batch))
             metrics = self.agent.critic_step(part, self.target(part))
         self.base_optimizer.param_groups[0]["lr"] = self.recipe.lr_base
-        metrics |= self.imitate(part)
+        metrics |= self.imitate(self._to_imitate() if self.recipe.successes else part)
         return metrics | self.edit_step(part) if self.recipe.edits else metrics
+
+    def _to_imitate(self) -> Batch:
+        """Chunks of episodes that succeeded, half of them demonstrations; these alone, until an episode has."""
+        n = self.recipe.sac.batch // 2
+        try:
+            own = self.store.sample(n, self.horizon, self.rng, succeeded=True)
+        except ValueError:
+            return self.offline.sample(2 * n, self.horizon, self.rng)
+        return mix(own, self.offline.sample(n, self.horizon, self.rng))
 
     @torch.no_grad()
     def target(self, batch: Batch) -> Tensor:

@@ -158,6 +158,11 @@ def _check_offline(r: OffPolicyRecipe) -> None:
         raise UserError(
             "'offline.noise' is empty, expected a noise for episodes to take in turns", "set offline.noise=0.3"
         )
+    if r.method == "expo" and r.expo.successes and r.env.reward == "own":
+        raise UserError(
+            "'expo.successes' is true, and env.reward=own knows no success",
+            "set expo.successes=false or env.reward=step",
+        )
     if r.offline.episodes and not r.offline.failures and r.env.reward == "own":
         raise UserError(
             "'offline.failures' is false, and env.reward=own knows no success",

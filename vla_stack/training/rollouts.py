@@ -170,7 +170,9 @@ class Store:
         values = {name: self.columns[name][row][None] for name in Transition._fields[:-1]}
         return Transition(**values, extras={name: self.columns[name][row][None] for name in self._extras})
 
-    def sample(self, n: int, horizon: int, rng: np.random.Generator, closed: bool = False) -> Batch:
+    def sample(
+        self, n: int, horizon: int, rng: np.random.Generator, closed: bool = False, succeeded: bool = False
+    ) -> Batch:
         """Draw chunk views uniformly from all steps at which one begins.
 
         Args:
@@ -178,6 +180,7 @@ class Store:
             horizon: h.
             rng: Source of the draw.
             closed: From finished episodes alone, whose Monte-Carlo returns are known.
+            succeeded: From those alone that earned more than an endless failure, ``tail``.
 
         Raises:
             ValueError: There is nothing to draw.
@@ -185,11 +188,13 @@ class Store:
         if not len(self):
             raise ValueError("the store is empty")
         index = self._draw(n, rng)
-        if horizon > 1 or closed:
+        if horizon > 1 or closed or succeeded:
             for _ in range(1000):
                 bad = ~self._whole(index, horizon)
                 if closed:
                     bad |= np.isnan(self.columns["returns"][index])
+                if succeeded:  # the returns of failures are rounded sums
+                    bad |= ~(self.columns["returns"][index] > self.tail + 1e-3 * abs(self.tail))
                 if not (count := int(bad.sum())):
                     break
                 index[bad] = self._draw(count, rng)
