@@ -17,16 +17,20 @@ class RayActorError(Exception):
 
 
 class Ray:
-    """Each request's answer is the next of ``answers``: a death, or none for an empty fragment."""
+    """Each request's answer is the next of ``answers``: a death, or of how many episodes a fragment holds the end."""
 
     exceptions = SimpleNamespace(RayActorError=RayActorError)
 
     def __init__(self, answers):
-        self.answers, self.made, self.requests = iter(answers), 0, 0
+        self.answers, self.requests, self.seeds = iter(answers), 0, []
+
+    @property
+    def made(self):
+        return len(self.seeds)
 
     def remote(self, num_cpus):
-        def make(*_):
-            self.made += 1
+        def make(_, first_seed, explorer):
+            self.seeds.append(first_seed)
             return SimpleNamespace(run=SimpleNamespace(remote=self.request))
 
         return lambda cls: SimpleNamespace(remote=make)
@@ -42,9 +46,10 @@ class Ray:
         return refs[:num_returns], refs[num_returns:]
 
     def get(self, ref):
-        if (death := next(self.answers)) is not None:
-            raise death
-        return [], []
+        answer = next(self.answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return [], [(0, True, 1, 1.0)] * answer
 
 
 @pytest.fixture
@@ -75,7 +80,7 @@ def test_an_actor_that_cannot_be_made_is_not_made_again(rollouts):
 
 def test_an_actor_is_replaced_until_its_successors_die_in_a_row(rollouts):
     death = RayActorError("The actor died unexpectedly.\n\tclass_name: Worker")
-    ray, actors = rollouts([*[death] * (LOSSES - 1), None, *[death] * LOSSES])
+    ray, actors = rollouts([*[death] * (LOSSES - 1), 0, *[death] * LOSSES])
     for _ in range(2 * LOSSES - 1):  # a fragment in between: it goes on
         actors.collect(LEARNER, 0)
     with pytest.raises(
@@ -84,3 +89,12 @@ def test_an_actor_is_replaced_until_its_successors_die_in_a_row(rollouts):
         actors.collect(LEARNER, 0)
     assert "\n" not in str(e.value)
     assert actors.lost == 2 * LOSSES - 1 and ray.made == 2 * LOSSES - 1
+
+
+def test_a_successor_begins_no_episode_that_was_begun_before(rollouts):
+    death = RayActorError("killed")
+    ray, actors = rollouts([3, 700, death, 2, death])  # one environment, fragments of one step
+    for _ in range(5):
+        actors.collect(LEARNER, 0)
+    # Those that ended, the one under way, and one that may have ended in the lost fragment.
+    assert ray.seeds == [0, 705, 709] and actors.episodes == 1 + 705

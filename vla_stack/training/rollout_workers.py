@@ -157,7 +157,8 @@ class RayRollouts:
         self._make, self._envs, self._seed = make, envs, seed_of(first_episode)
         self.episodes = first_episode + workers * envs
         self._fragment, self._max_lag, self._explorer = fragment, max_lag, explorer
-        self._generation = [0] * workers
+        self._begun = [0] * workers  # episodes that an actor's place has begun with those that died there
+        self._finished = [0] * workers  # of the present actor
         self.actors = [self._start(w) for w in range(workers)]
         self._flying: dict[Any, tuple[int, int]] = {}  # request -> actor, version
         self._version, self._published = -1, None
@@ -165,9 +166,9 @@ class RayRollouts:
         self._losses = [0] * workers  # of each place since its last fragment
 
     def _start(self, w: int) -> Any:
-        share = SEEDS // len(self._generation)
-        first = self._seed + w * share + self._generation[w] * (share // 100)  # a successor repeats no episode
-        explorer = self._explorer if self._generation[w] == 0 else None
+        share = SEEDS // len(self._begun)
+        explorer = None if self._begun[w] else self._explorer
+        first = self._seed + w * share + self._begun[w]
         return self._ray.remote(num_cpus=1)(Worker).remote(self._make, first, explorer)
 
     def restart(self) -> None:
@@ -202,6 +203,7 @@ class RayRollouts:
                 continue
             self._losses[w], self.lag = 0, version - planned
             self.episodes += len(finished)
+            self._finished[w] += len(finished)
             fragments.append(Fragment(slots, [Transition(*t) for t in steps], [Outcome(*o) for o in finished]))
         return fragments
 
@@ -218,7 +220,9 @@ class RayRollouts:
                 f"rollout actor {w} died {LOSSES} times without a fragment: {told[0].strip()}",
                 "look at Ray's log for memory, or try rollouts=local",
             ) from death
-        self._generation[w] += 1
+        # A successor repeats no episode: not those that were under way, nor any of the fragment that is lost.
+        self._begun[w] += self._finished[w] + self._envs * (1 + self._fragment)
+        self._finished[w] = 0
         self.actors[w] = self._start(w)
 
     def close(self) -> None:
