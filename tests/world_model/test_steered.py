@@ -26,6 +26,7 @@ from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
 from vla_stack.world_model.imagined_env import ImaginedEnv
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
+from vla_stack.world_model.model import load as load_world
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.steered import SteeredEnv
 from vla_stack.world_model.vae import VaeConfig
@@ -119,5 +120,11 @@ def test_what_does_not_go_together_is_said(world: str, policy: str, tmp_path: Pa
     ):
         with pytest.raises(UserError, match=why):
             StateEnv(replace(recipe, **changes))
+    model = load_world(world.removeprefix("imagined:"))
+    model.config = replace(model.config, env="")
+    model.save(tmp_path / "real")
+    for of in (EnvRecipe.real, StateEnv):
+        with pytest.raises(UserError, match="the world model is of ''"):  # a real robot's has no simulated task
+            of(replace(recipe, id=f"imagined:{tmp_path / 'real'}"))
     with pytest.raises(UserError, match="front in 32 pixels, wrist in 32 pixels.*looks at wrist in 64"):
         SteeredEnv(world, ("wrist",), 64)

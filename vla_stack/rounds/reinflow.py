@@ -23,7 +23,7 @@ from vla_stack.policies.shipped import resolve_policy
 from vla_stack.rounds.on_policy import Reward, Rollouts
 from vla_stack.statistics import wilson
 from vla_stack.training import checkpoint as ckpt
-from vla_stack.training.environments import IMAGINED, EnvRecipe
+from vla_stack.training.environments import EnvRecipe
 from vla_stack.training.experience import Experience
 from vla_stack.training.log import truncate
 from vla_stack.world_model.success import Judged, showing
@@ -112,7 +112,7 @@ class ReinFlowLoop:
             options = showing(recipe.judge, options_for(recipe.env, self.policy.spec, options))
         self.envs = [make_env(recipe.env, self.policy.spec, options) for _ in range(recipe.num_envs)]
         tested = self.envs  # success is the task's own, where a world model judges or imagines it
-        if recipe.env.startswith(IMAGINED):
+        if EnvRecipe(recipe.env).imagined:
             tested = [make_env(EnvRecipe(recipe.env).real().id, self.policy.spec) for _ in range(recipe.num_envs)]
         raw, info = self.envs[0].reset(seed=0)
         first = self.policy.preprocess([observation_of(raw, self.policy.spec.robot, info["task"], 0)])
@@ -256,7 +256,7 @@ def _check(r: ReinFlowRecipe) -> None:
                 f"'method.{key}' is {getattr(m, key)}, expected more than 0",
                 f"for example method.{key}={getattr(defaults, key)}",
             )
-    if r.judge and r.env.startswith(IMAGINED):
+    if r.judge and EnvRecipe(r.env).imagined:
         raise UserError(f"env={r.env} has judges of its own", "leave 'judge' out")
     if not m.sigma_high >= m.sigma_low:
         raise UserError(

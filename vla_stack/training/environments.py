@@ -63,10 +63,10 @@ class EnvRecipe:
         """
         if not self.imagined:
             return replace(self, judge="")
-        from vla_stack.world_model.steered import task_of  # on demand: it imports torch
+        from vla_stack.world_model.dreams import shared, task_of  # on demand: it imports torch
 
-        task, rate_hz = task_of(self.id)
-        return replace(self, id=task, control_hz=rate_hz, judge="")
+        model = shared(self.id.removeprefix(IMAGINED))
+        return replace(self, id=task_of(model).id, control_hz=model.robot.rate_hz, judge="")
 
 
 class StateEnv:

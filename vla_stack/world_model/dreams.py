@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sim.arm import ARM7, InverseKinematics
-from sim.registry import TASKS
+from sim.registry import TASKS, TaskInfo
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
+from vla_stack.training.environments import IMAGINED
 from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.imagined_env import Frames, ImaginedEnv
@@ -25,8 +26,6 @@ from vla_stack.world_model.offline import Critics
 from vla_stack.world_model.poses import POSE
 from vla_stack.world_model.quality import chunk_noise
 from vla_stack.world_model.selection import choose
-
-PREFIX = "imagined:"
 
 
 @dataclass(frozen=True)
@@ -277,7 +276,7 @@ def make_env(name: str, render_mode: str | None = None, device: str = "cpu") -> 
     Raises:
         UserError: There is no such world model, or it was not of a task of ``sim`` and has no first frames.
     """
-    model = shared(name.removeprefix(PREFIX), device)
+    model = shared(name.removeprefix(IMAGINED), device)
     return ImaginedEnv(Dreams(model, simulated(model), 1, max_steps_of(model)), render_mode)
 
 
@@ -293,13 +292,22 @@ def _joined(parts: list[Frames]) -> Frames:
 
 
 def simulated(model: WorldModel) -> SimulatedStarts:
-    """First frames of the task that a model was trained on."""
-    known = {info.id for info in TASKS.values()}
-    if model.config.env not in known:
-        raise UserError(f"the world model is of '{model.config.env}'", f"give one of {', '.join(sorted(known))}")
-    return SimulatedStarts(model.config.env, model.robot)
+    """First frames of the task that a model was trained on; raises as :func:`task_of`."""
+    return SimulatedStarts(task_of(model).id, model.robot)
 
 
 def max_steps_of(model: WorldModel) -> int:
-    """Frames of an episode of the task that a model was trained on."""
-    return next(info.limit(model.robot.rate_hz) for info in TASKS.values() if info.id == model.config.env)
+    """Frames of an episode of the task that a model was trained on; raises as :func:`task_of`."""
+    return task_of(model).limit(model.robot.rate_hz)
+
+
+def task_of(model: WorldModel) -> TaskInfo:
+    """The simulated task that a model was trained on.
+
+    Raises:
+        UserError: It was trained on none, but on a real robot's episodes.
+    """
+    known = {info.id: info for info in TASKS.values()}
+    if model.config.env not in known:
+        raise UserError(f"the world model is of '{model.config.env}'", f"give one of {', '.join(sorted(known))}")
+    return known[model.config.env]

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from sim.arm import ARM7, DELTA_RATE
 from vla_stack.errors import UserError
-from vla_stack.world_model.dreams import PREFIX, Dreams, max_steps_of, simulated
+from vla_stack.training.environments import IMAGINED
+from vla_stack.world_model.dreams import Dreams, max_steps_of, simulated
 from vla_stack.world_model.imagined_env import ImaginedEnv
 from vla_stack.world_model.model import shared
 
@@ -28,20 +29,20 @@ class SteeredEnv(ImaginedEnv):
     """
 
     def __init__(self, name: str, cameras: tuple[str, ...], image_size: int) -> None:
-        model = shared(name.removeprefix(PREFIX))
+        model = shared(name.removeprefix(IMAGINED))
         shown = {c.name: c.height for c in model.robot.cameras}
         if any(shown.get(camera) != image_size for camera in cameras):
             raise UserError(
                 f"{name} shows {', '.join(f'{c} in {size} pixels' for c, size in shown.items())}",
                 f"the policy of env.features looks at {', '.join(cameras)} in {image_size}",
             )
-        super().__init__(Dreams(model, simulated(model), 1, max_steps_of(model)))
+        self.max_steps = max_steps_of(model)
+        super().__init__(Dreams(model, simulated(model), 1, self.max_steps))
         absolute = model.robot
         self.spec_robot = ARM7.spec("ee_delta", model.cameras, absolute.cameras[0].height, absolute.rate_hz)
         self.action_space = gym.spaces.Box(self.spec_robot.action_low, self.spec_robot.action_high, dtype=np.float32)
         self._range = absolute.action_low.astype(np.float64), absolute.action_high.astype(np.float64)
         self._step = DELTA_RATE / absolute.rate_hz
-        self.max_steps = max_steps_of(model)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -57,14 +58,3 @@ class SteeredEnv(ImaginedEnv):
         obs, reward, terminated, truncated, info = super().step(self.tool_command.astype(np.float32))
         self.tool = obs["agent_pos"][:5].astype(np.float64)
         return obs, reward, terminated, truncated, info
-
-
-def task_of(name: str) -> tuple[str, float]:
-    """The simulated task that a world model imagines, and its rate in Hz.
-
-    Raises:
-        UserError: There is no world model, or it is of no task of ``sim``.
-    """
-    model = shared(name.removeprefix(PREFIX))
-    max_steps_of(model)
-    return model.config.env, model.robot.rate_hz

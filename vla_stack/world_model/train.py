@@ -159,8 +159,7 @@ class Training:
     def _train(self, stage: str, module: nn.Module) -> bool:
         """Train one stage to its end, from its last checkpoint."""
         recipe, folder = self.recipe.of_stage(stage, self.precision), self.run_dir / stage
-        checkpoint = ckpt.latest(folder / "checkpoints")
-        done = self._done(stage)
+        checkpoint, done = ckpt.latest(folder / "checkpoints"), self._done(stage)
         if checkpoint is not None:
             module.load_state_dict(load_file(checkpoint / ckpt.PRETRAINED / WEIGHTS))
         if done >= recipe.steps:
