@@ -50,10 +50,10 @@ class Settings:
 
     task: str = "pick"
     episodes: int = 600
-    vae: int = 3000
+    vae: int = 8000
     dynamics: int = 20_000
     heads: int = 800
-    batch: int = 16
+    batch: int = 8
     generated: int = 96
     clips: int = 40
     ks: tuple[int, ...] = (1, 4, 8, 16, 32)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_stack.world_model import edm
-from vla_stack.world_model.poses import TOKEN
+from vla_stack.world_model.poses import Waves
 
 GUESSED = 0.5  # noise level from which on more of a frame is guessed than seen
 
@@ -146,7 +146,12 @@ class Dynamics(nn.Module):
         self.frame = nn.Parameter(torch.randn(config.frames, d) * 0.02)
         self.noise = nn.Sequential(nn.Linear(16, d), nn.SiLU(), nn.Linear(d, d))
         self.level = nn.Linear(2, d)
-        inputs = TOKEN * (config.frames if config.conditioning == "flat" else 1)
+        self.waves = Waves(config.history)
+        inputs = self.waves.size * (config.frames if config.conditioning == "flat" else 1)
+        # Poses reach a frame twice: as its condition, and as what they alone say about each position.
+        self.render = nn.Linear(inputs, views * n * n * d)
+        nn.init.normal_(self.render.weight, std=0.02)
+        nn.init.zeros_(self.render.bias)
         self.pose = nn.Sequential(nn.Linear(inputs, d), nn.SiLU(), nn.Linear(d, d), nn.SiLU(), nn.Linear(d, d))
         self.blocks = nn.ModuleList(Block(d, config.heads) for _ in range(config.blocks))
         self.modulate = nn.Linear(d, 2 * d)
@@ -176,7 +181,9 @@ class Dynamics(nn.Module):
         h = self.embed(self._patches(torch.cat([frames, anchor], 3)))
         h = h + (self.view + self.row + self.column).flatten(0, 2)
         condition = self.frame + self.noise(_waves(c_noise))[:, None] + self._levels(remembered)
-        condition = condition + self._poses(tokens) * told[:, None, None]
+        if (poses := self._poses(tokens)) is not None:
+            condition = condition + self.pose(poses) * told[:, None, None]
+            h = h + (self.render(poses) * told[:, None, None]).unflatten(-1, h.shape[2:])
         for block in self.blocks:
             h = block(h, condition)
         shift, scale = self.modulate(F.silu(condition)).unsqueeze(2).chunk(2, -1)
@@ -247,15 +254,17 @@ class Dynamics(nn.Module):
         levels = F.pad(remembered.history_level, (0, self.config.frames - self.config.history))
         return self.level(torch.stack([levels, remembered.anchor_level[:, None].expand_as(levels)], -1))
 
-    def _poses(self, tokens: Tensor) -> Tensor:
+    def _poses(self, tokens: Tensor) -> Tensor | None:
+        """What frames are told of poses, [B, F or 1, features]."""
         match self.config.conditioning:
             case "per_frame":
-                return self.pose(tokens)
+                return self.waves(tokens)
             case "mean":  # without their times, by which the network could tell whose pose is whose
-                return self.pose(torch.cat([tokens[..., :-1], torch.zeros_like(tokens[..., -1:])], -1)).mean(1, True)
+                timeless = torch.cat([tokens[..., :-1], torch.zeros_like(tokens[..., -1:])], -1)
+                return self.waves(timeless).mean(1, True)
             case "flat":
-                return self.pose(tokens.flatten(1))[:, None]
-        return tokens.new_zeros(())
+                return self.waves(tokens).flatten(1)[:, None]
+        return None
 
 
 def _waves(c_noise: Tensor) -> Tensor:

@@ -86,6 +86,32 @@ def rotation6(yaw: Tensor) -> Tensor:
     return torch.stack([c, s, zero, s, -c, zero], -1)
 
 
+class Waves(nn.Module):
+    """What a network is told of poses: tokens, the way from the current frame's, and waves of both.
+
+    A tool that moves by a hundredth of its range moves pictures by pixels, and networks are slow to learn functions
+    that steep of plain coordinates; of sines in random directions they learn them soon (Tancik et al. 2020, section 6).
+
+    Args:
+        now: Index of the current frame.
+        count: Directions for each of tokens and ways.
+    """
+
+    def __init__(self, now: int, count: int = 96) -> None:
+        super().__init__()
+        self.now, self.size = now, TOKEN + (TOKEN - 1) + 4 * count
+        directions = torch.randn(2, TOKEN - 1, count, generator=torch.Generator().manual_seed(0))
+        steep = torch.tensor([2.0] * 3 + [0.7] * (TOKEN - 4))  # in a unit of position, of rotation and opening
+        self.register_buffer("directions", directions * steep[:, None])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Features [B, F, size] of tokens [B, F, 11]; time has no waves."""
+        poses = tokens[..., :-1]
+        ways = 2 * (poses - poses[:, self.now : self.now + 1])
+        angles = (torch.stack([poses, ways], -2)[..., None] * self.directions).sum(-2).flatten(-2)  # exact in bf16 too
+        return torch.cat([tokens, ways, angles.sin(), angles.cos()], -1)
+
+
 class Adapter(nn.Module):
     """Where commands lead: measured pose and n commands to the n poses that will be measured (paper, section 4.1).
 
