@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vla_stack.world_model.dynamics import Dynamics, DynamicsConfig, Remembered, loss, noised_history
-from vla_stack.world_model.poses import PoseScale
+from vla_stack.world_model.poses import PoseScale, Waves
 
 SMALL: dict[str, Any] = {"history": 2, "future": 3, "width": 8, "blocks": 1, "heads": 2, "members": 2}
 SCALE = PoseScale((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -109,6 +109,30 @@ def test_a_frames_pose_changes_its_own_picture_most() -> None:
         one, other = (model.denoise(x, remembered, t, sigma) for t in (tokens, moved))
     change = (one - other).abs().mean((0, 1, 3, 4, 5, 6))
     assert int(change.argmax()) == 2  # frame 4 is the third denoised one
+
+
+@pytest.mark.parametrize("conditioning", ["per_frame", "mean", "flat"])
+def test_who_is_not_told_poses_does_not_know_them(conditioning: Literal["per_frame", "mean", "flat"]) -> None:
+    model = random_model(conditioning=conditioning)
+    x, remembered, tokens, sigma = inputs(model)
+    with torch.no_grad():
+        both = [[model(x, remembered, t, sigma, told) for t in (tokens, -tokens)] for told in torch.eye(2).bool()]
+    for told, (one, other) in enumerate(both):
+        assert not torch.equal(one[told], other[told]) and torch.equal(one[1 - told], other[1 - told])
+
+
+def test_waves_are_of_places_and_ways_and_as_exact_in_half_the_bits() -> None:
+    waves, tokens = Waves(now=2, count=5), torch.rand(2, 6, 11, generator=torch.Generator().manual_seed(1))
+    out = waves(tokens)
+    assert out.shape == (2, 6, waves.size)
+    assert torch.equal(out[..., :11], tokens) and (out[:, 2, 11:21] == 0).all()  # at the current frame there is no way
+    torch.testing.assert_close(out[:, 5, 11:21], 2 * (tokens[:, 5, :-1] - tokens[:, 2, :-1]))
+    torch.testing.assert_close(out[..., 21:31] ** 2 + out[..., 31:] ** 2, torch.ones(2, 6, 10))  # sines, cosines
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(waves(tokens), out)
+    later = tokens.clone()
+    later[..., -1] += 1
+    assert torch.equal(waves(later)[..., 11:], out[..., 11:])  # time has none
 
 
 def test_views_see_each_other() -> None:
