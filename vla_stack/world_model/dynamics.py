@@ -155,7 +155,7 @@ class Dynamics(nn.Module):
         self.pose = nn.Sequential(nn.Linear(inputs, d), nn.SiLU(), nn.Linear(d, d), nn.SiLU(), nn.Linear(d, d))
         self.blocks = nn.ModuleList(Block(d, config.heads) for _ in range(config.blocks))
         self.modulate = nn.Linear(d, 2 * d)
-        self.project = nn.Linear(d, config.members * channels * p * p)
+        self.project = nn.Linear(d, (config.members * channels + config.history + 1) * p * p)
         # Past the blocks, a channel's share of the noised frame and of the anchor, by the noise level: what does not
         # move is copied, at full resolution, and the blocks, narrower than a patch of all inputs, learn what does.
         self.skip = nn.Linear(d, 2 * channels)
@@ -187,9 +187,13 @@ class Dynamics(nn.Module):
         for block in self.blocks:
             h = block(h, condition)
         shift, scale = self.modulate(F.silu(condition)).unsqueeze(2).chunk(2, -1)
-        out = self._unpatched(self.project(_modulated(h, shift, scale)))
+        out = self._unpatched(self.project(_modulated(h, shift, scale)))  # [B, F, V, outputs, h, w]
+        made, kept = out.split([self.config.members * self.channels, self.config.history + 1], 3)
+        seen = torch.cat([remembered.history, remembered.anchor[:, None]], 1)
+        still = torch.einsum("bfvkhw,bkvchw->bfvchw", kept, seen)
         shares = self.skip(F.silu(condition)).unflatten(-1, (2, 1, -1, 1, 1))  # [B, F, 2, 1, C, 1, 1]
-        return out + (shares[:, :, 0] * frames + shares[:, :, 1] * anchor)[:, None]
+        still = still + shares[:, :, 0] * frames + shares[:, :, 1] * anchor
+        return made.unflatten(3, (self.config.members, -1)).movedim(3, 1) + still[:, None]
 
     def denoise(
         self, x: Tensor, remembered: Remembered, tokens: Tensor, sigma: Tensor, guidance: float = 1.0
@@ -244,10 +248,10 @@ class Dynamics(nn.Module):
         return x.permute(0, 1, 2, 4, 6, 3, 5, 7).flatten(5).flatten(2, 4)
 
     def _unpatched(self, x: Tensor) -> Tensor:
-        """Tokens [B, F, N, members * C * p * p] as [B, members, F, V, C, h, w]."""
+        """Tokens [B, F, N, A * p * p] as [B, F, V, A, h, w]."""
         p, n = self.config.patch, self.size // self.config.patch
-        x = x.unflatten(2, (self.views, n, n)).unflatten(-1, (self.config.members, self.channels, p, p))
-        return x.permute(0, 5, 1, 2, 6, 3, 7, 4, 8).flatten(7).flatten(5, 6)
+        x = x.unflatten(2, (self.views, n, n)).unflatten(-1, (-1, p, p))
+        return x.permute(0, 1, 2, 5, 3, 6, 4, 7).flatten(6).flatten(4, 5)
 
     def _levels(self, remembered: Remembered) -> Tensor:
         """How noisy history and anchor are, as a condition [B, F, D]."""
