@@ -59,8 +59,23 @@ def test_tokens_of_all_views_come_back_as_the_same_pictures() -> None:
     x = torch.randn(2, model.config.frames, 2, 3, 4, 4)
     tokens = model._patches(x)
     assert tokens.shape == (2, model.config.frames, 2 * 4, 3 * 4)
-    assert torch.equal(model._unpatched(tokens)[:, 0], x)
+    assert torch.equal(model._unpatched(tokens), x)
     assert torch.equal(tokens[:, :, :4].reshape(-1).sort()[0], x[:, :, 0].reshape(-1).sort()[0])  # no token spans views
+
+
+@pytest.mark.parametrize("source", [0, 1, 2])
+def test_every_position_can_be_copied_from_the_current_frame_and_from_each_remembered_one(source: int) -> None:
+    torch.manual_seed(0)
+    model = Dynamics(DynamicsConfig(**SMALL), views=2, channels=3, size=4)  # as built, all outputs are zero
+    x, remembered, tokens, sigma = inputs(model)
+    corner = (2 * 3 + source) * 4 + 1  # of the outputs after members and channels, top right in each patch
+    with torch.no_grad():
+        model.project.bias[corner] = 1.0
+        out = model(x, remembered, tokens, sigma, torch.ones(2, dtype=torch.bool))
+    seen = [*remembered.history.unbind(1), remembered.anchor][source]  # [B, V, C, h, w]
+    expected = torch.zeros_like(seen)
+    expected[..., ::2, 1::2] = seen[..., ::2, 1::2]
+    torch.testing.assert_close(out, expected[:, None, None].expand_as(out))
 
 
 def test_history_is_no_target_and_noise_of_none_leaves_it_as_it_is() -> None:
