@@ -156,8 +156,8 @@ class Dynamics(nn.Module):
         self.blocks = nn.ModuleList(Block(d, config.heads) for _ in range(config.blocks))
         self.modulate = nn.Linear(d, 2 * d)
         self.project = nn.Linear(d, (config.members * channels + config.history + 1) * p * p)
-        # Past the blocks, which are narrower than a patch of all inputs, what does not move is copied at full resolution:
-        # by position from remembered frames and anchor, and each channel's share of noised frame and anchor.
+        # Past the blocks, which are narrower than a patch of all inputs, what does not move is copied at full
+        # resolution: by position from remembered frames and anchor, and channels' shares of noised frame and anchor.
         self.skip = nn.Linear(d, 2 * channels)
         for layer in (self.project, self.skip):
             nn.init.zeros_(layer.weight)
