@@ -59,6 +59,11 @@ def test_known_cells_give_known_checks(experiment) -> None:
     assert ranking["bias over 3 policies"].value == pytest.approx(-1 / 30)
     assert ranking["share of simulated successes that the judges see as such"].value == 1
     assert ranking["share of simulated failures that the judges see as such"].value == 0
+    for cell in cells[1:]:
+        cell["tripped"] = [True] * 10
+    ended = {c.name: c for c in report.ranking(cells)}
+    assert ended["policies of which a rollout is left without tripped rollouts"].holds is False
+    assert "pearson over 3 policies" in ended and len(ended) == len(ranking) - 4
 
     arms = {"unchanged": 2, "imagined": 6, "real": 8, "planned": 0, "critics": None}
     outcomes = {arm: None if n is None else [k < n for k in range(10)] for arm, n in arms.items()}

@@ -8,13 +8,13 @@ from typing import Any
 
 from world_training import Settings, unfinished
 
-# Seconds of one core of a server's Xeon at 2.5 GHz; others differ by a factor of two.
+# Seconds of one core of an EPYC of AVX2; others differ by a factor of two.
 SECONDS = {
-    "episode": 1.2,  # recorded, two cameras of 64 px in software
-    "vae": 0.22,  # a step of 32 pictures
-    "clip": 0.015,  # of a step of the dynamics
+    "episode": 0.4,  # recorded, two cameras of 64 px in software
+    "vae": 0.1,  # a step of 8 pictures
+    "clip": 0.018,  # of a step of the dynamics
     "encode": 0.1,  # an episode
-    "heads": 0.6,  # a step
+    "heads": 0.25,  # a step
     "imagined": 0.5,  # an episode of ten chunks
     "simulated": 1.2,
     "measured": 0.5,  # a clip of the quality table

@@ -150,6 +150,11 @@ def ranking(cells: Sequence[dict[str, Any]]) -> list[Check]:
         ("", imagined * ~tripped),
         (" without tripped rollouts", np.where(tripped, np.nan, imagined)),
     ):
+        if (counted := int((~np.isnan(outcomes)).any(1).sum())) < 3:
+            checks.append(
+                Check(f"policies of which a rollout is left{label}", counted, 3, ">=", why="guards ended them")
+            )
+            continue
         s = compare(real, list(outcomes))
         interval = {k: tuple(s[k]["interval"]) for k in ("pearson", "spearman", "mmrv", "bias")}
         for key, bound, sense in (

@@ -52,7 +52,7 @@ class Settings:
     episodes: int = 600
     vae: int = 8000
     dynamics: int = 20_000
-    heads: int = 800
+    heads: int = 2400
     batch: int = 8
     generated: int = 96
     clips: int = 40

@@ -30,7 +30,7 @@ from vla_stack.training.recipe_tree import build, read_tree
 from vla_stack.training.train import write_run_files
 from vla_stack.world_model.clips import HELD_OUT, ClipLoader, FrameLoader, Recording, encode_all, open_recording
 from vla_stack.world_model.dynamics import loss as dynamics_loss
-from vla_stack.world_model.heads_data import HeadsLoader, calibrate, imagine_rollouts
+from vla_stack.world_model.heads_data import FOLLOWED, HeadsLoader, calibrate, imagine_rollouts
 from vla_stack.world_model.model import WorldConfig, WorldModel, resolve
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.quality import measure, write_strip
@@ -285,6 +285,23 @@ class Training:
         limits, bank = calibrate(self.model, self.recording, self.recipe.generated, self.recipe.seed)
         self.model.config = dataclasses.replace(self.model.config, limits=limits)
         self.model.bank = bank
+        self._report_heads()
+
+    @torch.no_grad()
+    def _report_heads(self) -> None:
+        """Say how long rollouts are trusted, and whether it is the probe that cannot tell."""
+        frames = np.flatnonzero(self.recording.held_out)[: STANDARD // 10]
+        seen = self.model.heads.probe(torch.from_numpy(self.recording.stacked(frames)).to(self.placement.device))
+        error = np.linalg.norm(seen.cpu().numpy()[:, :3] - self.recording.states[frames, :3], axis=1).mean()
+        chunks = self.model.config.limits.chunks
+        told = f"the probe errs by {100 * error:.1f} cm on recorded pictures"
+        print(f"heads: {told}; rollouts are trusted for {chunks:g} chunks", flush=True)
+        if error > FOLLOWED:
+            print(
+                f"heads: above {100 * FOLLOWED:.0f} cm there it is not the rollouts that are wrong; "
+                "train the heads longer (stages.heads.steps)",
+                flush=True,
+            )
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
