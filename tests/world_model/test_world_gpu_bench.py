@@ -21,7 +21,7 @@ def test_it_runs_small_on_a_cpu(bench, capsys):
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     found = {(section, name): row for of in rows for section, named in of.items() for name, row in named.items()}
     assert found["tiny", "float32, rollouts 2"]["frames"] == found["tiny", "through Dreams, rollouts 2"]["frames"] == 8
-    assert found["tiny", "training, batch 16"]["step_ms"] > 0
+    assert found["tiny", "training, batch 8"]["step_ms"] > 0
     for precision in ("float32", "bfloat16"):
         assert found["svd", f"{precision}, rollouts 2"]["frames_per_s"] > 0
     assert found["svd", "training, batch 1"]["estimate"].endswith("and activations")
@@ -34,7 +34,7 @@ def test_a_row_that_fails_takes_no_other_with_it(bench, monkeypatch, capsys):
     monkeypatch.setattr(bench, "train", fail)
     assert bench.main(["--smoke", "--only", "tiny"]) == 1
     rows = [json.loads(line)["tiny"] for line in capsys.readouterr().out.splitlines()]
-    assert rows[-1]["training, batch 16"]["failed"] == "OutOfMemoryError: CUDA out of memory"
+    assert rows[-1]["training, batch 8"]["failed"] == "OutOfMemoryError: CUDA out of memory"
     assert not any("failed" in row for named in rows[:-1] for row in named.values())
 
 
