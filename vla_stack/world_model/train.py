@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -201,9 +202,7 @@ class Training:
     @torch.no_grad()
     def _report_autoencoder(self, rng: np.random.Generator) -> None:
         """Say how well held-out pictures survive it: no later stage can do better, and hours are about to follow."""
-        known = np.flatnonzero(self.recording.held_out)
-        frames = rng.choice(known, min(STANDARD // 10, len(known)), replace=False)
-        seen = torch.from_numpy(self.recording.stacked(frames)).to(self.placement.device)
+        _, seen = self._unseen(rng)
         again = self.model.vae.pictures(self.model.vae.encode(seen))
         error = ((again.float() - seen.float()) / 127.5).square().mean(-1)
         whole, things = float(psnr(error.mean())), float(psnr(error[object_mask(seen) > 0].mean()))
@@ -214,6 +213,12 @@ class Training:
                 "train it longer (stages.vae.steps) or compress less (vae.stem=2)",
                 flush=True,
             )
+
+    def _unseen(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], Tensor]:
+        """Some held-out frames [N], and their pictures uint8 [N, V, H, W, 3]."""
+        known = np.flatnonzero(self.recording.held_out)
+        frames = rng.choice(known, min(STANDARD // 10, len(known)), replace=False)
+        return frames, torch.from_numpy(self.recording.stacked(frames)).to(self.placement.device)
 
     def _dynamics(self) -> Stage:
         config, stage = self.recipe.dynamics, self.recipe.stages.dynamics
@@ -290,9 +295,10 @@ class Training:
     @torch.no_grad()
     def _report_heads(self) -> None:
         """Say how long rollouts are trusted, and whether it is the probe that cannot tell."""
-        frames = np.flatnonzero(self.recording.held_out)[: STANDARD // 10]
-        seen = self.model.heads.probe(torch.from_numpy(self.recording.stacked(frames)).to(self.placement.device))
-        error = np.linalg.norm(seen.cpu().numpy()[:, :3] - self.recording.states[frames, :3], axis=1).mean()
+        frames, pictures = self._unseen(np.random.default_rng(self.recipe.seed))
+        error = np.linalg.norm(
+            self.model.heads.probe(pictures).cpu().numpy()[:, :3] - self.recording.states[frames, :3], axis=1
+        ).mean()
         chunks = self.model.config.limits.chunks
         told = f"the probe errs by {100 * error:.1f} cm on recorded pictures"
         print(f"heads: {told}; rollouts are trusted for {chunks:g} chunks", flush=True)
