@@ -21,7 +21,7 @@ from vla_stack.world_model.vae import Vae, VaeConfig, object_mask, ssim, to_plan
 
 def test_a_judge_can_be_asked_frame_by_frame() -> None:
     torch.manual_seed(0)
-    heads = Heads(HeadsConfig(width=8, judges=2), views=2, size=16, tasks=3, horizon=4)
+    heads = Heads(HeadsConfig(width=8, judges=2), views=2, tasks=3, horizon=4)
     pictures = torch.randint(0, 255, (2, 5, 2, 16, 16, 3), dtype=torch.uint8)
     task = torch.tensor([0, 2])
     with torch.no_grad():
@@ -33,7 +33,7 @@ def test_a_judge_can_be_asked_frame_by_frame() -> None:
 
 
 def test_calibration_makes_an_overconfident_judge_doubt() -> None:
-    heads = Heads(HeadsConfig(width=8, judges=1), views=1, size=16, tasks=1, horizon=4)
+    heads = Heads(HeadsConfig(width=8, judges=1), views=1, tasks=1, horizon=4)
     generator = torch.Generator().manual_seed(0)
     truth = torch.randn(4000, generator=generator)
     labels = torch.rand(4000, generator=generator) < truth.sigmoid()

@@ -49,9 +49,9 @@ class Settings:
     """
 
     task: str = "pick"
-    episodes: int = 600
+    episodes: int = 1500
     vae: int = 8000
-    dynamics: int = 20_000
+    dynamics: int = 16_000
     heads: int = 2400
     batch: int = 8
     generated: int = 96

@@ -68,35 +68,30 @@ class DynamicsConfig:
 
 
 class Block(nn.Module):
-    """Attention over all views of a frame, then over the frames of a position; MLP. All scaled by the condition."""
+    """Attention over all frames and views at once, then an MLP; both scaled by the frame's condition.
+
+    What one camera shows is looked up in what another one showed at another time, in one step.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.modulate = nn.Linear(width, 9 * width)
-        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(2))
-        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.modulate = nn.Linear(width, 6 * width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
         nn.init.zeros_(self.modulate.weight)  # "AdaLN-zero": a block begins as the identity (Peebles & Xie 2023)
         nn.init.zeros_(self.modulate.bias)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """Tokens [B, F, N, D] of frames with conditions [B, F, D]."""
-        shift, scale, gate = self.modulate(F.silu(condition)).unflatten(-1, (3, 3, 1, -1)).unbind(2)
-        for i, attend in enumerate((self._within, self._across)):
-            x = x + gate[:, :, i] * attend(i, _modulated(x, shift[:, :, i], scale[:, :, i]))
-        return x + gate[:, :, 2] * self.mlp(_modulated(x, shift[:, :, 2], scale[:, :, 2]))
+        shift, scale, gate = self.modulate(F.silu(condition)).unflatten(-1, (3, 2, 1, -1)).unbind(2)
+        x = x + gate[:, :, 0] * self._attend(_modulated(x, shift[:, :, 0], scale[:, :, 0]))
+        return x + gate[:, :, 1] * self.mlp(_modulated(x, shift[:, :, 1], scale[:, :, 1]))
 
-    def _within(self, i: int, x: Tensor) -> Tensor:
-        return self._attend(i, x)
-
-    def _across(self, i: int, x: Tensor) -> Tensor:
-        return self._attend(i, x.transpose(1, 2)).transpose(1, 2)
-
-    def _attend(self, i: int, x: Tensor) -> Tensor:
-        """Attention along dim 2 of [B, A, L, D]."""
-        q, k, v = self.qkv[i](x).unflatten(-1, (3, self.heads, -1)).movedim(-2, 2).unbind(-2)  # [B, A, heads, L, d]
-        return self.out[i](F.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(3))
+    def _attend(self, x: Tensor) -> Tensor:
+        """Attention among all F * N tokens of [B, F, N, D]."""
+        q, k, v = self.qkv(x.flatten(1, 2)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, L, d]
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).view(x.shape)
 
 
 def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

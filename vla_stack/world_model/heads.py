@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 from vla_stack.world_model.poses import Adapter
 
+SHARP = 3.0  # scale of an eye's maps in their softmax
+
 
 @dataclass(frozen=True)
 class HeadsConfig:
@@ -35,27 +37,40 @@ class HeadsConfig:
 
 
 class Eye(nn.Module):
-    """Features [N, W] of a frame: uint8 pictures of all views [N, V, H, W, 3], side by side as channels."""
+    """Features [N, W] of a frame: uint8 pictures of all views [N, V, H, W, 3], side by side as channels.
 
-    def __init__(self, views: int, size: int, width: int) -> None:
+    The softmax of a learned map is where something is seen, to a fraction of a pixel (Levine et al. 2016,
+    arXiv:1504.00702, section 5.1); where the tool is and whether a thing is in it follows from such points sooner than
+    from the maps themselves.
+    """
+
+    def __init__(self, views: int, width: int, points: int = 32) -> None:
         super().__init__()
-        channels = (3 * views, 16, 32, 48, 64)
-        layers: list[nn.Module] = []
-        for a, b in zip(channels, channels[1:], strict=False):
-            layers += [nn.Conv2d(a, b, 3, stride=2, padding=1), nn.SiLU()]
-        self.net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * (size // 16) ** 2, width), nn.SiLU())
+        self.maps = nn.Sequential(
+            nn.Conv2d(3 * views, 16, 5, stride=2, padding=2),
+            nn.SiLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(32, points, 1),
+        )
+        self.out = nn.Sequential(nn.Linear(3 * points, width), nn.SiLU())
 
     def forward(self, pictures: Tensor) -> Tensor:
-        planes = pictures.movedim(-1, -3).flatten(1, 2).float().div(127.5).sub(1)
-        return self.net(planes)
+        maps = self.maps(pictures.movedim(-1, -3).flatten(1, 2).float().div(127.5).sub(1))  # [N, points, h, w]
+        seen = (SHARP * maps).flatten(2).softmax(-1).unflatten(-1, maps.shape[2:])
+        down, across = (torch.linspace(-1, 1, n, device=maps.device) for n in maps.shape[2:])
+        points = [(seen.sum(2) * across).sum(-1), (seen.sum(3) * down).sum(-1), (seen * maps).sum((2, 3))]
+        return self.out(torch.cat(points, 1))
 
 
 class Probe(nn.Module):
     """The tool's pose in a frame."""
 
-    def __init__(self, views: int, size: int, width: int) -> None:
+    def __init__(self, views: int, width: int) -> None:
         super().__init__()
-        self.eye, self.out = Eye(views, size, width), nn.Linear(width, 6)
+        self.eye, self.out = Eye(views, width), nn.Linear(width, 6)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Poses [N, 5] (m, rad, measured opening) of uint8 [N, V, H, W, 3]."""
@@ -70,11 +85,11 @@ class Probe(nn.Module):
 
 
 class Judge(nn.Module):
-    """Whether the instruction is fulfilled, frame after frame: a CNN, and a GRU that remembers what it saw."""
+    """Whether the instruction is fulfilled, frame after frame: an eye, and a GRU that remembers what it saw."""
 
-    def __init__(self, views: int, size: int, width: int, tasks: int) -> None:
+    def __init__(self, views: int, width: int, tasks: int) -> None:
         super().__init__()
-        self.eye, self.task = Eye(views, size, width), nn.Embedding(tasks, width)
+        self.eye, self.task = Eye(views, width), nn.Embedding(tasks, width)
         self.gru, self.out = nn.GRU(width, width, batch_first=True), nn.Linear(width, 1)
 
     def forward(self, pictures: Tensor, task: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -90,15 +105,14 @@ class Heads(nn.Module):
     Args:
         config: Sizes.
         views: Cameras.
-        size: Height and width of a picture.
         tasks: Number of instructions.
         horizon: Frames of a chunk.
     """
 
-    def __init__(self, config: HeadsConfig, views: int, size: int, tasks: int, horizon: int) -> None:
+    def __init__(self, config: HeadsConfig, views: int, tasks: int, horizon: int) -> None:
         super().__init__()
-        self.adapter, self.probe = Adapter(horizon), Probe(views, size, config.width)
-        self.judges = nn.ModuleList(Judge(views, size, config.width, tasks) for _ in range(config.judges))
+        self.adapter, self.probe = Adapter(horizon), Probe(views, config.width)
+        self.judges = nn.ModuleList(Judge(views, config.width, tasks) for _ in range(config.judges))
         self.register_buffer("temperature", torch.ones(()))  # of the judges' logits, and what is added to
         self.register_buffer("offset", torch.zeros(()))  # them then; both set by `calibrate`
 
@@ -119,17 +133,17 @@ class Heads(nn.Module):
         """Sum of the losses.
 
         Args:
-            batch: ``pictures`` uint8 [B, T, V, H, W, 3], ``measured`` [B, T, 5], ``task`` [B], ``success`` bool [B, T],
-                ``real`` bool [B] (imagined pictures teach the judges alone); and for the adapter ``pose`` and
-                ``before`` [B, 5], ``commands`` and ``reached`` [B, n, 5].
+            batch: For the judges ``pictures`` uint8 [B, T, V, H, W, 3], ``task`` [B], ``success`` bool [B, T]; for the
+                probe ``frames`` uint8 [N, V, H, W, 3] of recorded moments and ``measured`` [N, 5]; for the adapter
+                ``pose`` and ``before`` [M, 5], ``commands`` and ``reached`` [M, n, 5].
         """
-        labels, real = batch["success"].float(), batch["real"]
+        labels = batch["success"].float()
         # Success is rare: both outcomes weigh the same.
         share = labels.mean().clamp(0.05, 0.95)
         weights = labels * (0.5 / share) + (1 - labels) * (0.5 / (1 - share))
         judged = [j(batch["pictures"], batch["task"])[0] for j in self.judges]
         judge = torch.stack([F.binary_cross_entropy_with_logits(x, labels, weights) for x in judged]).sum()
-        probe = self.probe.loss(batch["pictures"][real].flatten(0, 1), batch["measured"][real].flatten(0, 1))
+        probe = self.probe.loss(batch["frames"], batch["measured"])
         reached = self.adapter(batch["pose"], batch["before"], batch["commands"])
         adapter = ((reached - batch["reached"])[..., :4] * 20).square().mean()
         right = torch.stack([((x > 0) == batch["success"]).float().mean() for x in judged]).mean()

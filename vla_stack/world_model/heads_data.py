@@ -19,6 +19,7 @@ from vla_stack.world_model.quality import decode, imagine_along
 BANK = 2000  # recorded (pose, command) pairs that a model carries
 FOLLOWED = 0.03  # m between where the tool is told to be and is seen, up to which a rollout follows its commands
 OTHER = 0.3  # of the judges' sequences, shown with another instruction
+FRAMES = 8  # that the probe is shown for each of the judges' sequences, of other moments: a window's are all alike
 
 
 def window_starts(recording: Recording, n: int, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -72,8 +73,8 @@ def _whole(model: WorldModel, frames: int) -> int:
 class HeadsLoader:
     """Endless batches as :meth:`vla_stack.world_model.heads.Heads.loss` takes them.
 
-    Of the sequences of a batch one half are recorded pictures, a quarter went through the autoencoder, and a quarter
-    were imagined: judges that never saw imagined pictures misjudge them. A share :data:`OTHER` is shown with another
+    Of the judges' sequences one half are recorded pictures, a quarter went through the autoencoder, and a quarter were
+    imagined: judges that never saw imagined pictures misjudge them. A share :data:`OTHER` is shown with another
     instruction and is no success: in recordings each episode does what it was told, so judges would learn that anything
     that is lifted is right.
     """
@@ -109,13 +110,15 @@ class HeadsLoader:
         pictures = np.concatenate([again, r.stacked(index[quarter:]), imagined])
         index = np.concatenate([index, self._generated["index"][rows, part].numpy()])
         task, right = told_otherwise(r.task[index[:, 0]], len(r.tasks), rng.random(n) < OTHER, rng)
-        return {
-            "pictures": pictures,
-            "measured": r.states[index][..., :5],
-            "task": task,
-            "success": r.success[index] & right[:, None],
-            "real": np.arange(n) < n - quarter,
-        } | self._commands(rng)
+        judged = {"pictures": pictures, "task": task, "success": r.success[index] & right[:, None]}
+        return judged | self._frames(rng) | self._commands(rng)
+
+    def _frames(self, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+        """Any recorded moments, a quarter of the pictures through the autoencoder, and the poses measured there."""
+        r, n = self._recording, FRAMES * self._batch_size
+        index = rng.choice(np.flatnonzero(~r.held_out), n)
+        again = decode(self._model, self._latents[torch.from_numpy(index[: n // 4])].to(self._model.bank.device))
+        return {"frames": np.concatenate([again, r.stacked(index[n // 4 :])]), "measured": r.states[index, :5]}
 
     def _commands(self, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
         """Measured poses and the commands that followed, and where they led."""

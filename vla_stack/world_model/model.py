@@ -118,7 +118,7 @@ class WorldModel(nn.Module):
         if config.svd is None:
             self.dynamics = Dynamics(config.dynamics, views, config.vae.channels, size // self.vae.factor)
         self.config = config
-        self.heads = Heads(config.heads, views, size, max(1, len(config.tasks)), config.dynamics.future)
+        self.heads = Heads(config.heads, views, max(1, len(config.tasks)), config.dynamics.future)
         self.register_buffer("bank", torch.zeros(0, FEATURES), persistent=False)  # (pose, command) of data
 
     @property
