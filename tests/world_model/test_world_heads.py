@@ -12,7 +12,7 @@ from world_toys import record
 from vla_stack.world_model import guards, heads_data
 from vla_stack.world_model.clips import encode_all, open_recording
 from vla_stack.world_model.dynamics import DynamicsConfig
-from vla_stack.world_model.heads import Heads, HeadsConfig, balanced_threshold
+from vla_stack.world_model.heads import Eye, Heads, HeadsConfig, balanced_threshold
 from vla_stack.world_model.heads_data import HeadsLoader, calibrate, imagine_rollouts, told_otherwise, window_starts
 from vla_stack.world_model.model import WorldConfig, WorldModel
 from vla_stack.world_model.poses import PoseScale
@@ -30,6 +30,23 @@ def test_a_judge_can_be_asked_frame_by_frame() -> None:
         rest, _ = heads.success(pictures[:, 2:], task, states)
     torch.testing.assert_close(torch.cat([first, rest], 1), whole)
     assert not torch.equal(heads.success(pictures, task.flip(0))[0], whole)  # the instruction counts
+
+
+def test_an_eye_sees_where_something_is() -> None:
+    eye = Eye(views=2, width=8, points=2)
+    eye.maps = torch.nn.Conv2d(
+        6, 2, 1
+    )  # the first point is of what is bright in the first view, the second of the other
+    eye.out = torch.nn.Identity()
+    torch.nn.init.zeros_(eye.maps.bias)
+    with torch.no_grad():
+        eye.maps.weight.copy_(torch.eye(2).repeat_interleave(3, 1)[:, :, None, None] * 10)
+    pictures = torch.zeros(1, 2, 11, 11, 3, dtype=torch.uint8)
+    pictures[0, 0, 2, 10] = pictures[0, 1, 5, 0] = 255
+    across, down, shown = eye(pictures)[0].unflatten(0, (3, 2))
+    torch.testing.assert_close(across, torch.tensor([1.0, -1.0]))
+    torch.testing.assert_close(down, torch.tensor([-0.6, 0.0]))
+    torch.testing.assert_close(shown, torch.full((2,), 30.0))
 
 
 def test_calibration_makes_an_overconfident_judge_doubt() -> None:
@@ -96,6 +113,11 @@ def test_judges_learn_and_are_measured_on_frames_within_episodes(tmp_path: Path)
     shown = [next(batches) for _ in range(6)]
     task, won = (np.concatenate([b[k] for b in shown]) for k in ("task", "success"))
     assert 0.15 < 1 - won.any(1).mean() and won.any() and set(task) == {0, 1}
+    # The probe sees other moments than the judges, in training episodes, with the poses measured there.
+    moments = shown[0]["measured"][:, None] == recording.states[None, :, :5]
+    index = moments.all(-1).argmax(1)
+    assert moments.all(-1).any(1).all() and not recording.held_out[index].any() and len(set(index)) > 60
+    assert (shown[0]["frames"][80:] == recording.stacked(index[80:])).all()  # the rest went through the autoencoder
     # Episodes that are told to lift the other cube succeed nowhere: here only the second instruction is ever fulfilled.
     assert not won[task == 0].any()
 

@@ -90,7 +90,7 @@ class Block(nn.Module):
 
     def _attend(self, x: Tensor) -> Tensor:
         """Attention among all F * N tokens of [B, F, N, D]."""
-        q, k, v = self.qkv(x.flatten(1, 2)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, L, d]
+        q, k, v = self.qkv(x.flatten(1, 2)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [B, A, L, d]
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).view(x.shape)
 
 
