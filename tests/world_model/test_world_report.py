@@ -38,6 +38,29 @@ def test_what_needs_one_model_comes_before_the_next_one_is_trained(experiment, t
     assert "trains" not in cost.plan(training.SMOKE, tmp_path, cells)
 
 
+def test_another_arm_is_trained_as_soon_as_there_is_an_autoencoder(
+    experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, _, training = experiment
+    cell, trained = model.Cell("quality", "no_memory", 0), []
+
+    def train(_: object, out: Path, name: str) -> None:
+        trained.append(name)
+        (out / "runs" / name).mkdir(parents=True, exist_ok=True)
+        (out / "runs" / name / "finished").touch()
+
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setitem(model.PARTS, "quality", lambda *_: {"rows": []})
+    with training.claimed(tmp_path / "locks" / "full-0") as ours:  # another process is training it
+        assert ours and not model.pass_over(training.SMOKE, [cell], tmp_path) and not trained
+        (tmp_path / "runs" / "full-0" / "model").mkdir(parents=True)
+        (tmp_path / "runs" / "full-0" / "model" / "world_model.json").touch()  # its first stage is over
+        assert model.pass_over(training.SMOKE, [cell], tmp_path) and trained == ["no_memory-0"]
+        assert not (tmp_path / "cells").exists()  # the probe is the first arm's
+    assert model.pass_over(training.SMOKE, [cell], tmp_path) and trained == ["no_memory-0", "full-0"]
+    assert (tmp_path / "cells" / f"{cell.name}.json").exists()
+
+
 def test_known_cells_give_known_checks(experiment) -> None:
     _, _, report, _ = experiment
     real = [[k < wins for k in range(10)] for wins in (1, 4, 9)]

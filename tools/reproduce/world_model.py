@@ -86,7 +86,7 @@ def grid(parts: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
 def work(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
     """Run cells until none is left; several processes may do so at once.
 
-    A cell whose trainings are not finished holds the lock of the first of them, so others pass it by and come back.
+    Who trains a model holds its lock, so others pass its cells by and come back.
     """
     import torch
 
@@ -103,21 +103,25 @@ def pass_over(settings: Settings, cells: Sequence[Cell], out: Path) -> bool:
         path = out / "cells" / f"{cell.name}.json"
         while not path.exists():
             missing = world_training.unfinished(out, cell.part, cell.arm, cell.seed)
-            with claimed(out / "locks" / (missing[0] if missing else cell.name)) as ours:
-                if not ours:
+            for name in world_training.trainable(out, missing) if missing else [cell.name]:
+                with claimed(out / "locks" / name) as ours:
+                    if not ours:
+                        continue
+                    worked = True
+                    if missing != world_training.unfinished(out, cell.part, cell.arm, cell.seed):
+                        break  # another process has just finished one
+                    if missing:
+                        world_training.train(settings, out, name)
+                    elif not path.exists():
+                        record = PARTS[cell.part](settings, out, cell.arm, cell.seed)
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        partial = path.with_suffix(".tmp")
+                        partial.write_text(json.dumps(vars(cell) | record))
+                        partial.replace(path)
+                        print(f"done {cell.name}", flush=True)
                     break
-                if missing != world_training.unfinished(out, cell.part, cell.arm, cell.seed):
-                    continue  # another process has just finished one
-                worked = True
-                if missing:
-                    world_training.train(settings, out, missing[0])
-                elif not path.exists():
-                    record = PARTS[cell.part](settings, out, cell.arm, cell.seed)
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    partial = path.with_suffix(".tmp")
-                    partial.write_text(json.dumps(vars(cell) | record))
-                    partial.replace(path)
-                    print(f"done {cell.name}", flush=True)
+            else:
+                break  # others are at all of it
     return worked
 
 

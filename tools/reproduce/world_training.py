@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from results import ROOT
 from vla_stack.data.collect import CollectConfig, collect
 from vla_stack.training import checkpoint
 from vla_stack.training.placement import Local
-from vla_stack.world_model.model import WorldModel, load
+from vla_stack.world_model.model import CONFIG, WorldModel, load
 from vla_stack.world_model.train import run
 
 DEVICE = Local("auto").device  # where `vla train` computes too
@@ -123,6 +124,16 @@ def unfinished(out: Path, part: str, arm: str, seed: int) -> list[str]:
     return [f.name for f in folders(out, part, arm, seed) if not (f / "finished").exists()]
 
 
+def trainable(out: Path, names: list[str]) -> list[str]:
+    """Of a cell's unfinished runs those that can go on: other arms need the first one's autoencoder."""
+    return [n for n in names if "full" in n or (out / "runs" / _first(n) / "model" / CONFIG).exists()]
+
+
+def _first(name: str) -> str:
+    """The first arm's run beside a run."""
+    return re.sub("|".join(ARMS), "full", name)
+
+
 def train(settings: Settings, out: Path, name: str) -> None:
     """Train a run, or continue it. Judges are trained for the first arm alone, as no other is rolled out in.
 
@@ -145,7 +156,7 @@ def train(settings: Settings, out: Path, name: str) -> None:
         *ARMS[arm],
     ]
     if arm != "full":
-        overrides.append(f"vae_from={out / 'runs' / name.replace(arm, 'full')}")
+        overrides.append(f"vae_from={out / 'runs' / _first(name)}")
     resume = (folder / "recipe.yaml").exists()
     source = folder / "recipe.yaml" if resume else RECIPE
     run(source, [*overrides, f"output_dir={folder}"], folder if resume else None)
