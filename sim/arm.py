@@ -193,6 +193,29 @@ class InverseKinematics:
         return error, self._jac[:, : self._joints]
 
 
+def camera_pose(arm: Arm, name: str) -> tuple[Literal["base", "tool"], tuple[float, ...], tuple[float, ...], float]:
+    """Where a camera of an arm with a downward-pointing tool is, and what it sees.
+
+    Returns:
+        Whether it is fixed to the ``base`` or to the ``tool``; its position in metres in that frame, which is at the
+        tool's point and turned about the vertical by its direction; its rotation [9], columns pointing right, up and
+        back in the picture; and its field of view in radians.
+    """
+    model = _kinematic_model(arm.xml)
+    data = mujoco.MjData(model)
+    data.qpos[: len(arm.joints)] = arm.posture
+    mujoco.mj_forward(model, data)
+    camera, tool = model.camera(name).id, model.site("tcp").id
+    position, rotation = data.cam_xpos[camera], data.cam_xmat[camera].reshape(3, 3)
+    fixed = model.cam_bodyid[camera] == 0
+    if not fixed:
+        yaw = tool_yaw(data.site_xmat[tool])
+        back = np.array([[np.cos(yaw), np.sin(yaw), 0.0], [-np.sin(yaw), np.cos(yaw), 0.0], [0.0, 0.0, 1.0]])
+        position, rotation = back @ (position - data.site_xpos[tool]), back @ rotation
+    fov = float(np.radians(model.cam_fovy[camera]))
+    return "base" if fixed else "tool", tuple(map(float, position)), tuple(map(float, rotation.flat)), fov
+
+
 @cache
 def _kinematic_model(xml: str) -> mujoco.MjModel:
     """The arm alone, without a task's objects; read only."""

@@ -110,7 +110,7 @@ def test_only_poses_of_each_frame_can_be_followed_in_order(
     order = torch.tensor([0, 1, 2, 5, 3, 4])  # the same poses, other frames
     with torch.no_grad():
         one, other = (model.denoise(x, remembered, SCALE.tokens(p, times), sigma) for p in (poses, poses[:, order]))
-    assert torch.allclose(one, other, atol=1e-6) is not follows
+    assert torch.allclose(one, other, atol=1e-4) is not follows  # sums in another order are not the same bits
 
 
 def test_a_frames_pose_changes_its_own_picture_most() -> None:

@@ -52,7 +52,7 @@ class Settings:
     task: str = "pick"
     episodes: int = 1500
     vae: int = 8000
-    dynamics: int = 16_000
+    dynamics: int = 8000
     heads: int = 2400
     batch: int = 8
     generated: int = 96
@@ -60,7 +60,7 @@ class Settings:
     ks: tuple[int, ...] = (1, 4, 8, 16, 32)
     starts: int = 50
     hue_episodes: int = 400
-    hue_dynamics: int = 8000
+    hue_dynamics: int = 4000
     improved: int = 60
     tested: int = 150
     tuning: int = 300

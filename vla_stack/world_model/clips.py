@@ -149,7 +149,8 @@ class ClipLoader:
     """Endless batches of clips of latents.
 
     Each batch holds ``latents`` float32 [B, F, V, C, h, w], ``poses`` float32 [B, F, 5], ``time`` float32 [B, F] (in
-    chunks from the current frame) and ``valid`` bool [B, H + 1]. In a share ``held`` of clips the poses after a random
+    chunks from the current frame), ``valid`` bool [B, H + 1], and ``sources`` uint8 [B, 1 or 2, V, height, width, 3],
+    the pictures of the first remembered and of the current frame. In a share ``held`` of clips the poses after a random
     future frame repeat that one's, and the frames after it do not count. A share :data:`FRESH` remembers nothing but
     the current frame, as rollouts do that begin in the middle of an episode.
 
@@ -216,8 +217,10 @@ def clip_batch(
     told = np.concatenate([index[:, :history], np.take_along_axis(index[:, history:], last, 1)], 1)
     time = (index - now[:, None]) / future
     time[:, history:] = ahead / future
+    sources = index[:, [0, history] if history else [0]]
     return {
         "latents": latents[torch.from_numpy(index)].numpy(),
+        "sources": recording.stacked(sources),
         "poses": recording.poses[told],
         "time": time.astype(np.float32),
         "valid": (ahead <= known[:, None]) & (now[:, None] + ahead < recording.end[now, None]),

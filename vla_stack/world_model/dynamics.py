@@ -6,6 +6,7 @@ frames, and its clean latent is concatenated to every frame as an anchor (Ctrl-W
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from vla_stack.world_model import edm
 from vla_stack.world_model.poses import Waves
+from vla_stack.world_model.sight import PLANES
 
 GUESSED = 0.5  # noise level from which on more of a frame is guessed than seen
 
@@ -107,17 +109,20 @@ class Remembered:
         anchor: Latents [B, V, C, h, w] of the current frame, possibly noised.
         history_level: Noise on each remembered frame, [B, K].
         anchor_level: Noise on the anchor, [B].
+        looked: What moving cameras should see in the future frames of what was seen, where cameras are calibrated:
+            [B, H, M, S * V, 4, height / 2, width / 2] of :func:`vla_stack.world_model.sight.look`.
     """
 
     history: Tensor
     anchor: Tensor
     history_level: Tensor
     anchor_level: Tensor
+    looked: Tensor | None = None
 
     @classmethod
-    def clean(cls, history: Tensor, anchor: Tensor) -> Remembered:
+    def clean(cls, history: Tensor, anchor: Tensor, looked: Tensor | None = None) -> Remembered:
         """Without noise, as at sampling time."""
-        return cls(history, anchor, history.new_zeros(history.shape[:2]), anchor.new_zeros(len(anchor)))
+        return cls(history, anchor, history.new_zeros(history.shape[:2]), anchor.new_zeros(len(anchor)), looked)
 
 
 class Dynamics(nn.Module):
@@ -128,9 +133,19 @@ class Dynamics(nn.Module):
         views: Cameras, V.
         channels: Latent channels, C.
         size: Latent height and width.
+        moving: Calibrated cameras on the tool, by their place among the views.
+        factor: Pixels of a picture to a latent position, even.
     """
 
-    def __init__(self, config: DynamicsConfig, views: int, channels: int, size: int) -> None:
+    def __init__(
+        self,
+        config: DynamicsConfig,
+        views: int,
+        channels: int,
+        size: int,
+        moving: Sequence[int] = (),
+        factor: int = 8,
+    ) -> None:
         super().__init__()
         self.config, self.views, self.channels, self.size = config, views, channels, size
         d, p, n = config.width, config.patch, size // config.patch
@@ -150,7 +165,14 @@ class Dynamics(nn.Module):
         self.pose = nn.Sequential(nn.Linear(inputs, d), nn.SiLU(), nn.Linear(d, d), nn.SiLU(), nn.Linear(d, d))
         self.blocks = nn.ModuleList(Block(d, config.heads) for _ in range(config.blocks))
         self.modulate = nn.Linear(d, 2 * d)
-        self.project = nn.Linear(d, (config.members * channels + config.history + 1) * p * p)
+        self.moving, kept = list(moving), config.history + 1
+        if self.moving:  # pictures seen from elsewhere, as latents
+            sources = (1 + (config.history > 0)) * views
+            step = factor // 2  # as it is seen at half the resolution
+            self.glance = nn.Sequential(nn.Conv2d(PLANES, 32, step, stride=step), nn.SiLU(), nn.Conv2d(32, channels, 1))
+            self.notice = nn.Linear(sources * channels * p * p, d)
+            kept += sources
+        self.project = nn.Linear(d, (config.members * channels + kept) * p * p)
         # Past the blocks, which are narrower than a patch of all inputs, what does not move is copied at full
         # resolution: by position from remembered frames and anchor, and channels' shares of noised frame and anchor.
         self.skip = nn.Linear(d, 2 * channels)
@@ -179,13 +201,19 @@ class Dynamics(nn.Module):
         if (poses := self._poses(tokens)) is not None:
             condition = condition + self.pose(poses) * told[:, None, None]
             h = h + (self.render(poses) * told[:, None, None]).unflatten(-1, h.shape[2:])
+        looked = self._glances(remembered, told)
+        if looked is not None:
+            h = h + self._noticed(looked)
         for block in self.blocks:
             h = block(h, condition)
         shift, scale = self.modulate(F.silu(condition)).unsqueeze(2).chunk(2, -1)
         out = self._unpatched(self.project(_modulated(h, shift, scale)))  # [B, F, V, outputs, h, w]
-        made, kept = out.split([self.config.members * self.channels, self.config.history + 1], 3)
+        made, kept = out.tensor_split([self.config.members * self.channels], 3)
+        kept, turned = kept.tensor_split([self.config.history + 1], 3)
         seen = torch.cat([remembered.history, remembered.anchor[:, None]], 1)
         still = torch.einsum("bfvkhw,bkvchw->bfvchw", kept, seen)
+        if looked is not None:
+            still = still + torch.einsum("bfvshw,bfvschw->bfvchw", turned, looked)
         shares = self.skip(F.silu(condition)).unflatten(-1, (2, 1, -1, 1, 1))  # [B, F, 2, 1, C, 1, 1]
         still = still + shares[:, :, 0] * frames + shares[:, :, 1] * anchor
         return made.unflatten(3, (self.config.members, -1)).movedim(3, 1) + still[:, None]
@@ -236,6 +264,20 @@ class Dynamics(nn.Module):
         chunk = edm.sample(denoise, noise, levels)
         return chunk, torch.stack(spreads).mean(0)
 
+    def _glances(self, remembered: Remembered, told: Tensor) -> Tensor | None:
+        """What was seen, as each frame and view sees it: latents [B, F, V, S * V, C, h, w], 0 where nobody can tell."""
+        if not self.moving or remembered.looked is None:
+            return None
+        seen = self.glance(remembered.looked.flatten(0, 3)).unflatten(0, remembered.looked.shape[:4])
+        seen = seen * told.view(-1, *[1] * 6)
+        everywhere = seen.new_zeros(len(seen), self.config.frames, self.views, *seen.shape[3:])
+        everywhere[:, self.config.history + 1 :, self.moving] = seen
+        return everywhere
+
+    def _noticed(self, looked: Tensor) -> Tensor:
+        """The same in tokens [B, F, N, D]."""
+        return self.notice(self._patches(looked.flatten(3, 4)))
+
     def _patches(self, x: Tensor) -> Tensor:
         """[B, F, V, C, h, w] as tokens [B, F, V * h / p * w / p, C * p * p]."""
         p = self.config.patch
@@ -285,7 +327,12 @@ def _noised(x: Tensor, level: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def loss(
-    model: Dynamics, latents: Tensor, tokens: Tensor, valid: Tensor, generator: torch.Generator
+    model: Dynamics,
+    latents: Tensor,
+    tokens: Tensor,
+    valid: Tensor,
+    generator: torch.Generator,
+    looked: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Weighted error of the denoised frames alone.
 
@@ -297,6 +344,7 @@ def loss(
         tokens: Pose tokens [B, F, 11].
         valid: bool [B, H + 1], denoised frames that count.
         generator: Noise.
+        looked: See :class:`Remembered`.
     """
     config, b, device = model.config, len(latents), latents.device
     past, z = latents[:, : config.history], latents[:, config.history :]
@@ -307,7 +355,7 @@ def loss(
     anchor_level = config.anchor_noise * torch.rand(b, generator=generator, device=device)
     anchor = _noised(z[:, 0], anchor_level, generator)
     told = torch.rand(b, generator=generator, device=device) >= config.dropout
-    out = model(s.c_in * x, Remembered(history, anchor, level, anchor_level), tokens, s.c_noise.flatten(), told)
+    out = model(s.c_in * x, Remembered(history, anchor, level, anchor_level, looked), tokens, s.c_noise.flatten(), told)
     error = (out[:, :, config.history :] - ((z - s.c_skip * x) / s.c_out)[:, None]) ** 2  # [B, M, H + 1, V, C, h, w]
     counts = valid[:, None].float().expand(-1, config.members, -1)
     if config.members > 1:

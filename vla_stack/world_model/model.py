@@ -24,6 +24,7 @@ from vla_stack.world_model.dynamics import Dynamics, DynamicsConfig, Remembered
 from vla_stack.world_model.heads import Heads, HeadsConfig
 from vla_stack.world_model.memory import Memory, history_chunks
 from vla_stack.world_model.poses import PoseScale
+from vla_stack.world_model.sight import Calibration, look
 from vla_stack.world_model.svd import SvdConfig
 from vla_stack.world_model.svd import build as build_svd
 from vla_stack.world_model.vae import Vae, VaeConfig
@@ -66,6 +67,7 @@ class WorldConfig:
         poses: Scale of positions.
         vae, dynamics, heads: Shapes.
         svd: Instead of autoencoder and transformer of our own.
+        calibration: Where the cameras are; None where nobody knows.
         limits: Of the guards.
     """
 
@@ -76,6 +78,7 @@ class WorldConfig:
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)
     svd: SvdConfig | None = None
+    calibration: Calibration | None = None
     limits: Limits = field(default_factory=Limits)
 
 
@@ -116,7 +119,9 @@ class WorldModel(nn.Module):
                 f"the cameras are {shapes}", f"a world model needs square ones of a multiple of {max(grid, 16)}"
             )
         if config.svd is None:
-            self.dynamics = Dynamics(config.dynamics, views, config.vae.channels, size // self.vae.factor)
+            moving = config.calibration.moving if config.calibration and config.dynamics.conditioning != "none" else ()
+            latent = size // self.vae.factor
+            self.dynamics = Dynamics(config.dynamics, views, config.vae.channels, latent, moving, self.vae.factor)
         self.config = config
         self.heads = Heads(config.heads, views, max(1, len(config.tasks)), config.dynamics.future)
         self.register_buffer("bank", torch.zeros(0, FEATURES), persistent=False)  # (pose, command) of data
@@ -140,6 +145,24 @@ class WorldModel(nn.Module):
         return self.config.poses.tokens(poses, time)
 
     @torch.no_grad()
+    def look(self, sources: Tensor, poses: Tensor) -> Tensor | None:
+        """What moving cameras should see of pictures uint8 [B, 1 or 2, V, height, width, 3] that are remembered.
+
+        Args:
+            sources: Of the first remembered and the current frame; of that alone where nothing is remembered.
+            poses: Of all frames [B, F, 5]; those of the future may not be known, but by their mean.
+
+        Returns:
+            As :class:`vla_stack.world_model.dynamics.Remembered` has it, None without calibrated cameras.
+        """
+        config, calibration = self.config.dynamics, self.config.calibration
+        if calibration is None or self.config.svd is not None or not self.dynamics.moving:
+            return None
+        k = config.history
+        to = poses if config.conditioning != "mean" else poses.mean(1, True).expand_as(poses)
+        return look(calibration, sources, poses[:, [0, k] if k else [0]], to[:, k + 1 :])
+
+    @torch.no_grad()
     def begin(self, pictures: NDArray[np.uint8], poses: NDArray[np.float32]) -> list[Memory[End]]:
         """Rollouts from real frames: uint8 [B, V, H, W, 3], poses [B, 5]. The only time that pictures are encoded."""
         latents = self.vae.encode(torch.from_numpy(np.ascontiguousarray(pictures)).to(self.bank.device))
@@ -158,29 +181,34 @@ class WorldModel(nn.Module):
         Returns:
             Latents [B, H, V, C, h, w] and how much the members disagree [B].
         """
-        config = self.config.dynamics
-        held = torch.cat([poses, poses[:, -1:].expand(-1, config.future - poses.shape[1], -1)], 1)
+        config, dynamics = self.config, self.config.dynamics
+        held = torch.cat([poses, poses[:, -1:].expand(-1, dynamics.future - poses.shape[1], -1)], 1)
         past = [m.history() for m in memories]
         current = torch.stack([m.current.latent for m in memories])
         history = (
             torch.stack([torch.stack([e.latent for e in p]) for p in past])
-            if config.history
+            if dynamics.history
             else current[:, None][:, :0]
         )
         told = [torch.stack([*(e.pose for e in p), m.current.pose]) for p, m in zip(past, memories, strict=True)]
         time = torch.tensor(
             [
                 [
-                    *(c - m.chunks for c in history_chunks(m.chunks, config.history)),
-                    *np.arange(config.future + 1) / config.future,
+                    *(c - m.chunks for c in history_chunks(m.chunks, dynamics.history)),
+                    *np.arange(dynamics.future + 1) / dynamics.future,
                 ]
                 for m in memories
             ],
             dtype=torch.float32,
             device=noise.device,
         )
-        tokens = self.tokens(torch.cat([torch.stack(told), held], 1), time)
-        latents, spread = self.dynamics.imagine(Remembered.clean(history, current), tokens, noise)
+        poses = torch.cat([torch.stack(told), held], 1)
+        looked = None
+        if config.calibration is not None:
+            sources = torch.stack([history[:, 0], current], 1) if dynamics.history else current[:, None]
+            looked = self.look(self.vae.pictures(sources), poses)
+        remembered = Remembered.clean(history, current, looked)
+        latents, spread = self.dynamics.imagine(remembered, self.tokens(poses, time), noise)
         return latents[:, 1:], spread
 
     def save(self, directory: Path, untrained: Sequence[str] = ()) -> None:

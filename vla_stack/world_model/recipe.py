@@ -56,6 +56,8 @@ class WorldRecipe:
         world_model: ``tiny`` trains all from scratch; ``svd`` begins with Stable Video Diffusion.
         name: Of the run.
         env: gymnasium id of what was recorded, for first frames; empty for a real robot.
+        calibration: Where the cameras are: ``auto`` is as the simulator has them, for its tasks; ``none``; or a file
+            (docs/world_model.md). A camera on the tool then knows where in its view to look for what was seen before.
         data: Episodes.
         vae, dynamics, heads: Shapes.
         svd: Weights that ``world_model: svd`` begins with; its autoencoder is not trained.
@@ -68,6 +70,7 @@ class WorldRecipe:
     world_model: Literal["tiny", "svd"] = "tiny"
     name: str = "world_model"
     env: str = "sim/pick-v0"
+    calibration: str = "auto"
     data: WorldDataRecipe = field(default_factory=WorldDataRecipe)
     vae: VaeConfig = field(default_factory=VaeConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)

@@ -23,12 +23,14 @@ from torch import Tensor, nn
 
 from sim.registry import TASKS
 from vla_stack.errors import UserError
+from vla_stack.schema import RobotSpec
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.loop import Evaluate, Loader, Trainer
 from vla_stack.training.memory import capacity, estimate
 from vla_stack.training.placement import Local, native_precision, use_threads
 from vla_stack.training.recipe_tree import build, read_tree
 from vla_stack.training.train import write_run_files
+from vla_stack.world_model import sight
 from vla_stack.world_model.clips import HELD_OUT, ClipLoader, FrameLoader, Recording, encode_all, open_recording
 from vla_stack.world_model.dynamics import loss as dynamics_loss
 from vla_stack.world_model.heads_data import FOLLOWED, HeadsLoader, calibrate, imagine_rollouts
@@ -36,6 +38,7 @@ from vla_stack.world_model.model import WorldConfig, WorldModel, resolve
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.quality import measure, write_strip
 from vla_stack.world_model.recipe import STAGES, WorldRecipe
+from vla_stack.world_model.sight import Calibration
 from vla_stack.world_model.vae import object_mask, psnr
 
 WEIGHTS = "model.safetensors"
@@ -108,6 +111,14 @@ def _check_recording(recording: Recording, recipe: WorldRecipe) -> None:
         )
 
 
+def _calibration(recipe: WorldRecipe, robot: RobotSpec) -> Calibration | None:
+    """What a recipe says of its cameras."""
+    if recipe.calibration == "auto":
+        simulated = recipe.world_model == "tiny" and any(task.id == recipe.env for task in TASKS.values())
+        return sight.simulated(tuple(c.name for c in robot.cameras)) if simulated else None
+    return None if recipe.calibration == "none" else sight.read(recipe.calibration, robot)
+
+
 class Training:
     """One run: the model, its data, its stages.
 
@@ -133,6 +144,7 @@ class Training:
             dynamics=recipe.dynamics,
             heads=recipe.heads,
             svd=recipe.svd if recipe.world_model == "svd" else None,
+            calibration=_calibration(recipe, self.recording.robot),
         )
         self.model = WorldModel(config, self.recording.robot).to(device)
         if recipe.vae_from:
@@ -234,7 +246,8 @@ class Training:
 
         def loss(dynamics: Any, batch: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:
             tokens = self.model.tokens(batch["poses"], batch["time"])
-            return dynamics_loss(dynamics, batch["latents"], tokens, batch["valid"], generator)
+            looked = self.model.look(batch["sources"], batch["poses"])
+            return dynamics_loss(dynamics, batch["latents"], tokens, batch["valid"], generator, looked)
 
         return Stage(self.model.dynamics, loader, loss)
 
