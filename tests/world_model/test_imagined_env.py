@@ -13,6 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from world_toys import ROBOT, SIZE, TASKS, record
 
+from vla_stack.world_model import sight
 from vla_stack.world_model.clips import clip_batch, encode_all, open_recording
 from vla_stack.world_model.dreams import Dreams, RecordedStarts, Start
 from vla_stack.world_model.dynamics import DynamicsConfig, Remembered
@@ -85,6 +86,7 @@ def model() -> WorldModel:
         VaeConfig(channels=3, stem=2, widths=(8, 8)),
         DynamicsConfig(history=2, future=3, width=8, blocks=1, heads=2, patch=2, members=2),
         HeadsConfig(width=8, judges=1),
+        calibration=sight.simulated(("front", "wrist")),
         limits=Limits(success=2.0),
     )
     model = WorldModel(config, ROBOT).eval()
@@ -137,7 +139,7 @@ def test_chunks_join_and_only_the_first_frame_is_encoded(model: WorldModel, monk
 def test_a_rollout_is_told_what_training_clips_tell(
     model: WorldModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Along a recorded episode, chunk after chunk: history, anchor, poses of all frames and their times."""
+    """Along a recorded episode, chunk after chunk: history, anchor, poses and times of all frames, what was seen."""
     recording = open_recording(record(tmp_path / "data", frames=14))
     latents, h, k = encode_all(model.vae, recording, torch.device("cpu")), model.horizon, model.config.dynamics.history
     first = int(recording.start[20])  # frames 14 to 27
@@ -166,6 +168,8 @@ def test_a_rollout_is_told_what_training_clips_tell(
         torch.testing.assert_close(remembered.anchor, torch.from_numpy(clip["latents"][:, k]))
         told = model.tokens(torch.from_numpy(clip["poses"]), torch.from_numpy(clip["time"]))
         torch.testing.assert_close(tokens, told)
+        sources = model.vae.pictures(torch.from_numpy(clip["latents"][:, [0, k]]))  # nobody has others in a rollout
+        torch.testing.assert_close(remembered.looked, model.look(sources, torch.from_numpy(clip["poses"])))
         pose, before = heard[-1]
         np.testing.assert_array_equal(pose, recording.poses[now])
         np.testing.assert_array_equal(before, recording.before(np.array([now]))[0])

@@ -34,6 +34,7 @@ from vla_stack.training.loop import make_optimizer
 from vla_stack.training.memory import estimate
 from vla_stack.training.placement import native_precision
 from vla_stack.training.recipe_tree import build, read_tree
+from vla_stack.world_model import sight
 from vla_stack.world_model.dynamics import loss
 from vla_stack.world_model.model import FEATURES, End, WorldConfig, WorldModel
 from vla_stack.world_model.poses import POSE, TOOL, PoseScale
@@ -95,6 +96,7 @@ def make(kind: str, smoke: bool, device: torch.device) -> tuple[WorldRecipe, Wor
         dynamics=recipe.dynamics,
         heads=recipe.heads,
         svd=svd if recipe.world_model == "svd" else None,
+        calibration=sight.simulated(CAMERAS) if recipe.world_model == "tiny" else None,
     )
     with device:  # a billion weights are drawn on the GPU in no time
         model = WorldModel(config, robot(16 if smoke else PIXELS[kind]))
@@ -193,10 +195,13 @@ def train(
     told = torch.from_numpy(poses(np.random.default_rng(0), batch_size, shape.frames)).to(device)
     tokens = model.tokens(told, torch.zeros(batch_size, shape.frames, device=device))
     valid = torch.ones(batch_size, shape.future + 1, dtype=torch.bool, device=device)
+    size = model.robot.cameras[0].height
+    pictures = (batch_size, 1 + (shape.history > 0), len(CAMERAS), size, size, 3)
+    sources = torch.randint(0, 256, pictures, dtype=torch.uint8, generator=generator, device=device)
 
     def micro() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            value, _ = loss(dynamics, latents, tokens, valid, generator)
+            value, _ = loss(dynamics, latents, tokens, valid, generator, model.look(sources, told))
         value.backward()
 
     def step() -> None:

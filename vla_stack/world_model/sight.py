@@ -6,6 +6,7 @@ al. 1991). Where things are in the view of a moving camera need then not be lear
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,6 +103,11 @@ def look(calibration: Calibration, pictures: Tensor, at: Tensor, to: Tensor) -> 
     Returns:
         [B, T, M, S * V, 4, H / 2, H / 2], see :data:`PLANES`; from near, pictures have no more to show.
     """
+    with torch.autocast(pictures.device.type, enabled=False):  # half the bits are centimetres
+        return _look(calibration, pictures, at, to)
+
+
+def _look(calibration: Calibration, pictures: Tensor, at: Tensor, to: Tensor) -> Tensor:
     moments, size = pictures.shape[1], pictures.shape[3] // 2
     planes = pictures.movedim(-1, -3).float().div(127.5).sub(1)
     planes = torch.cat([planes, torch.ones_like(planes[..., :1, :, :])], -3)  # [B, S, V, 4, H, H]
@@ -111,7 +117,7 @@ def look(calibration: Calibration, pictures: Tensor, at: Tensor, to: Tensor) -> 
     for i in calibration.moving:
         view = calibration.views[i]
         eye, turn = _placed(view, to)
-        slope = torch.tan(torch.tensor(view.fov / 2))
+        slope = math.tan(view.fov / 2)
         rays = torch.stack([right * slope, up * slope, -torch.ones_like(up)], -1)
         rays = torch.einsum("btij,hwj->bthwi", turn, rays)
         reach = (calibration.height - eye[..., 2])[..., None, None] / rays[..., 2]
@@ -147,4 +153,4 @@ def _pixels(view: View, poses: Tensor, points: Tensor) -> Tensor:
     inside = torch.einsum("bij,b...i->b...j", turn, points - eye.view(*wide, 3))
     depth = -inside[..., 2:]
     flat = inside[..., :2] * inside.new_tensor([1.0, -1.0]) / depth.clamp(min=1e-6)
-    return torch.where(depth > 0, flat / torch.tan(torch.tensor(view.fov / 2)), 2.0)
+    return torch.where(depth > 0, flat / math.tan(view.fov / 2), 2.0)

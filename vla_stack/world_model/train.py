@@ -116,7 +116,11 @@ def _calibration(recipe: WorldRecipe, robot: RobotSpec) -> Calibration | None:
     if recipe.calibration == "auto":
         simulated = recipe.world_model == "tiny" and any(task.id == recipe.env for task in TASKS.values())
         return sight.simulated(tuple(c.name for c in robot.cameras)) if simulated else None
-    return None if recipe.calibration == "none" else sight.read(recipe.calibration, robot)
+    if recipe.calibration == "none":
+        return None
+    if recipe.world_model == "svd":
+        raise UserError("Stable Video Diffusion has no place for what is looked up", "set calibration=none, or auto")
+    return sight.read(recipe.calibration, robot)
 
 
 class Training:
