@@ -109,6 +109,11 @@ def test_a_calibration_that_cannot_be_is_refused(tmp_path: Path) -> None:
         return str(path)
 
     assert sight.read(written(), ROBOT) == known and known.moving == [1]
+    blocks = (Path(__file__).parents[2] / "docs" / "world_model.md").read_text().split("```")
+    path.write_text(next(b.removeprefix("yaml") for b in blocks if "mount:" in b))
+    for told, is_ in zip(sight.read(str(path), ROBOT).views, known.views, strict=True):
+        assert told.mount == is_.mount and abs(told.fov - is_.fov) < 1e-3
+        np.testing.assert_allclose([*told.position, *told.rotation], [*is_.position, *is_.rotation], atol=1e-3)
     for changes, said in (
         ({"wrist": views["wrist"] | {"rotation": [1.0] * 9}}, "rotation of 'wrist'"),
         ({"wrist": views["wrist"] | {"fov": 80.0}}, "radians"),
