@@ -10,6 +10,7 @@ import colorsys
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from world_hues import HUES, hue
@@ -21,6 +22,7 @@ from vla_stack.world_model.model import End, WorldModel
 from vla_stack.world_model.quality import chunk_noise, decode
 
 AWAY = 16  # a frame out of sight: 9 control steps over the cube, 9 away, then back
+VIVID = 128  # saturation of 255, of a cube alone
 BACK = 2  # chunks from out of sight to there; what is remembered reaches back to frame 8 until then
 
 
@@ -37,7 +39,11 @@ def hue_of(pictures: np.ndarray) -> np.ndarray:
 
 
 def memory(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]:
-    """Hue accuracy of an arm at the second look, with its own history, a swapped one, and shuffled history poses."""
+    """Hue accuracy of an arm at the second look, with its own history, another one, and shuffled history poses.
+
+    *Swapped* is another episode's history under the own poses, in which its cube is at another place. *Recoloured* is
+    the own history with the cube in the next hue: nothing else differs, so that who looks at places can be tested too.
+    """
     model = trained(out, "memory", arm, seed)[-1]
     recording = open_recording(data(settings, out, hue=True))
     starts = np.unique(recording.start[recording.held_out])
@@ -51,12 +57,13 @@ def memory(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]
     result["classifier"] = float((visible == truth)[usable].mean()) if usable.any() else 0.0
     if usable.sum() > 1:
         starts, truth = starts[usable], truth[usable]
-    for name in ("own", "swapped", "shuffled_poses"):
+    followed = {"swapped": np.roll(truth, 1), "recoloured": (truth + 1) % HUES}
+    for name in ("own", "swapped", "recoloured", "shuffled_poses"):
         seen = hue_of(second_look(model, recording, starts, name, seed))
         result["right"][name] = (seen == truth).tolist()
         result[name] = float((seen == truth).mean())
-        if name == "swapped":
-            result["follows_swap"] = float((seen == np.roll(truth, 1)).mean())
+        if name in followed:
+            result[f"follows_{name}"] = float((seen == followed[name]).mean())
     return result
 
 
@@ -71,7 +78,10 @@ def second_look(model: WorldModel, recording: Recording, starts: np.ndarray, cha
     memories = []
     for row, start in enumerate(sources):
         frames = start + h * np.arange(chunks)
-        latents = model.vae.encode(torch_of(recording.stacked(frames), device))
+        pictures = recording.stacked(frames)
+        if change == "recoloured":
+            pictures = recoloured(pictures)
+        latents = model.vae.encode(torch_of(pictures, device))
         poses = torch_of(recording.poses[starts[row] + h * np.arange(chunks)].copy(), device)
         if change == "shuffled_poses":
             remembered = sorted(set(history_chunks(chunks - 1, model.config.dynamics.history)))
@@ -87,6 +97,14 @@ def second_look(model: WorldModel, recording: Recording, starts: np.ndarray, cha
         for row, memory in enumerate(memories):
             memory.push(End(latents[row, -1], ahead[row, -1]))
     return decode(model, latents[:, -1])[:, model.cameras.index("wrist")]
+
+
+def recoloured(pictures: np.ndarray) -> np.ndarray:
+    """Pictures uint8 [..., H, W, 3] with everything of strong colour in the next hue."""
+    hsv = cv2.cvtColor(pictures.reshape(-1, pictures.shape[-2], 3), cv2.COLOR_RGB2HSV)  # hue in half degrees
+    strong = hsv[..., 1] > VIVID
+    hsv[..., 0] = np.where(strong, (hsv[..., 0].astype(int) + 180 // HUES) % 180, hsv[..., 0])
+    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB).reshape(pictures.shape)
 
 
 def torch_of(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -114,7 +114,9 @@ def memory(cells: Sequence[dict[str, Any]]) -> list[Check]:
     checks = []
     if full := of(cells, "memory", "full"):
         checks.append(Check("hue out of sight remembered", mean(full, "own"), 0.6, why=SHORT))
-        checks.append(Check("swapped history followed", mean(full, "follows_swap"), 0.6, why=SHORT))
+        nowhere = "the other episode's cube is at another place, and a calibrated camera looks where it is"
+        checks.append(Check("swapped history followed", mean(full, "follows_swapped"), 0.6, why=nowhere))
+        checks.append(Check("history in another hue followed", mean(full, "follows_recoloured"), 0.6, why=SHORT))
         pairs = [
             ((c["seed"], i), float(own) - float(other))
             for c in full
