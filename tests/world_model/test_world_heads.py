@@ -117,7 +117,8 @@ def test_judges_learn_and_are_measured_on_frames_within_episodes(tmp_path: Path)
     moments = shown[0]["measured"][:, None] == recording.states[None, :, :5]
     index = moments.all(-1).argmax(1)
     assert moments.all(-1).any(1).all() and not recording.held_out[index].any() and len(set(index)) > 60
-    assert (shown[0]["frames"][80:] == recording.stacked(index[80:])).all()  # the rest went through the autoencoder
+    sharp = shown[0]["frames"][80:].astype(int) - recording.stacked(index[80:])  # the rest went through the autoencoder
+    assert abs(sharp.mean()) < 3 and len(np.unique(np.abs(sharp).mean((1, 2, 3, 4)).round(1))) > 50  # each in its way
     # Episodes that are told to lift the other cube succeed nowhere: here only the second instruction is ever fulfilled.
     assert not won[task == 0].any()
 

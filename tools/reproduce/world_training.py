@@ -53,7 +53,7 @@ class Settings:
     episodes: int = 1500
     vae: int = 8000
     dynamics: int = 8000
-    heads: int = 1200
+    heads: int = 2400
     batch: int = 8
     generated: int = 96
     clips: int = 40

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from vla_stack.world_model.quality import decode, imagine_along
 BANK = 2000  # recorded (pose, command) pairs that a model carries
 FOLLOWED = 0.03  # m between where the tool is told to be and is seen, up to which a rollout follows its commands
 OTHER = 0.3  # of the judges' sequences, shown with another instruction
+BLUR, NOISE = 5, 25.0  # of what the probe is shown: pixels, and of 255
 FRAMES = 8  # that the probe is shown for each of the judges' sequences, of other moments: a window's are all alike
 
 
@@ -114,11 +116,16 @@ class HeadsLoader:
         return judged | self._frames(rng) | self._commands(rng)
 
     def _frames(self, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-        """Any recorded moments, a quarter of the pictures through the autoencoder, and the poses measured there."""
+        """Any recorded moments, a quarter of the pictures through the autoencoder, and the poses measured there.
+
+        None was imagined, or the probe would learn what the model draws where it is told a pose; but all are coarser to
+        some degree, as imagined ones are.
+        """
         r, n = self._recording, FRAMES * self._batch_size
         index = rng.choice(np.flatnonzero(~r.held_out), n)
         again = decode(self._model, self._latents[torch.from_numpy(index[: n // 4])].to(self._model.bank.device))
-        return {"frames": np.concatenate([again, r.stacked(index[n // 4 :])]), "measured": r.states[index, :5]}
+        frames = coarser(np.concatenate([again, r.stacked(index[n // 4 :])]), rng)
+        return {"frames": frames, "measured": r.states[index, :5]}
 
     def _commands(self, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
         """Measured poses and the commands that followed, and where they led."""
@@ -138,6 +145,19 @@ class HeadsLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position = int(state["position"])
+
+
+def coarser(pictures: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Pictures uint8 [N, V, H, W, 3] in the means of squares of 1 to :data:`BLUR` pixels, with noise up to NOISE."""
+    n, _, height, width = pictures.shape[:4]
+    out = pictures.astype(np.float32)
+    for views, square in zip(out, rng.integers(1, BLUR + 1, n), strict=True):
+        for view in views:
+            if square > 1:
+                small = cv2.resize(view, (width // square, height // square), interpolation=cv2.INTER_AREA)
+                view[:] = cv2.resize(small, (width, height), interpolation=cv2.INTER_LINEAR)
+    noise = rng.standard_normal(out.shape, np.float32) * rng.uniform(0, NOISE, (n, 1, 1, 1, 1)).astype(np.float32)
+    return (out + noise).clip(0, 255).astype(np.uint8)
 
 
 def told_otherwise(
