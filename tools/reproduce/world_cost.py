@@ -12,9 +12,9 @@ from world_training import Settings, unfinished
 SECONDS = {
     "episode": 0.4,  # recorded, two cameras of 64 px in software
     "vae": 0.1,  # a step of 8 pictures
-    "clip": 0.015,  # of a step of the dynamics
+    "clip": 0.019,  # of a step of the dynamics
     "encode": 0.1,  # an episode
-    "heads": 0.31,  # a step
+    "heads": 0.34,  # a step
     "imagined": 0.5,  # an episode of ten chunks
     "simulated": 1.2,
     "measured": 0.5,  # a clip of the quality table
