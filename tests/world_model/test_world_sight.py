@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ import sim
 from vla_stack.errors import UserError
 from vla_stack.world_model import sight
 from vla_stack.world_model.dynamics import Dynamics, DynamicsConfig, Remembered
+from vla_stack.world_model.heads import HeadsConfig
+from vla_stack.world_model.model import WorldConfig, WorldModel
+from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.sight import Calibration, View, look
+from vla_stack.world_model.vae import VaeConfig
 
 CAMERAS = ("front", "wrist")
 DOWN = (0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # the camera's right is -y, its up is x; z points back
@@ -51,6 +56,25 @@ def test_a_camera_above_sees_where_it_is_moved_and_turned_to() -> None:
     assert turned[0, 3:5, -2:].min() > 0.9 and turned[0, :, :5].max() < -0.9  # the tool turned left: x is to its right
     assert ahead[0, 3:5, 3:5].min() > 0.9 and (ahead[3, :2] == 0).all()  # it is right below; beyond, nothing was seen
     assert (below == 0).all()  # from under the surface there is none
+
+
+@pytest.mark.parametrize("conditioning, history", [("per_frame", 2), ("mean", 2), ("mean", 0), ("none", 2)])
+def test_arms_look_by_what_they_are_told(conditioning: Any, history: int) -> None:
+    dynamics = DynamicsConfig(**SMALL | {"conditioning": conditioning, "history": history})
+    config = WorldConfig(
+        "", ("",), PoseScale((0.2, -0.3, 0.0), (0.7, 0.3, 0.3)), VaeConfig(4, 2, (8,)), dynamics, HeadsConfig(8, 1)
+    )
+    model = WorldModel(replace(config, calibration=sight.simulated(CAMERAS)), ROBOT)
+    assert WorldModel(config, ROBOT).look(torch.zeros(0), torch.zeros(0)) is None  # nobody knows where cameras are
+    moments = 1 + bool(history)
+    sources = torch.randint(0, 256, (1, moments, 2, 16, 16, 3), dtype=torch.uint8)
+    poses = torch.tensor([0.45, 0.0, 0.2, 0.3, 1.0]) + torch.rand(1, history + 4, 5) * 0.1
+    seen, other = (model.look(sources, p) for p in (poses, torch.cat([poses[:, :-2], poses[:, -2:].flip(1)], 1)))
+    if seen is None or other is None:
+        assert conditioning == "none"
+        return
+    assert seen.shape == (1, 3, 1, 2 * moments, 4, 8, 8)
+    assert torch.allclose(seen, other, atol=1e-3) is (conditioning == "mean")  # whose pose is whose
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def ranking(cells: Sequence[dict[str, Any]]) -> list[Check]:
     real = [c["real"] for c in policies]
     tripped = np.array([c["tripped"] for c in policies], bool)
     imagined = np.array([c["model"] for c in policies], float)
-    why = SHORT + ", or policies whose rates do not differ"
+    why = "guards ended most rollouts" if tripped.mean() > 0.5 else f"{SHORT}, or policies whose rates do not differ"
     checks = [Check("share of imagined rollouts that no guard ended", float(1 - tripped.mean()))]
     for policy, ended in zip(policies, tripped, strict=True):
         checks.append(

@@ -70,10 +70,7 @@ class DynamicsConfig:
 
 
 class Block(nn.Module):
-    """Attention over all frames and views at once, then an MLP; both scaled by the frame's condition.
-
-    What one camera shows is looked up in what another one showed at another time, in one step.
-    """
+    """Attention over all frames and views at once, then an MLP; both scaled by the frame's condition."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

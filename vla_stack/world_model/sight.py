@@ -61,7 +61,7 @@ class Calibration:
 
 
 def simulated(cameras: tuple[str, ...]) -> Calibration:
-    """That of the simulated arm."""
+    """That of the simulated arm; a KeyError where it has no such camera."""
     return Calibration(tuple(View(*camera_pose(ARM7, name)) for name in cameras))
 
 

@@ -114,8 +114,12 @@ def _check_recording(recording: Recording, recipe: WorldRecipe) -> None:
 def _calibration(recipe: WorldRecipe, robot: RobotSpec) -> Calibration | None:
     """What a recipe says of its cameras."""
     if recipe.calibration == "auto":
-        simulated = recipe.world_model == "tiny" and any(task.id == recipe.env for task in TASKS.values())
-        return sight.simulated(tuple(c.name for c in robot.cameras)) if simulated else None
+        if recipe.world_model != "tiny" or all(task.id != recipe.env for task in TASKS.values()):
+            return None
+        try:
+            return sight.simulated(tuple(c.name for c in robot.cameras))
+        except KeyError:  # cameras of its own
+            return None
     if recipe.calibration == "none":
         return None
     if recipe.world_model == "svd":
