@@ -200,7 +200,7 @@ class Dynamics(nn.Module):
             h = h + (self.render(poses) * told[:, None, None]).unflatten(-1, h.shape[2:])
         looked = self._glances(remembered, told)
         if looked is not None:
-            h = h + self._noticed(looked)
+            h = h + self.notice(self._patches(looked.flatten(3, 4)))
         for block in self.blocks:
             h = block(h, condition)
         shift, scale = self.modulate(F.silu(condition)).unsqueeze(2).chunk(2, -1)
@@ -270,10 +270,6 @@ class Dynamics(nn.Module):
         everywhere = seen.new_zeros(len(seen), self.config.frames, self.views, *seen.shape[3:])
         everywhere[:, self.config.history + 1 :, self.moving] = seen
         return everywhere
-
-    def _noticed(self, looked: Tensor) -> Tensor:
-        """The same in tokens [B, F, N, D]."""
-        return self.notice(self._patches(looked.flatten(3, 4)))
 
     def _patches(self, x: Tensor) -> Tensor:
         """[B, F, V, C, h, w] as tokens [B, F, V * h / p * w / p, C * p * p]."""

@@ -156,7 +156,7 @@ class WorldModel(nn.Module):
             As :class:`vla_stack.world_model.dynamics.Remembered` has it, None without calibrated cameras.
         """
         config, calibration = self.config.dynamics, self.config.calibration
-        if calibration is None or self.config.svd is not None or not self.dynamics.moving:
+        if calibration is None or not self.dynamics.moving:
             return None
         k = config.history
         to = poses if config.conditioning != "mean" else poses.mean(1, True).expand_as(poses)
@@ -204,7 +204,7 @@ class WorldModel(nn.Module):
         )
         poses = torch.cat([torch.stack(told), held], 1)
         looked = None
-        if config.calibration is not None:
+        if config.calibration is not None and self.dynamics.moving:
             sources = torch.stack([history[:, 0], current], 1) if dynamics.history else current[:, None]
             looked = self.look(self.vae.pictures(sources), poses)
         remembered = Remembered.clean(history, current, looked)
