@@ -169,7 +169,9 @@ def test_a_rollout_is_told_what_training_clips_tell(
         told = model.tokens(torch.from_numpy(clip["poses"]), torch.from_numpy(clip["time"]))
         torch.testing.assert_close(tokens, told)
         sources = model.vae.pictures(torch.from_numpy(clip["latents"][:, [0, k]]))  # nobody has others in a rollout
-        torch.testing.assert_close(remembered.looked, model.look(sources, torch.from_numpy(clip["poses"])))
+        sight = model.look(sources, torch.from_numpy(clip["poses"]))
+        assert remembered.sight is not None and sight is not None
+        torch.testing.assert_close(vars(remembered.sight), vars(sight))
         pose, before = heard[-1]
         np.testing.assert_array_equal(pose, recording.poses[now])
         np.testing.assert_array_equal(before, recording.before(np.array([now]))[0])

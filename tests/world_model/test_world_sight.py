@@ -22,7 +22,7 @@ from vla_stack.world_model.dynamics import Dynamics, DynamicsConfig, Remembered
 from vla_stack.world_model.heads import HeadsConfig
 from vla_stack.world_model.model import WorldConfig, WorldModel
 from vla_stack.world_model.poses import PoseScale
-from vla_stack.world_model.sight import Calibration, View, look
+from vla_stack.world_model.sight import Calibration, Sight, View, look
 from vla_stack.world_model.vae import VaeConfig
 
 CAMERAS = ("front", "wrist")
@@ -73,8 +73,21 @@ def test_arms_look_by_what_they_are_told(conditioning: Any, history: int) -> Non
     if seen is None or other is None:
         assert conditioning == "none"
         return
-    assert seen.shape == (1, 3, 1, 2 * moments, 4, 8, 8)
-    assert torch.allclose(seen, other, atol=1e-3) is (conditioning == "mean")  # whose pose is whose
+    assert seen.seen.shape == (1, 3, 1, 2 * moments, 4, 8, 8) and seen.tool.shape[:-1] == (1, 3, 2, 8, 8)
+    for what in ("seen", "tool"):  # whose pose is whose
+        assert torch.allclose(getattr(seen, what), getattr(other, what), atol=1e-3) is (conditioning == "mean")
+
+
+def test_each_position_of_each_view_is_told_where_the_tool_is() -> None:
+    calibration = sight.simulated(CAMERAS)
+    poses = torch.tensor([[0.45, 0.1, 0.1, 0.7, 1.0], [0.5, -0.1, 0.2, -1.0, 0.0]])[None]
+    told = sight.toward(calibration, poses, 8)[0]  # [T, V, h, w, TOOL]
+    ways = told[..., : 2 * len(sight.POINTS)].unflatten(-1, (-1, 2))
+    middle = (torch.arange(8) + 0.5) / 4 - 1
+    where = ways[..., 0, :] + torch.stack(torch.meshgrid(middle, middle, indexing="ij")[::-1], -1)
+    torch.testing.assert_close(where, where[:, :, :1, :1].expand_as(where))  # all positions mean the same place
+    assert where[0, 0, 0, 0, 0] * where[1, 0, 0, 0, 0] < 0  # left and right of the front camera
+    torch.testing.assert_close(where[0, 1], where[1, 1], atol=1e-4, rtol=0)  # the wrist's is fixed to the tool
 
 
 @pytest.mark.slow
@@ -99,23 +112,27 @@ def test_what_should_be_seen_can_be_copied_by_position_and_is_told_with_the_pose
     torch.manual_seed(0)
     model = Dynamics(DynamicsConfig(**SMALL), views=2, channels=3, size=4, moving=(1,))  # as built, outputs are zero
     x, remembered, tokens, sigma = inputs(model)
-    looked = torch.randn(2, 3, 1, 4, 4, 16, 16)
-    remembered = Remembered.clean(remembered.history, remembered.anchor, looked)
-    corner = (2 * 3 + 2 + 1 + 3) * 4  # of the outputs after members, channels and what is copied as it is: last source
+    looked, tool = torch.randn(2, 3, 1, 4, 4, 16, 16), torch.randn(2, 3, 2, 4, 4, sight.TOOL)
+    remembered = Remembered.clean(remembered.history, remembered.anchor, Sight(tool, looked))
     with torch.no_grad():
-        model.project.bias[corner] = 1.0
-        told, untold = (model(x, remembered, tokens, sigma, torch.full((2,), t)) for t in (True, False))
-        seen = model.glance(looked[:, :, 0, 3].flatten(0, 1)).unflatten(0, (2, 3))
-    expected = torch.zeros_like(told)
-    expected[:, :, 3:, 1, :, ::2, ::2] = seen[:, None, ..., ::2, ::2]  # future frames of the camera on the tool
-    torch.testing.assert_close(told, expected)
-    assert not untold.any()
+        seen = torch.zeros(2, 3, 2, 3, 4, 4)  # of the last source, by the camera on the tool
+        seen[:, :, 1] = model.glance(looked[:, :, 0, 3].flatten(0, 1)).unflatten(0, (2, 3))
+        which = torch.eye(2)[:, None, None].expand(2, 3, -1, 4, 4, -1)
+        drawn = model.drawn(model.draw(torch.cat([tool, which], -1))).movedim(-1, 3)
+        for source, shows in ((0, drawn), (4, seen)):
+            model.project.bias.zero_()  # its outputs: members, channels, what is copied as it is, and these sources
+            model.project.bias[(2 * 3 + 2 + 1 + source) * 4] = 1.0  # the corner of a patch
+            told, untold = (model(x, remembered, tokens, sigma, torch.full((2,), t)) for t in (True, False))
+            expected = torch.zeros_like(told)
+            expected[:, :, 3:, ..., ::2, ::2] = shows[:, None, ..., ::2, ::2]  # in future frames
+            torch.testing.assert_close(told, expected)
+            assert not untold.any()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     with torch.no_grad():
         one, other = (
             model(x, Remembered.clean(remembered.history, remembered.anchor, s), tokens, sigma, torch.ones(2) > 0)
-            for s in (looked, looked + 1)
+            for s in (Sight(tool, looked), Sight(tool, looked + 1))
         )
     assert ((one - other)[:, :, 3:, 0].flatten(3).abs().amax(-1) > 1e-3).all()  # the other camera hears of it as well
 

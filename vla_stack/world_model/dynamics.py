@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from vla_stack.world_model import edm
 from vla_stack.world_model.poses import Waves
-from vla_stack.world_model.sight import PLANES
+from vla_stack.world_model.sight import PLANES, TOOL, Sight
 
+DRAWN = 48  # features of a position, of what it should show of the tool
 GUESSED = 0.5  # noise level from which on more of a frame is guessed than seen
 
 
@@ -106,20 +107,19 @@ class Remembered:
         anchor: Latents [B, V, C, h, w] of the current frame, possibly noised.
         history_level: Noise on each remembered frame, [B, K].
         anchor_level: Noise on the anchor, [B].
-        looked: What moving cameras should see in the future frames of what was seen, where cameras are calibrated:
-            [B, H, M, S * V, 4, height / 2, width / 2] of :func:`vla_stack.world_model.sight.look`.
+        sight: What cameras tell that are calibrated.
     """
 
     history: Tensor
     anchor: Tensor
     history_level: Tensor
     anchor_level: Tensor
-    looked: Tensor | None = None
+    sight: Sight | None = None
 
     @classmethod
-    def clean(cls, history: Tensor, anchor: Tensor, looked: Tensor | None = None) -> Remembered:
+    def clean(cls, history: Tensor, anchor: Tensor, sight: Sight | None = None) -> Remembered:
         """Without noise, as at sampling time."""
-        return cls(history, anchor, history.new_zeros(history.shape[:2]), anchor.new_zeros(len(anchor)), looked)
+        return cls(history, anchor, history.new_zeros(history.shape[:2]), anchor.new_zeros(len(anchor)), sight)
 
 
 class Dynamics(nn.Module):
@@ -130,7 +130,7 @@ class Dynamics(nn.Module):
         views: Cameras, V.
         channels: Latent channels, C.
         size: Latent height and width.
-        moving: Calibrated cameras on the tool, by their place among the views.
+        moving: Of calibrated cameras, those on the tool, by their place among the views; None without calibration.
         factor: Pixels of a picture to a latent position, even.
     """
 
@@ -140,7 +140,7 @@ class Dynamics(nn.Module):
         views: int,
         channels: int,
         size: int,
-        moving: Sequence[int] = (),
+        moving: Sequence[int] | None = None,
         factor: int = 8,
     ) -> None:
         super().__init__()
@@ -162,7 +162,19 @@ class Dynamics(nn.Module):
         self.pose = nn.Sequential(nn.Linear(inputs, d), nn.SiLU(), nn.Linear(d, d), nn.SiLU(), nn.Linear(d, d))
         self.blocks = nn.ModuleList(Block(d, config.heads) for _ in range(config.blocks))
         self.modulate = nn.Linear(d, 2 * d)
-        self.moving, kept = list(moving), config.history + 1
+        self.moving, kept = list(moving or ()), config.history + 1
+        self.calibrated = moving is not None
+        if self.calibrated:  # the tool, drawn where it is
+            self.draw = nn.Sequential(
+                nn.Linear(TOOL + views, 128),
+                nn.SiLU(),
+                nn.Linear(128, 128),
+                nn.SiLU(),
+                nn.Linear(128, DRAWN),
+                nn.SiLU(),
+            )
+            self.outline, self.drawn = nn.Linear(DRAWN * p * p, d), nn.Linear(DRAWN, channels, bias=False)
+            kept += 1
         if self.moving:  # pictures seen from elsewhere, as latents
             sources = (1 + (config.history > 0)) * views
             step = factor // 2  # as it is seen at half the resolution
@@ -198,7 +210,9 @@ class Dynamics(nn.Module):
         if (poses := self._poses(tokens)) is not None:
             condition = condition + self.pose(poses) * told[:, None, None]
             h = h + (self.render(poses) * told[:, None, None]).unflatten(-1, h.shape[2:])
-        looked = self._glances(remembered, told)
+        drawn, looked = self._drawing(remembered, told), self._glances(remembered, told)
+        if drawn is not None:
+            h = h + self.outline(self._patches(drawn))
         if looked is not None:
             h = h + self.notice(self._patches(looked.flatten(3, 4)))
         for block in self.blocks:
@@ -209,6 +223,9 @@ class Dynamics(nn.Module):
         kept, turned = kept.tensor_split([self.config.history + 1], 3)
         seen = torch.cat([remembered.history, remembered.anchor[:, None]], 1)
         still = torch.einsum("bfvkhw,bkvchw->bfvchw", kept, seen)
+        if drawn is not None:
+            share, turned = turned[:, :, :, :1], turned[:, :, :, 1:]
+            still = still + share * self.drawn(drawn.movedim(3, -1)).movedim(-1, 3)
         if looked is not None:
             still = still + torch.einsum("bfvshw,bfvschw->bfvchw", turned, looked)
         shares = self.skip(F.silu(condition)).unflatten(-1, (2, 1, -1, 1, 1))  # [B, F, 2, 1, C, 1, 1]
@@ -261,11 +278,23 @@ class Dynamics(nn.Module):
         chunk = edm.sample(denoise, noise, levels)
         return chunk, torch.stack(spreads).mean(0)
 
+    def _drawing(self, remembered: Remembered, told: Tensor) -> Tensor | None:
+        """What each position of each frame and view should show of the tool: [B, F, V, DRAWN, h, w], 0 in the past."""
+        if not self.calibrated or remembered.sight is None:
+            return None
+        tool = remembered.sight.tool
+        which = torch.eye(self.views, device=tool.device)[:, None, None].expand(
+            *tool.shape[:2], -1, *tool.shape[3:5], -1
+        )
+        drawn = self.draw(torch.cat([tool, which], -1)) * told.view(-1, *[1] * 5)
+        return F.pad(drawn, [0] * 8 + [self.config.history + 1, 0]).movedim(-1, 3)
+
     def _glances(self, remembered: Remembered, told: Tensor) -> Tensor | None:
         """What was seen, as each frame and view sees it: latents [B, F, V, S * V, C, h, w], 0 where nobody can tell."""
-        if not self.moving or remembered.looked is None:
+        if not self.moving or remembered.sight is None:
             return None
-        seen = self.glance(remembered.looked.flatten(0, 3)).unflatten(0, remembered.looked.shape[:4])
+        seen = remembered.sight.seen
+        seen = self.glance(seen.flatten(0, 3)).unflatten(0, seen.shape[:4])
         seen = seen * told.view(-1, *[1] * 6)
         everywhere = seen.new_zeros(len(seen), self.config.frames, self.views, *seen.shape[3:])
         everywhere[:, self.config.history + 1 :, self.moving] = seen
@@ -325,7 +354,7 @@ def loss(
     tokens: Tensor,
     valid: Tensor,
     generator: torch.Generator,
-    looked: Tensor | None = None,
+    sight: Sight | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Weighted error of the denoised frames alone.
 
@@ -337,7 +366,7 @@ def loss(
         tokens: Pose tokens [B, F, 11].
         valid: bool [B, H + 1], denoised frames that count.
         generator: Noise.
-        looked: See :class:`Remembered`.
+        sight: See :class:`Remembered`.
     """
     config, b, device = model.config, len(latents), latents.device
     past, z = latents[:, : config.history], latents[:, config.history :]
@@ -348,7 +377,7 @@ def loss(
     anchor_level = config.anchor_noise * torch.rand(b, generator=generator, device=device)
     anchor = _noised(z[:, 0], anchor_level, generator)
     told = torch.rand(b, generator=generator, device=device) >= config.dropout
-    out = model(s.c_in * x, Remembered(history, anchor, level, anchor_level, looked), tokens, s.c_noise.flatten(), told)
+    out = model(s.c_in * x, Remembered(history, anchor, level, anchor_level, sight), tokens, s.c_noise.flatten(), told)
     error = (out[:, :, config.history :] - ((z - s.c_skip * x) / s.c_out)[:, None]) ** 2  # [B, M, H + 1, V, C, h, w]
     counts = valid[:, None].float().expand(-1, config.members, -1)
     if config.members > 1:

@@ -24,7 +24,7 @@ from vla_stack.world_model.dynamics import Dynamics, DynamicsConfig, Remembered
 from vla_stack.world_model.heads import Heads, HeadsConfig
 from vla_stack.world_model.memory import Memory, history_chunks
 from vla_stack.world_model.poses import PoseScale
-from vla_stack.world_model.sight import Calibration, look
+from vla_stack.world_model.sight import Calibration, Sight, look, toward
 from vla_stack.world_model.svd import SvdConfig
 from vla_stack.world_model.svd import build as build_svd
 from vla_stack.world_model.vae import Vae, VaeConfig
@@ -119,7 +119,8 @@ class WorldModel(nn.Module):
                 f"the cameras are {shapes}", f"a world model needs square ones of a multiple of {max(grid, 16)}"
             )
         if config.svd is None:
-            moving = config.calibration.moving if config.calibration and config.dynamics.conditioning != "none" else ()
+            told = config.dynamics.conditioning != "none"
+            moving = config.calibration.moving if config.calibration and told else None
             latent = size // self.vae.factor
             self.dynamics = Dynamics(config.dynamics, views, config.vae.channels, latent, moving, self.vae.factor)
         self.config = config
@@ -145,22 +146,25 @@ class WorldModel(nn.Module):
         return self.config.poses.tokens(poses, time)
 
     @torch.no_grad()
-    def look(self, sources: Tensor, poses: Tensor) -> Tensor | None:
-        """What moving cameras should see of pictures uint8 [B, 1 or 2, V, height, width, 3] that are remembered.
+    def look(self, sources: Tensor, poses: Tensor) -> Sight | None:
+        """What calibrated cameras tell of clips.
 
         Args:
-            sources: Of the first remembered and the current frame; of that alone where nothing is remembered.
+            sources: Pictures uint8 [B, 1 or 2, V, height, width, 3] of the first remembered and the current frame; of
+                that alone where nothing is remembered.
             poses: Of all frames [B, F, 5]; those of the future may not be known, but by their mean.
 
         Returns:
-            As :class:`vla_stack.world_model.dynamics.Remembered` has it, None without calibrated cameras.
+            None without calibration.
         """
         config, calibration = self.config.dynamics, self.config.calibration
-        if calibration is None or not self.dynamics.moving:
+        if calibration is None or not self.dynamics.calibrated:
             return None
         k = config.history
-        to = poses if config.conditioning != "mean" else poses.mean(1, True).expand_as(poses)
-        return look(calibration, sources, poses[:, [0, k] if k else [0]], to[:, k + 1 :])
+        told = poses if config.conditioning != "mean" else poses.mean(1, True).expand_as(poses)
+        told = told[:, k + 1 :]
+        seen = look(calibration, sources, poses[:, [0, k] if k else [0]], told)
+        return Sight(toward(calibration, told, self.dynamics.size), seen)
 
     @torch.no_grad()
     def begin(self, pictures: NDArray[np.uint8], poses: NDArray[np.float32]) -> list[Memory[End]]:
@@ -181,7 +185,7 @@ class WorldModel(nn.Module):
         Returns:
             Latents [B, H, V, C, h, w] and how much the members disagree [B].
         """
-        config, dynamics = self.config, self.config.dynamics
+        dynamics = self.config.dynamics
         held = torch.cat([poses, poses[:, -1:].expand(-1, dynamics.future - poses.shape[1], -1)], 1)
         past = [m.history() for m in memories]
         current = torch.stack([m.current.latent for m in memories])
@@ -203,11 +207,11 @@ class WorldModel(nn.Module):
             device=noise.device,
         )
         poses = torch.cat([torch.stack(told), held], 1)
-        looked = None
-        if config.calibration is not None and self.dynamics.moving:
+        sight = None
+        if self.config.calibration is not None and self.dynamics.calibrated:
             sources = torch.stack([history[:, 0], current], 1) if dynamics.history else current[:, None]
-            looked = self.look(self.vae.pictures(sources), poses)
-        remembered = Remembered.clean(history, current, looked)
+            sight = self.look(self.vae.pictures(sources), poses)
+        remembered = Remembered.clean(history, current, sight)
         latents, spread = self.dynamics.imagine(remembered, self.tokens(poses, time), noise)
         return latents[:, 1:], spread
 

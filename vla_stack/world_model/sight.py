@@ -1,7 +1,8 @@
-"""What a camera on the tool would see of what was seen before, where cameras are calibrated.
+"""What calibrated cameras tell: where the tool is in each view, and what a camera on it would see of what was seen.
 
 Things lie on a surface: what a picture shows of it can be seen from anywhere (inverse perspective mapping, Mallot et
-al. 1991). Where things are in the view of a moving camera need then not be learned from pictures, only how they look.
+al. 1991). Where things are in the view of a moving camera, and where the tool is in that of a fixed one, need then not
+be learned from pictures, only how they look.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 from vla_stack.training.recipe_tree import build
 
+# Points of the tool that are looked for in all views, m, turned with it: on its axis, and to its front and side.
+POINTS = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.05), (0.0, 0.0, 0.1), (0.05, 0.0, 0.05), (0.0, 0.05, 0.05))
+OCTAVES = 5  # of waves that tell how far it is, the longest as wide as two pictures
+TOOL = len(POINTS) * 2 * (1 + 2 * OCTAVES) + 4  # numbers that tell a position where the tool is
 PLANES = 4  # of a picture that is seen from elsewhere: red, green, blue in [-1, 1], and 1 where there is anything
 
 
@@ -91,6 +96,50 @@ def read(path: str, robot: RobotSpec) -> Calibration:
     return found
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What calibration tells of the future frames of clips.
+
+    Attributes:
+        tool: [B, H, V, h, w, TOOL] of :func:`toward`.
+        seen: [B, H, M, S * V, 4, height / 2, width / 2] of :func:`look`.
+    """
+
+    tool: Tensor
+    seen: Tensor
+
+
+def toward(calibration: Calibration, poses: Tensor, size: int) -> Tensor:
+    """How far the tool is from each position of each view.
+
+    Args:
+        calibration: Of V cameras.
+        poses: [B, T, 5] (m, rad, opening).
+        size: Positions h = w.
+
+    Returns:
+        [B, T, V, h, w, TOOL]: the way in the picture to the tool's :data:`POINTS`, and waves of it; direction, opening
+        and nearness of the tool.
+    """
+    with torch.autocast(poses.device.type, enabled=False):
+        middle = (torch.arange(size, device=poses.device) + 0.5) / size * 2 - 1
+        down, right = torch.meshgrid(middle, middle, indexing="ij")
+        here = torch.stack([right, down], -1)[:, :, None]  # [h, w, 1, 2]
+        points = poses[:, :, None, :3] + poses.new_tensor(POINTS) @ _turned(poses).mT
+        octaves = torch.pi / 2 * 2.0 ** torch.arange(OCTAVES, device=poses.device)
+        out = []
+        for view in calibration.views:
+            where = _pixels(view, poses.flatten(0, 1), points.flatten(0, 1)).unflatten(0, poses.shape[:2])
+            way = where[:, :, None, None] - here  # [B, T, h, w, P, 2]
+            waves = way[..., None] * octaves
+            eye, _ = _placed(view, poses)
+            near = 0.1 / (poses[..., :3] - eye).norm(dim=-1).clamp(min=0.02)
+            turned = torch.stack([poses[..., 3].cos(), poses[..., 3].sin(), poses[..., 4], near], -1)
+            told = [way.flatten(4), waves.sin().flatten(4), waves.cos().flatten(4)]
+            out.append(torch.cat([*told, turned[:, :, None, None].expand(-1, -1, size, size, -1)], -1))
+        return torch.stack(out, 2)
+
+
 def look(calibration: Calibration, pictures: Tensor, at: Tensor, to: Tensor) -> Tensor:
     """What cameras on the tool see of pictures that lie on the surface.
 
@@ -141,9 +190,14 @@ def _placed(view: View, poses: Tensor) -> tuple[Tensor, Tensor]:
     position, turn = poses.new_tensor(view.position), poses.new_tensor(view.rotation).view(3, 3)
     if view.mount == "base":
         return position.expand(*poses.shape[:-1], 3), turn.expand(*poses.shape[:-1], 3, 3)
-    c, s, zero = poses[..., 3].cos(), poses[..., 3].sin(), torch.zeros_like(poses[..., 3])
-    yaw = torch.stack([c, -s, zero, s, c, zero, zero, zero, zero + 1], -1).unflatten(-1, (3, 3))
+    yaw = _turned(poses)
     return poses[..., :3] + yaw @ position, yaw @ turn
+
+
+def _turned(poses: Tensor) -> Tensor:
+    """The tool's direction as rotations [..., 3, 3] about the vertical."""
+    c, s, zero = poses[..., 3].cos(), poses[..., 3].sin(), torch.zeros_like(poses[..., 3])
+    return torch.stack([c, -s, zero, s, c, zero, zero, zero, zero + 1], -1).unflatten(-1, (3, 3))
 
 
 def _pixels(view: View, poses: Tensor, points: Tensor) -> Tensor:

@@ -254,8 +254,8 @@ class Training:
 
         def loss(dynamics: Any, batch: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:
             tokens = self.model.tokens(batch["poses"], batch["time"])
-            looked = self.model.look(batch["sources"], batch["poses"])
-            return dynamics_loss(dynamics, batch["latents"], tokens, batch["valid"], generator, looked)
+            sight = self.model.look(batch["sources"], batch["poses"])
+            return dynamics_loss(dynamics, batch["latents"], tokens, batch["valid"], generator, sight)
 
         return Stage(self.model.dynamics, loader, loss)
 
