@@ -14,7 +14,7 @@ SECONDS = {
     "vae": 0.1,  # a step of 8 pictures
     "clip": 0.019,  # of a step of the dynamics
     "encode": 0.1,  # an episode
-    "heads": 0.34,  # a step
+    "heads": 0.42,  # a step
     "imagined": 0.5,  # an episode of ten chunks
     "simulated": 1.2,
     "measured": 0.5,  # a clip of the quality table

@@ -30,7 +30,7 @@ class HeadsConfig:
             episode, as pictures and doubt of its end are others than of its beginning.
     """
 
-    width: int = 96
+    width: int = 192
     judges: int = 3
     window: int = 12
     rollout: int = 40
@@ -44,7 +44,7 @@ class Eye(nn.Module):
     from the maps themselves.
     """
 
-    def __init__(self, views: int, width: int, points: int = 32) -> None:
+    def __init__(self, views: int, width: int, points: int = 64) -> None:
         super().__init__()
         self.maps = nn.Sequential(
             nn.Conv2d(3 * views, 16, 5, stride=2, padding=2),

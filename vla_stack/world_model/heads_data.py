@@ -21,7 +21,7 @@ BANK = 2000  # recorded (pose, command) pairs that a model carries
 FOLLOWED = 0.03  # m between where the tool is told to be and is seen, up to which a rollout follows its commands
 OTHER = 0.3  # of the judges' sequences, shown with another instruction
 BLUR, NOISE = 5, 25.0  # of what the probe is shown: pixels, and of 255
-FRAMES = 8  # that the probe is shown for each of the judges' sequences, of other moments: a window's are all alike
+FRAMES = 16  # that the probe is shown for each of the judges' sequences, of other moments: a window's are all alike
 
 
 def window_starts(recording: Recording, n: int, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
