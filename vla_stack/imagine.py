@@ -22,8 +22,8 @@ from vla_stack.errors import UserError
 
 HELP = "Drive the robot that a world model imagines with the keyboard, beside the simulated one; judge what it shows."
 EXAMPLES = (
-    "vla imagine --model outputs/train/RUN                              # opens a page",
-    "vla imagine --model outputs/train/RUN --compare film.mp4 --seed 7  # no page: films the expert's actions in both",
+    "vla imagine                                     # opens a page on the shipped world model",
+    "vla imagine --compare film.mp4 --seed 7         # no page: films the expert's actions in both",
     "vla imagine --model outputs/train/RUN --compare film.mp4 --vlm http://127.0.0.1:8000/v1 --vlm-model NAME",
 )
 STATIC = Path(__file__).parent / "world_model" / "static"
@@ -212,7 +212,11 @@ def compare(pair: Pair, path: Path, steps: int = 40) -> list[dict[str, NDArray[n
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="run directory of `vla train configs/world_model_tiny.yaml`")
+    parser.add_argument(
+        "--model",
+        default="shipped",
+        help="run directory of `vla train configs/world_model_tiny.yaml`, or a shipped world model (%(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="first scene (%(default)s)")
     parser.add_argument("--port", type=int, default=8081, help="of the page, on this computer alone (%(default)s)")
     parser.add_argument("--compare", type=Path, metavar="MP4", help="no page: film the expert's actions in both")

@@ -73,9 +73,10 @@ def test_arms_look_by_what_they_are_told(conditioning: Any, history: int) -> Non
     if seen is None or other is None:
         assert conditioning == "none"
         return
+    assert seen.seen is not None and other.seen is not None
     assert seen.seen.shape == (1, 3, 1, 2 * moments, 4, 8, 8) and seen.tool.shape[:-1] == (1, 3, 2, 8, 8)
-    for what in ("seen", "tool"):  # whose pose is whose
-        assert torch.allclose(getattr(seen, what), getattr(other, what), atol=1e-3) is (conditioning == "mean")
+    for one, two in ((seen.seen, other.seen), (seen.tool, other.tool)):  # whose pose is whose
+        assert torch.allclose(one, two, atol=1e-3) is (conditioning == "mean")
 
 
 def test_each_position_of_each_view_is_told_where_the_tool_is() -> None:
@@ -88,6 +89,29 @@ def test_each_position_of_each_view_is_told_where_the_tool_is() -> None:
     torch.testing.assert_close(where, where[:, :, :1, :1].expand_as(where))  # all positions mean the same place
     assert where[0, 0, 0, 0, 0] * where[1, 0, 0, 0, 0] < 0  # left and right of the front camera
     torch.testing.assert_close(where[0, 1], where[1, 1], atol=1e-4, rtol=0)  # the wrist's is fixed to the tool
+
+
+def test_cameras_that_all_stand_still_are_told_of_the_tool_alone() -> None:
+    front = sight.simulated(CAMERAS).views[0]
+    config = WorldConfig(
+        "",
+        ("",),
+        PoseScale((0.2, -0.3, 0.0), (0.7, 0.3, 0.3)),
+        VaeConfig(4, 2, (8,)),
+        DynamicsConfig(**SMALL),
+        HeadsConfig(8, 1),
+        calibration=Calibration((front, front)),
+    )
+    model = WorldModel(config, ROBOT)
+    poses = torch.tensor([0.45, 0.0, 0.2, 0.3, 1.0]).expand(1, 6, 5)
+    seen = model.look(None, poses)
+    assert seen is not None and seen.seen is None and seen.tool.shape[:3] == (1, 3, 2)
+    pictures = np.zeros((1, 2, 16, 16, 3), np.uint8)
+    for p in model.dynamics.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    noise, ahead = torch.randn(1, *model.noise_shape()), poses[:, :2].clone()
+    one, other = (model.chunk(model.begin(pictures, poses[:, 0].numpy()), ahead + far, noise)[0] for far in (0.0, 0.05))
+    assert not torch.allclose(one, other)
 
 
 @pytest.mark.slow

@@ -280,7 +280,7 @@ class Dynamics(nn.Module):
 
     def _drawing(self, remembered: Remembered, told: Tensor) -> Tensor | None:
         """What each position of each frame and view should show of the tool: [B, F, V, DRAWN, h, w], 0 in the past."""
-        if not self.calibrated or remembered.sight is None:
+        if remembered.sight is None:
             return None
         tool = remembered.sight.tool
         which = torch.eye(self.views, device=tool.device)[:, None, None].expand(
@@ -291,9 +291,8 @@ class Dynamics(nn.Module):
 
     def _glances(self, remembered: Remembered, told: Tensor) -> Tensor | None:
         """What was seen, as each frame and view sees it: latents [B, F, V, S * V, C, h, w], 0 where nobody can tell."""
-        if not self.moving or remembered.sight is None:
+        if remembered.sight is None or (seen := remembered.sight.seen) is None:
             return None
-        seen = remembered.sight.seen
         seen = self.glance(seen.flatten(0, 3)).unflatten(0, seen.shape[:4])
         seen = seen * told.view(-1, *[1] * 6)
         everywhere = seen.new_zeros(len(seen), self.config.frames, self.views, *seen.shape[3:])

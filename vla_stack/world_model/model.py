@@ -146,12 +146,12 @@ class WorldModel(nn.Module):
         return self.config.poses.tokens(poses, time)
 
     @torch.no_grad()
-    def look(self, sources: Tensor, poses: Tensor) -> Sight | None:
+    def look(self, sources: Tensor | None, poses: Tensor) -> Sight | None:
         """What calibrated cameras tell of clips.
 
         Args:
             sources: Pictures uint8 [B, 1 or 2, V, height, width, 3] of the first remembered and the current frame; of
-                that alone where nothing is remembered.
+                that alone where nothing is remembered. None will do where no camera is on the tool.
             poses: Of all frames [B, F, 5]; those of the future may not be known, but by their mean.
 
         Returns:
@@ -163,7 +163,9 @@ class WorldModel(nn.Module):
         k = config.history
         told = poses if config.conditioning != "mean" else poses.mean(1, True).expand_as(poses)
         told = told[:, k + 1 :]
-        seen = look(calibration, sources, poses[:, [0, k] if k else [0]], told)
+        seen = None
+        if self.dynamics.moving and sources is not None:
+            seen = look(calibration, sources, poses[:, [0, k] if k else [0]], told)
         return Sight(toward(calibration, told, self.dynamics.size), seen)
 
     @torch.no_grad()
@@ -207,11 +209,11 @@ class WorldModel(nn.Module):
             device=noise.device,
         )
         poses = torch.cat([torch.stack(told), held], 1)
-        sight = None
-        if self.config.calibration is not None and self.dynamics.calibrated:
-            sources = torch.stack([history[:, 0], current], 1) if dynamics.history else current[:, None]
-            sight = self.look(self.vae.pictures(sources), poses)
-        remembered = Remembered.clean(history, current, sight)
+        sources = None
+        if self.config.calibration is not None and self.dynamics.moving:
+            ends = torch.stack([history[:, 0], current], 1) if dynamics.history else current[:, None]
+            sources = self.vae.pictures(ends)
+        remembered = Remembered.clean(history, current, self.look(sources, poses))
         latents, spread = self.dynamics.imagine(remembered, self.tokens(poses, time), noise)
         return latents[:, 1:], spread
 

@@ -102,11 +102,11 @@ class Sight:
 
     Attributes:
         tool: [B, H, V, h, w, TOOL] of :func:`toward`.
-        seen: [B, H, M, S * V, 4, height / 2, width / 2] of :func:`look`.
+        seen: [B, H, M, S * V, 4, height / 2, width / 2] of :func:`look`; None where no camera is on the tool.
     """
 
     tool: Tensor
-    seen: Tensor
+    seen: Tensor | None
 
 
 def toward(calibration: Calibration, poses: Tensor, size: int) -> Tensor:
