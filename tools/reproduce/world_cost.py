@@ -12,7 +12,7 @@ from world_training import Settings, unfinished
 SECONDS = {
     "episode": 0.4,  # recorded, two cameras of 64 px in software
     "vae": 0.1,  # a step of 8 pictures
-    "clip": 0.019,  # of a step of the dynamics
+    "clip": 0.022,  # of a step of the dynamics
     "encode": 0.1,  # an episode
     "heads": 0.42,  # a step
     "imagined": 0.5,  # an episode of ten chunks
