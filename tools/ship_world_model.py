@@ -24,8 +24,7 @@ LARGEST = 25.0  # MB
 
 def main(run: str, name: str) -> int:
     source, target = Path(run), SHIPPED / name
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(resolve(source), target)
+    shutil.copytree(resolve(source), target, dirs_exist_ok=True)  # what its README.md says stays
     for path in target.glob("*.safetensors"):
         weights = load_file(path)
         save_file({k: v.half() if v.dtype == torch.float32 else v for k, v in weights.items()}, path)
