@@ -1,9 +1,11 @@
 """Cells of ``world_model.py`` that improve the shipped policy where it is weak.
 
 It is told its task in words that it does not know, and begins where the arm was driven to. Arms: as it is; fine-tuned
-on imagined episodes of its own that succeeded; on as many demonstrations of the expert in the simulator, which begin
-and are told alike; on imagined episodes in which the best of several chunks was carried out, as the judges say
-(planned) or as pessimistic critics do. All are judged in the simulator, under the same conditions.
+on imagined episodes of its own that succeeded; on as many in the simulator, which is what a perfect world model would give
+(simulated); on as many demonstrations of the expert there, which begin and are told alike (real); on imagined episodes
+in which the best of several chunks was carried out, as the judges say (planned) or as pessimistic critics do. Beside
+them every fine-tuned arm goes on to see the same demonstrations of what the policy knows, as imagined pictures alone would
+have it forget what real ones look like. All are judged in the simulator, under the same conditions.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from claims import claimed
 from world_policies import BATCH, EXECUTED, imagined_env, noisy, shipped, simulated_env
 from world_training import Settings, data, trained
 
 import sim
 from vla_stack.cli import main as vla
+from vla_stack.data.collect import CollectConfig, collect
 from vla_stack.evaluation.constraints.propose import Endpoint
 from vla_stack.methods.ravl import RavlRecipe
 from vla_stack.methods.sac import SacRecipe
@@ -61,7 +65,7 @@ def improvement(settings: Settings, out: Path, arm: str, seed: int) -> dict[str,
         result |= practise(settings, out, model, root, arm, seed)
         if not result["kept"]:
             return result | {"successes": None, "why": "no imagined episode succeeded without a guard firing"}
-        policy = load_policy(tune(settings, root, out / "runs" / root.name, seed))
+        policy = load_policy(tune(settings, [root, known(settings, out)], out / "runs" / root.name, seed))
     successes: list[bool] = []
     for i in range(0, settings.tested, BATCH):
         seeds = range(TESTED + i, TESTED + min(i + BATCH, settings.tested))
@@ -85,10 +89,10 @@ def practise(settings: Settings, out: Path, model: WorldModel, root: Path, arm: 
     rows = 1 if arm == "real" else min(BATCH, settings.improved)
     while kept < wanted and tried < TRIES * settings.improved:
         seeds = range(first + tried, first + tried + rows)
-        env = simulated_env(model, rows) if arm == "real" else imagined_env(model, rows)
+        env = (simulated_env if arm in ("real", "simulated") else imagined_env)(model, rows)
         if arm == "real":
             act = demonstrate(env.backend.envs[0])
-        elif arm == "imagined":
+        elif arm in ("imagined", "simulated"):
             act = follow(shipped())
         else:
             act = consider(env.backend, shipped(), critics, seeds)
@@ -159,8 +163,18 @@ def pessimists(settings: Settings, out: Path, model: WorldModel, seed: int) -> C
     return critics
 
 
-def tune(settings: Settings, root: Path, folder: Path, seed: int) -> Path:
-    """The shipped policy, fine-tuned on a dataset."""
+def known(settings: Settings, out: Path) -> Path:
+    """Demonstrations such as the shipped policy was trained on."""
+    root = out / "known"
+    with claimed(out / "locks" / root.name, wait=True):
+        if not (finished := out / "known.finished").exists():
+            collect(CollectConfig(settings.task, noise=0.3), root, settings.known, image_mode="image")
+            finished.touch()
+    return root
+
+
+def tune(settings: Settings, roots: Sequence[Path], folder: Path, seed: int) -> Path:
+    """The shipped policy, fine-tuned on datasets."""
     policy = resolve_policy("shipped")
     last = checkpoint.path(folder / "checkpoints", settings.tuning)
     if not last.exists():
@@ -170,7 +184,7 @@ def tune(settings: Settings, root: Path, folder: Path, seed: int) -> Path:
                 "train",
                 str(policy / "recipe.yaml"),
                 f"policy.pretrained={policy}",
-                f"data.root=[{root}]",
+                f"data.root=[{','.join(map(str, roots))}]",
                 f"output_dir={folder}",
                 f"steps={settings.tuning}",
                 "save_every=50",

@@ -8,7 +8,7 @@ for seconds; success of policies in imagination orders them as success in the wo
 policy. The world is the simulator. A cell is one arm of one seed and one small file: a stopped run continues, and a
 report can be made at any time. Parts: quality, control (arms: full, without memory, with the mean of all poses), memory
 (the hue of a cube out of sight), ranking (eight policies, paired starts), improvement (by imagined episodes, also
-planned ones and ones chosen by critics, against as many real demonstrations).
+planned ones and ones chosen by critics, against as many of the simulator and as many real demonstrations).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ORDER = (  # most informative first; the first four rows share one world model
     ("quality", ("full",)),
     ("control", ("full",)),
     ("ranking", tuple(world_policies.CANDIDATES)),
-    ("improvement", ("unchanged", "imagined", "real")),
+    ("improvement", ("unchanged", "imagined", "simulated", "real")),
     ("memory", ("full", "no_memory")),
     ("quality", ("no_memory", "mean_pose")),
     ("control", ("mean_pose",)),

@@ -196,9 +196,10 @@ def improvement(cells: Sequence[dict[str, Any]]) -> list[Check]:
         return [(i, float(x) - float(y)) for i, (x, y) in enumerate(zip(outcomes[a], outcomes[b], strict=True))]
 
     why = "imagined successes are not close enough to real ones, or too few episodes to tell"
-    for arm in ("imagined", "planned", "critics"):
+    for arm in ("imagined", "simulated", "planned", "critics"):
         if {"unchanged", arm} <= set(outcomes):
-            checks += difference(f"gain by {arm} episodes", paired(arm, "unchanged"), why)
+            gained = difference(f"gain by {arm} episodes", paired(arm, "unchanged"), why)
+            checks += gained[:1] if arm == "simulated" else gained  # what there is to gain
         if {"real", arm} <= set(outcomes):
             checks += difference(f"{arm} less as many real demonstrations", paired(arm, "real"))[:1]
     return checks

@@ -45,6 +45,7 @@ class Settings:
         lengths: Whether guard G4, on the length of rollouts, counts there; 0 sets it aside.
         hue_episodes, hue_dynamics: Episodes and steps of the memory proof.
         improved: Episodes that a policy is improved by.
+        known: Demonstrations of what it knows, seen beside them.
         tested: Episodes on which it is judged.
         tuning: Steps of its fine-tuning.
         critics: Steps of the critics.
@@ -64,6 +65,7 @@ class Settings:
     hue_episodes: int = 400
     hue_dynamics: int = 4000
     improved: int = 60
+    known: int = 120
     tested: int = 150
     tuning: int = 300
     critics: int = 2000
@@ -82,6 +84,7 @@ SMOKE = Settings(  # the figures mean nothing
     hue_episodes=10,
     hue_dynamics=2,
     improved=1,
+    known=1,
     tested=1,
     tuning=1,
     critics=2,
