@@ -1,10 +1,10 @@
 """Cells of ``world_model.py`` that improve the shipped policy where it is weak.
 
 It is told its task in words that it does not know, and begins where the arm was driven to. Arms: as it is; fine-tuned
-on imagined episodes of its own that succeeded; on as many in the simulator, which is what a perfect world model would give
+on imagined episodes of its own that succeeded; on as many of the simulator, as a perfect world model would give them
 (simulated); on as many demonstrations of the expert there, which begin and are told alike (real); on imagined episodes
 in which the best of several chunks was carried out, as the judges say (planned) or as pessimistic critics do. Beside
-them every fine-tuned arm goes on to see the same demonstrations of what the policy knows, as imagined pictures alone would
+them every fine-tuned arm goes on to see the same demonstrations of what the policy knows: imagined pictures alone would
 have it forget what real ones look like. All are judged in the simulator, under the same conditions.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from claims import claimed
+from numpy.typing import NDArray
 from world_policies import BATCH, EXECUTED, imagined_env, noisy, shipped, simulated_env
 from world_training import Settings, data, trained
 
