@@ -104,6 +104,8 @@ def test_an_episode_holds_every_frame_once_and_its_words(tmp_path: Path, autores
     assert rehearsal.record(tmp_path / "kept", ROBOT, episodes, most=2) == 2
     kept = open_dataset(tmp_path / "kept")
     assert (kept.episode_to - kept.episode_from).tolist() == [2, 4]
+    assert rehearsal.record(tmp_path / "again", ROBOT, episodes, 9, lambda task, seed: f"{seed}: {task}") == 3
+    assert set(open_dataset(tmp_path / "again").tasks) == {f"{seed}: {TASKS[0]}" for seed in (0, 2, 3)}
 
     still = rehearsal.roll(ImaginedVectorEnv(Counting(), 1), act, [0])
     assert len(still[0].actions) == 6 and still[0].observations[0].task == TASKS[0]

@@ -25,9 +25,9 @@ def experiment(monkeypatch: pytest.MonkeyPatch):
 def test_what_needs_one_model_comes_before_the_next_one_is_trained(experiment, tmp_path: Path) -> None:
     model, cost, _, training = experiment
     cells = model.grid(list(model.PARTS), range(2))
-    assert len({c.name for c in cells}) == len(cells) == 3 + 2 + 8 + 6 + 2 + 3 + 2 + 2
+    assert len({c.name for c in cells}) == len(cells) == 3 + 2 + 8 + 7 + 2 + 3 + 2 + 2
     needed = [training.runs(c.part, c.arm, c.seed)[-1] for c in cells]
-    assert needed[:14] == ["full-0"] * 14 and needed[14] == "hue-full-0"
+    assert needed[:15] == ["full-0"] * 15 and needed[15] == "hue-full-0"
     assert {c.part for c in cells if c.seed} == {"quality", "control", "memory"}
 
     plan = cost.plan(training.SMOKE, tmp_path, cells)

@@ -48,7 +48,7 @@ def minutes(settings: Settings, part: str, arm: str, runs: Sequence[str]) -> flo
             cost += (arm != "unchanged") * s.tuning * of["tuning"] + (arm in ("real", "simulated")) * s.improved * of[
                 "simulated"
             ]
-            tries = {"imagined": 4, "planned": 20, "critics": 10}.get(arm, 0)
+            tries = {"imagined": 4, "relabelled": 4, "planned": 20, "critics": 10}.get(arm, 0)
             cost += tries * s.improved * of["imagined"] + (arm == "critics") * s.critics * of["critics"]
     return cost / 60
 

@@ -1,11 +1,12 @@
 """Cells of ``world_model.py`` that improve the shipped policy where it is weak.
 
 It is told its task in words that it does not know, and begins where the arm was driven to. Arms: as it is; fine-tuned
-on imagined episodes of its own that succeeded; on as many of the simulator, as a perfect world model would give them
-(simulated); on as many demonstrations of the expert there, which begin and are told alike (real); on imagined episodes
-in which the best of several chunks was carried out, as the judges say (planned) or as pessimistic critics do. Beside
-them every fine-tuned arm goes on to see the same demonstrations of what the policy knows: imagined pictures alone would
-have it forget what real ones look like. All are judged in the simulator, under the same conditions.
+on imagined episodes of its own that succeeded; on imagined ones in which it was told what it knows, recorded in those
+words (relabelled); on as many of its own in the simulator, as a perfect world model would give them (simulated); on as
+many demonstrations of the expert there, which begin and are told alike (real); on imagined episodes in which the best of
+several chunks was carried out, as the judges say (planned) or as pessimistic critics do. Beside them every fine-tuned arm
+goes on to see the same demonstrations of what the policy knows: imagined pictures alone would have it forget what real
+ones look like. All are judged in the simulator, under the same conditions.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from vla_stack.world_model.dreams import Dreams
 from vla_stack.world_model.instructions import ask_paraphrases
 from vla_stack.world_model.model import WorldModel
 from vla_stack.world_model.offline import Critics
-from vla_stack.world_model.rehearsal import DRIVE, Act, Tell, in_other_words, record, roll
+from vla_stack.world_model.rehearsal import DRIVE, Act, Tell, as_it_is, in_other_words, record, roll
 
 TESTED = 60_000  # seed of the first episode that a policy is judged on
 PRACTISED = 80_000  # and of the first one that it learns from
@@ -92,11 +93,12 @@ def practise(settings: Settings, out: Path, model: WorldModel, root: Path, arm: 
         env = (simulated_env if arm in ("real", "simulated") else imagined_env)(model, rows)
         if arm == "real":
             act = demonstrate(env.backend.envs[0])
-        elif arm in ("imagined", "simulated"):
+        elif arm in ("imagined", "simulated", "relabelled"):
             act = follow(shipped())
         else:
             act = consider(env.backend, shipped(), critics, seeds)
-        kept = record(root, model.robot, roll(env, act, seeds, words(out), DRIVE), wanted)
+        tell = as_it_is if arm == "relabelled" else words(out)
+        kept = record(root, model.robot, roll(env, act, seeds, tell, DRIVE), wanted, words(out))
         tried += rows
         env.close()
     result = {"kept": kept, "tried": tried}

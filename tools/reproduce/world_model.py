@@ -49,7 +49,7 @@ ORDER = (  # most informative first; the first four rows share one world model
     ("quality", ("full",)),
     ("control", ("full",)),
     ("ranking", tuple(world_policies.CANDIDATES)),
-    ("improvement", ("unchanged", "imagined", "simulated", "real")),
+    ("improvement", ("unchanged", "imagined", "relabelled", "simulated", "real")),
     ("memory", ("full", "no_memory")),
     ("quality", ("no_memory", "mean_pose")),
     ("control", ("mean_pose",)),

@@ -61,8 +61,6 @@ CANDIDATES = {
 def ranking(settings: Settings, out: Path, name: str, seed: int) -> dict[str, Any]:
     """Successes of one policy over paired starts: simulated, imagined, and as judges see the simulated ones."""
     model = trained(out, "ranking", name, seed)[-1]
-    if not settings.lengths:
-        model.config = replace(model.config, limits=replace(model.config.limits, chunks=np.inf))
     env_id, candidate, steps = model.config.env, CANDIDATES[name], max_steps_of(model)
     starts = list(range(SEED, SEED + settings.starts))
     result: dict[str, Any] = {"real": [], "model": [], "judged": [], "tripped": [], "guards": []}

@@ -196,7 +196,7 @@ def improvement(cells: Sequence[dict[str, Any]]) -> list[Check]:
         return [(i, float(x) - float(y)) for i, (x, y) in enumerate(zip(outcomes[a], outcomes[b], strict=True))]
 
     why = "imagined successes are not close enough to real ones, or too few episodes to tell"
-    for arm in ("imagined", "simulated", "planned", "critics"):
+    for arm in ("imagined", "relabelled", "simulated", "planned", "critics"):
         if {"unchanged", arm} <= set(outcomes):
             gained = difference(f"gain by {arm} episodes", paired(arm, "unchanged"), why)
             checks += gained[:1] if arm == "simulated" else gained  # what there is to gain

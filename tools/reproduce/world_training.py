@@ -42,7 +42,6 @@ class Settings:
         clips: Held-out rollouts that pictures are measured on.
         ks: Frames after which.
         starts: Paired starts of the policy ranking.
-        lengths: Whether guard G4, on the length of rollouts, counts there; 0 sets it aside.
         hue_episodes, hue_dynamics: Episodes and steps of the memory proof.
         improved: Episodes that a policy is improved by.
         known: Demonstrations of what it knows, seen beside them.
@@ -61,7 +60,6 @@ class Settings:
     clips: int = 40
     ks: tuple[int, ...] = (1, 4, 8, 16, 32)
     starts: int = 50
-    lengths: int = 1
     hue_episodes: int = 400
     hue_dynamics: int = 4000
     improved: int = 60

@@ -9,7 +9,7 @@ same conditions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +110,24 @@ def driving(
     return np.clip(chunk, robot.action_low, robot.action_high).astype(np.float32)
 
 
-def record(root: Path, robot: RobotSpec, episodes: Sequence[Episode], most: int) -> int:
-    """Append episodes that succeeded to a dataset, until it has ``most``; how many it has."""
+def record(root: Path, robot: RobotSpec, episodes: Sequence[Episode], most: int, relabel: Tell | None = None) -> int:
+    """Append episodes that succeeded to a dataset, until it has ``most``; how many it has.
+
+    Args:
+        root: The dataset, which may exist.
+        robot: Of the episodes.
+        episodes: Those that did not succeed are left out.
+        most: Episodes of the dataset.
+        relabel: Has them recorded under another instruction than what was told: hindsight, as success was judged by
+            the instruction itself.
+    """
     with EpisodeRecorder(root, robot, "image") as recorder:
         for episode in episodes:
             if not episode.success or recorder.num_episodes >= most:
                 continue
             for observation, action in zip(episode.observations, episode.actions, strict=True):
-                recorder.add_frame(observation, action)
+                task = observation.task if relabel is None else relabel(episode.task, episode.seed)
+                recorder.add_frame(replace(observation, task=task), action)
             recorder.save_episode(True)
         return recorder.num_episodes
 
