@@ -3,10 +3,10 @@
 It is told its task in words that it does not know, and begins where the arm was driven to. Arms: as it is; fine-tuned
 on imagined episodes of its own that succeeded; on imagined ones in which it was told what it knows, recorded in those
 words (relabelled); on as many of its own in the simulator, as a perfect world model would give them (simulated); on as
-many demonstrations of the expert there, which begin and are told alike (real); on imagined episodes in which the best of
-several chunks was carried out, as the judges say (planned) or as pessimistic critics do. Beside them every fine-tuned arm
-goes on to see the same demonstrations of what the policy knows: imagined pictures alone would have it forget what real
-ones look like. All are judged in the simulator, under the same conditions.
+many demonstrations of the expert there, which begin and are told alike (real); on imagined episodes in which the best
+of several chunks was carried out, as the judges say (planned) or as pessimistic critics do. Beside them every fine-
+tuned arm goes on to see the same demonstrations of what the policy knows: imagined pictures alone would have it forget
+what real ones look like. All are judged in the simulator, under the same conditions.
 """
 
 from __future__ import annotations
