@@ -30,7 +30,7 @@ from vla_stack.training.actor import Actor, Plan
 from vla_stack.training.environments import EnvRecipe, StateEnv
 from vla_stack.training.rollouts import Store
 
-ENV, STEPS, START, EPISODES, EVAL_SEED = "InvertedPendulum-v5", 5000, 100, 20, 50_000
+ENV, STEPS, START, EPISODES, EVAL_SEED = "InvertedPendulum-v5", 10_000, 100, 20, 50_000
 
 
 def ours(seed: int) -> tuple[float, list[float]]:
