@@ -77,7 +77,7 @@ class WorldRecipe:
     heads: HeadsConfig = field(default_factory=HeadsConfig)
     svd: SvdConfig = field(default_factory=SvdConfig)
     stages: StagesRecipe = field(default_factory=StagesRecipe)
-    generated: int = 64
+    generated: int = 96
     vae_from: str = ""
     seed: int = 0
     device: str = "auto"
