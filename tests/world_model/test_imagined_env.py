@@ -22,7 +22,7 @@ from vla_stack.world_model.imagined_env import ImaginedVectorEnv
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
 from vla_stack.world_model.oracle import Oracle
 from vla_stack.world_model.poses import PoseScale
-from vla_stack.world_model.selection import choose
+from vla_stack.world_model.selection import choose, look_ahead
 from vla_stack.world_model.vae import Vae, VaeConfig
 
 OPTIONS: dict[str, Any] = {"image_size": 16, "cameras": ("front", "wrist")}
@@ -236,6 +236,14 @@ def test_of_several_chunks_the_promising_and_well_known_one_is_chosen(model: Wor
     before = memory.current.pose
     best, hopes = choose(model, memory, before, candidates, task=0, seed=1, caution=0.0)
     assert best == int(hopes.argmax()) and (hopes >= 0).all() and (hopes <= 1).all()
-    safest, cautious = choose(model, memory, before, candidates, task=0, seed=1, caution=1e6)
-    doubt = hopes - cautious
-    assert (doubt > 0).all() and safest == int(doubt.argmin()) and memory.chunks == 0
+    same = choose(model, memory, before, candidates, task=0, seed=1)[1]
+    assert torch.equal(same, hopes)  # without a limit nobody knows what disagreement is large
+    spread = look_ahead(model, memory, before, candidates, 1)[1]
+    config = model.config
+    model.config = dataclasses.replace(config, limits=Limits(disagreement=float(spread.median())))
+    try:
+        safest, cautious = choose(model, memory, before, candidates, task=0, seed=1, caution=2.0)
+    finally:
+        model.config = config
+    torch.testing.assert_close(cautious, hopes - 2.0 * spread / spread.median())
+    assert safest == int(cautious.argmax()) and memory.chunks == 0

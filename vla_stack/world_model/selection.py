@@ -31,21 +31,22 @@ def choose(
         candidates: Commands [n, L, 5]; L may span several chunks, and is one of them for critics.
         task: Index of the instruction.
         seed: Of the noise, the same for all candidates.
-        caution: What disagreement costs. Positive for rollouts that are trained on; negative explores the real robot
-            where the model knows least.
+        caution: What a chunk costs whose disagreement is at the guard's limit (``limits.disagreement``; a model without
+            one charges nothing). Positive for rollouts that are trained on; negative explores the real robot where the
+            model knows least.
         critics: Say what a chunk is worth, instead of the judges.
 
     Returns:
         The index, and the score of each [n]: success probability at the end, or the smallest of the critics' values,
-        less ``caution`` times the sum of the members' disagreement.
+        less ``caution`` times the members' disagreement, summed over chunks.
     """
     latents, spread = look_ahead(model, memory, before, candidates, seed)
     if critics is not None:
-        score = critics.value(memory.current, task, candidates) - caution * spread
-        return int(score.argmax()), score
-    told = torch.full((len(candidates),), task, device=candidates.device)
-    success, _ = model.heads.success(model.vae.pictures(latents), told)
-    score = success[:, -1] - caution * spread
+        worth = critics.value(memory.current, task, candidates)
+    else:
+        told = torch.full((len(candidates),), task, device=candidates.device)
+        worth = model.heads.success(model.vae.pictures(latents), told)[0][:, -1]
+    score = worth - caution * spread / model.config.limits.disagreement
     return int(score.argmax()), score
 
 
