@@ -6,8 +6,8 @@ import importlib
 import inspect
 from typing import Any
 
-from robot_drivers.driver import Driver, EpisodicDriver
 from vla_stack.errors import UserError, check_options
+from vla_stack.runtime.driver import Driver, EpisodicDriver
 
 __all__ = ["DRIVERS", "Driver", "EpisodicDriver", "make_driver"]
 

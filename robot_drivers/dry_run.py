@@ -7,7 +7,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Driver
+from vla_stack.runtime.driver import Driver
 
 
 def dry_run(driver: Driver, every_s: float = 0.5) -> Driver:

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Fault
 from robot_drivers.lerobot_port import buses, silence
 from robot_drivers.lerobot_reopen import registers
 from vla_stack.errors import UserError
+from vla_stack.runtime.driver import Fault
 from vla_stack.schema import RobotSpec
 
 EVERY_S = 0.1  # between two readings of extra registers

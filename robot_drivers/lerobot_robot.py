@@ -1,4 +1,4 @@
-"""Any robot that LeRobot knows, built in or from a plug-in, as a :class:`~robot_drivers.driver.Driver`.
+"""Any robot that LeRobot knows, built in or from a plug-in, as a :class:`~vla_stack.runtime.driver.Driver`.
 
 LeRobot robots speak degrees and percent; this side speaks radians and ratios (``lerobot_units``). Their cameras are
 read in threads of their own (``cameras``), so that a slow or lost one costs the control loop nothing. Once connected,
@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_drivers.cameras import SOURCES, CameraStream, open_cameras
-from robot_drivers.driver import Fault
 from robot_drivers.lerobot_build import make_lerobot
 from robot_drivers.lerobot_health import JUMP_S, Health, impossible
 from robot_drivers.lerobot_port import QUIET_S, arms, buses, hasten, insist, silence
@@ -29,6 +28,7 @@ from robot_drivers.lerobot_units import calibrated_range, check_units, describe,
 from robot_drivers.watchdog import Watchdog
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
+from vla_stack.runtime.driver import Fault
 from vla_stack.schema import Camera, Observation, RobotSpec
 
 CONNECT_ATTEMPTS, DRAIN_S = 5, 0.2  # before another one what is still on its way arrives; longer each time

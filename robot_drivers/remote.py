@@ -18,8 +18,8 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Fault, Status
 from vla_stack.errors import UserError
+from vla_stack.runtime.driver import Fault, Status
 from vla_stack.runtime.lease import DRIFT
 from vla_stack.schema import Observation, RobotSpec, SchemaError
 from vla_stack.serving.keys import KeyFolder
@@ -31,7 +31,7 @@ LOST_STEPS, STOP_S = 3, 1.0  # without a reading: the link is at fault; and the 
 
 
 class RemoteRobot:
-    """An :class:`~robot_drivers.driver.EpisodicDriver` for a robot that ``vla robot serve`` offers.
+    """An :class:`~vla_stack.runtime.driver.EpisodicDriver` for a robot that ``vla robot serve`` offers.
 
     The first :meth:`write` after a :meth:`stop` re-arms the robot's side: whoever stopped here has re-armed by then.
 

@@ -17,9 +17,9 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Driver, EpisodicDriver, Fault, SelfChecking
 from vla_stack.errors import UserError
 from vla_stack.runtime.clock import Clock, RealClock
+from vla_stack.runtime.driver import Driver, EpisodicDriver, Fault, SelfChecking
 from vla_stack.runtime.safety import SafetyEnvelope
 from vla_stack.schema import Observation
 from vla_stack.serving.admission import Admission

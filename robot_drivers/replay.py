@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Status
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import open_frames
 from vla_stack.errors import UserError
+from vla_stack.runtime.driver import Status
 from vla_stack.schema import ACTION, OBS_STATE, SUCCESS, Observation, RobotSpec
 
 
 class ReplayRobot:
-    """An :class:`~robot_drivers.driver.EpisodicDriver` over a dataset; episode ``seed`` modulo their number.
+    """An :class:`~vla_stack.runtime.driver.EpisodicDriver` over a dataset; episode ``seed`` modulo their number.
 
     Args:
         root: A LeRobotDataset that was recorded here (it has ``meta/robot.json``).

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Status
 from vla_stack.errors import UserError, check_options
+from vla_stack.runtime.driver import Status
 from vla_stack.runtime.link import Link, Message, ObservationSlots, ignored_interrupts
 from vla_stack.schema import Observation, RobotSpec
 
@@ -34,7 +34,7 @@ FIRST_READING_S = 10.0
 
 
 class SimulatedRobot:
-    """An :class:`~robot_drivers.driver.EpisodicDriver` for the tasks of ``sim``.
+    """An :class:`~vla_stack.runtime.driver.EpisodicDriver` for the tasks of ``sim``.
 
     Args:
         task: Name in ``sim.TASKS``, e.g. ``pick``.

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.kinematics import Kinematics
 from vla_stack.errors import UserError
+from vla_stack.runtime.kinematics import Kinematics
 from vla_stack.schema import RobotSpec
 
 TOOL_SPEED, TURN_SPEED, JOINT_SPEED, GRIPPER_SPEED = (

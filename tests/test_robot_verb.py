@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import yaml
 
-from robot_drivers.driver import Fault
 from vla_stack import cli
 from vla_stack.cli import main
 from vla_stack.data.dataset import open_dataset
+from vla_stack.runtime.driver import Fault
 from vla_stack.schema import ACTION, Dim, Observation, RobotSpec
 from vla_stack.serving.keys import KeyFolder
 

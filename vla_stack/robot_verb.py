@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from robot_drivers.driver import Driver, EpisodicDriver, SelfChecking
 from vla_stack.errors import UserError
 from vla_stack.runtime.clock import RealClock
+from vla_stack.runtime.driver import Driver, EpisodicDriver, SelfChecking
 from vla_stack.runtime.limits import check_limits, describe_limits, make_envelope
 from vla_stack.runtime.robot_arguments import (
     add_robot_arguments,

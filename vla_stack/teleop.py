@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Driver, EpisodicDriver, SelfChecking
 from robot_drivers.teleop import TELEOPS, Intent, Teleop, make_teleop, next_command
 from robot_drivers.teleop_keyboard import whole_lines
 from robot_drivers.teleop_replay import Replay
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.runtime.clock import Clock, RealClock
+from vla_stack.runtime.driver import Driver, EpisodicDriver, SelfChecking
 from vla_stack.runtime.executor import State
 from vla_stack.runtime.limits import check_limits, make_envelope
 from vla_stack.runtime.link import ignored_interrupts

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from robot_drivers.driver import EpisodicDriver
 from robot_drivers.dry_run import dry_run
+from vla_stack.runtime.driver import EpisodicDriver
 from vla_stack.schema import Dim, Observation, RobotSpec
 
 DIMS = (Dim("elbow.pos", "rad", -1, 1), Dim("gripper.pos", "ratio", 0, 1, kind="gripper"))

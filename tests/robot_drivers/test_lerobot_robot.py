@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from robot_drivers import make_driver
-from robot_drivers.driver import EpisodicDriver
 from vla_stack.errors import UserError
+from vla_stack.runtime.driver import EpisodicDriver
 
 PATIENCE_S = 60.0
 

@@ -9,9 +9,9 @@ import pytest
 import zmq
 
 from robot_drivers import make_driver
-from robot_drivers.driver import Fault
 from robot_drivers.remote_service import serve_driver
 from vla_stack.errors import UserError
+from vla_stack.runtime.driver import Fault
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec

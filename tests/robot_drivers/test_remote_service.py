@@ -8,9 +8,9 @@ import pytest
 import zmq
 
 from robot_drivers import remote_service
-from robot_drivers.driver import Fault
 from robot_drivers.remote_service import LEASE_S, MAX_MESSAGES, serve_driver
 from vla_stack.runtime.clock import VirtualClock
+from vla_stack.runtime.driver import Fault
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from robot_drivers import make_driver
-from robot_drivers.driver import EpisodicDriver
 from robot_drivers.teleop import make_teleop
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
+from vla_stack.runtime.driver import EpisodicDriver
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
 
 DIMS = (Dim("x.pos", "m", -1, 1), Dim("gripper.pos", "ratio", 0, 1, kind="gripper"))

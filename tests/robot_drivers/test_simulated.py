@@ -8,8 +8,8 @@ import pytest
 
 import sim
 from robot_drivers import make_driver
-from robot_drivers.driver import EpisodicDriver
 from vla_stack.errors import UserError
+from vla_stack.runtime.driver import EpisodicDriver
 
 PATIENCE_S = 120.0  # upper bound of waits; nothing depends on how long they take
 

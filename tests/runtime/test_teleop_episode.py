@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from runtime_fakes import FakeDriver
 
-from robot_drivers.driver import Fault
 from robot_drivers.teleop import Intent
 from vla_stack.runtime.clock import VirtualClock
+from vla_stack.runtime.driver import Fault
 from vla_stack.runtime.safety import SafetyEnvelope
 from vla_stack.schema import Dim
 from vla_stack.teleop import Episode

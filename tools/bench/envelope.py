@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Fault
-from robot_drivers.kinematics import Kinematics
 from sim.arm import ARM7
 from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.control import ControlLoop
+from vla_stack.runtime.driver import Fault
 from vla_stack.runtime.episode_log import Row
 from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
+from vla_stack.runtime.kinematics import Kinematics
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import ActionChunk, Dim, Observation, PolicySpec, RobotSpec

@@ -14,12 +14,12 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Status
 from sim.scene import Scene as Poses
 from vla_stack.intervention import Control, Intervention, Mode, Phase, Refused, Segment
 from vla_stack.rounds.familiar import FamiliarStates
 from vla_stack.rounds.operator import HOLD_S, SimulatedOperator
 from vla_stack.rounds.scene import Attempts, Scene, Subtasks
+from vla_stack.runtime.driver import Status
 from vla_stack.runtime.executor import Executor, ExecutorConfig
 from vla_stack.runtime.rewind import Rewinder
 from vla_stack.schema import ActionChunk, Chunks, Observation, PolicySpec, RobotSpec

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Driver, EpisodicDriver, JointDriver, SelfChecking
 from vla_stack.runtime.clock import Clock
+from vla_stack.runtime.driver import Driver, EpisodicDriver, JointDriver, SelfChecking
 from vla_stack.runtime.episode_log import EpisodeLog, Row
 from vla_stack.runtime.executor import Dispatch, Executor, Request, State
 from vla_stack.runtime.link import Message

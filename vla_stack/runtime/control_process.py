@@ -7,10 +7,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from robot_drivers.driver import Driver, EpisodicDriver, JointDriver
 from vla_stack.errors import UserError
 from vla_stack.runtime.clock import RealClock
 from vla_stack.runtime.control import ControlLoop
+from vla_stack.runtime.driver import Driver, EpisodicDriver, JointDriver
 from vla_stack.runtime.executor import Executor, ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
 from vla_stack.runtime.limits import Limits, check_limits, make_envelope, predict_touching

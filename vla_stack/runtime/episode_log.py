@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Status
+from vla_stack.runtime.driver import Status
 from vla_stack.runtime.link import Message
 
 LATENESS_BINS_MS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

@@ -109,7 +109,7 @@ def make_envelope(robot: RobotSpec, config: SafetyConfig, commands: int = 1) -> 
     often = replace(robot, rate_hz=commands * robot.rate_hz)
     if not config.kinematics:
         return SafetyEnvelope(often, config)
-    from robot_drivers.kinematics import Kinematics
+    from vla_stack.runtime.kinematics import Kinematics
 
     return SafetyEnvelope(often, config, Kinematics(config.kinematics, robot).tool)
 
@@ -118,7 +118,7 @@ def predict_touching(robot: RobotSpec, config: SafetyConfig) -> Callable[[NDArra
     """What would touch what at an action [A], by a model of its own; None where the configuration names none."""
     if not config.kinematics:
         return None
-    from robot_drivers.kinematics import Kinematics
+    from vla_stack.runtime.kinematics import Kinematics
 
     return Kinematics(config.kinematics, robot).touching
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Driver
 from vla_stack.errors import UserError
 from vla_stack.intervention import MODES, Control, Mode
 from vla_stack.runtime.control_process import control_process
+from vla_stack.runtime.driver import Driver
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
 from vla_stack.runtime.frames import Frame, FrameQueue, version_number

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Status
 from vla_stack.intervention import Control, Intervention, Mode, Phase, Refused
+from vla_stack.runtime.driver import Status
 from vla_stack.runtime.link import Message
 from vla_stack.runtime.operator_messages import MAX_FRAME_AGE_S, STALE_S
 from vla_stack.runtime.rewind import Rewinder

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.driver import Status
+from vla_stack.runtime.driver import Status
 from vla_stack.runtime.familiar import Familiar
 from vla_stack.schema import Observation, RobotSpec
 

@@ -49,7 +49,7 @@ class SafetyConfig:
         max_acceleration: Action dimension -> largest change of velocity per second, in unit/s^2.
         tool_box: ``x``, ``y``, ``z`` -> (low, high) of the tool in the robot's base frame, metres; for robots that are
             commanded in joint space.
-        kinematics: Model that says where the tool is, see ``robot_drivers.kinematics``; with ``tool_box``.
+        kinematics: Model that says where the tool is, see ``vla_stack.runtime.kinematics``; with ``tool_box``.
         soft_start_s: The largest velocity grows from nothing to its limit over this time after arming.
         max_sensor_age_s: Age of the newest observation beyond which commands are refused; by default 5 control steps.
         max_refusals: Refusals in a row after which the robot stops.

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from robot_drivers.kinematics import Kinematics
 from sim.arm import ARM7
 from vla_stack.errors import UserError
+from vla_stack.runtime.kinematics import Kinematics
 from vla_stack.schema import Dim, RobotSpec
 
 ARM = ARM7.spec("joint_abs", (), 0, 30.0)
