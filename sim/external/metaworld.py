@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import mujoco
 import numpy as np
 from metaworld.env_dict import ENV_CLS_MAP
 from metaworld.policies import ENV_POLICY_MAP
@@ -32,6 +33,7 @@ from sim.external.benchmark import (
 from vla_stack.errors import UserError
 from vla_stack.schema import Dim, RobotSpec
 
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 NATIVE_HZ = 80  # 5 physics steps of 2.5 ms
 STEPS = 500  # the benchmark's limit, native steps
 DELTA = 0.01  # m, how far one native step moves the hand's target at most, along each axis
@@ -89,6 +91,7 @@ class MetaworldEnv(BenchmarkEnv):
         self._repeat = repeats(NATIVE_HZ, control_hz, "MetaWorld")
         self._env = _native(task)
         self._told = privileged
+        self._seed = -1  # of the episode
         spec = robot_spec(control_mode, tuple(cameras), image_size, control_hz, privileged)
         super().__init__(spec, instructions()[task], STEPS // self._repeat, render_mode)
         model = self._env.model
@@ -97,6 +100,7 @@ class MetaworldEnv(BenchmarkEnv):
         self.privileged: NDArray[np.float64] = np.zeros(39)  # the package's state vector, objects and goal included
 
     def begin(self, seed: int) -> None:
+        self._seed = seed
         self._env.seed(seed)
         self.privileged, _ = self._env.reset()
         for site in self._env._target_site_config:  # the package shows the goal's marker in its place after a step only
@@ -122,6 +126,27 @@ class MetaworldEnv(BenchmarkEnv):
 
     def close(self) -> None:
         self._pictures.close()
+
+    def get_state(self) -> NDArray[np.float64]:
+        """Everything that this episode's future depends on, time limits excepted."""
+        env = self._env
+        physics = np.empty(mujoco.mj_stateSize(env.model, _STATE))
+        mujoco.mj_getState(env.model, env.data, physics, _STATE)
+        return np.concatenate([[self._seed], self.privileged, env._prev_obs, physics])
+
+    def set_state(self, state: NDArray[np.float64]) -> None:
+        """Return to a state of :meth:`get_state` of the same task; the same actions give the same future."""
+        env = self._env
+        if int(state[0]) != self._seed:  # a reset also moves what is fixed in the scene
+            self.begin(int(state[0]))
+        _, self.privileged, env._prev_obs, physics = np.split(np.array(state), [1, 40, 58])
+        env.curr_path_length = 0
+        mujoco.mj_setState(env.model, env.data, physics, _STATE)
+        mujoco.mj_forward(env.model, env.data)
+        # The forward pass filled in positions and contacts, but also renewed the solver's warm start: restore it.
+        mujoco.mj_setState(env.model, env.data, physics, _STATE)
+        for site in env._target_site_config:
+            env._set_pos_site(*site)
 
     def make_expert(self, noise: float, seed: int) -> MetaworldExpert:
         return MetaworldExpert(self, noise, seed)

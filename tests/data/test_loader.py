@@ -89,8 +89,6 @@ def test_contract(root: Path) -> None:
     assert batch["observation.state"].shape == (4, 3) and batch["action"].shape == (4, H, 2)
     assert batch["action_is_pad"].shape == (4, H) and len(batch["task"]) == 4
     assert "observation.images.wrist" not in next(loader(root, cameras=["front"]))
-    chunked = next(loader(root, chunked=("action", "command.joints", "next.reward")))
-    assert chunked["command.joints"].shape == (4, H, 2) and chunked["next.reward"].shape == (4, H)
 
 
 def test_chunks_end_with_their_episode(root: Path) -> None:
@@ -174,7 +172,6 @@ def test_weights_are_met_as_nearly_as_counts_can(root: Path) -> None:
         ({"episodes": []}, "no frame is left"),
         ({"weights": np.ones(3)}, "one a frame"),
         ({"weights": -np.ones(15)}, "non-negative"),
-        ({"chunked": ("velocity",)}, "no column 'velocity'"),
         ({"batch_size": 0}, "at least 1"),
     ],
 )

@@ -150,7 +150,7 @@ def demonstrations(size: Size, out: Path) -> list[Path]:
     """Datasets of both tasks; made where they are missing."""
     roots = {task: out / "demos" / task for task in TASKS}
     for task, root in roots.items():
-        config = CollectConfig(task, noise=NOISE, privileged=True, options=env_options(task))
+        config = CollectConfig(task, noise=NOISE, branch=HORIZON, privileged=True, options=env_options(task))
         collect(config, root, size.demos, workers=1)
     return list(roots.values())
 

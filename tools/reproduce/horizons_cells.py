@@ -46,7 +46,12 @@ def demonstrations(settings: Settings, out: Path) -> list[Path]:
 def collect_demonstrations(settings: Settings, out: Path) -> None:
     """Record what is missing of them."""
     for task, root in zip(settings.tasks, demonstrations(settings, out), strict=True):
-        collect(CollectConfig(task, noise=NOISE, privileged=not settings.images), root, settings.demos, workers=1)
+        collect(
+            CollectConfig(task, noise=NOISE, branch=max(settings.horizons), privileged=not settings.images),
+            root,
+            settings.demos,
+            workers=1,
+        )
 
 
 def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[Path]) -> Recipe:

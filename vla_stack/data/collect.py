@@ -15,10 +15,10 @@ import os
 import threading
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from vla_stack.data.dataset import open_dataset
+from vla_stack.data.branching import Branches
+from vla_stack.data.chunks import chunk_columns
+from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, open_dataset
 from vla_stack.data.features import Column, ImageMode
 from vla_stack.data.layout import INFO, read_info, read_json, write_json
 from vla_stack.data.recorder import EpisodeRecorder
@@ -51,6 +53,7 @@ EXAMPLES = (
 SEED = "seed"  # int64 column: the environment seed of the episode, which replays it
 COMMAND_SENT = "command.sent"  # float32 [A] column: the perturbed command that was executed; `action` is the label
 NO_JOINTS = np.zeros(0, np.float32)  # a benchmark's environment reports no joint targets
+BRANCH = 16  # actions of a chunk label
 LINGER = 6  # control steps recorded after a success where a mixture is collected: what success looks like
 RECORD = "meta/collect.json"  # task -> the other fields of its CollectConfig
 UNLUCKY = 1000  # attempts in a row that no episode is of: after them none is looked for
@@ -66,6 +69,8 @@ class CollectConfig:
         task: Name in ``sim.TASKS``, or the id of a benchmark's task, e.g. ``metaworld/push-v3``.
         seed: Seed of everything random.
         noise: Noise on the executed actions, see ``sim.Expert``; the recorded action is the clean one.
+        branch: Actions of each frame's chunk label, see :mod:`vla_stack.data.branching`; 0 records none. Without noise
+            the series of actions is the expert's own, and there are none either.
         image_size: Height and width of the pictures, pixels.
         randomisation: Level of domain randomisation.
         keep_failures: Record unsuccessful episodes too.
@@ -79,6 +84,7 @@ class CollectConfig:
     task: str
     seed: int = 0
     noise: float = 0.0
+    branch: int = BRANCH
     image_size: int = 64
     randomisation: int = 0
     keep_failures: bool = False
@@ -91,6 +97,11 @@ class CollectConfig:
         entropy = (self.seed, zlib.crc32(self.task.encode()), attempt)
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
+    @property
+    def chunk_steps(self) -> int:
+        """Actions of the chunk labels that are wanted; 0 for none."""
+        return self.branch if self.noise > 0 and not self.mixed else 0
+
     def make_env(self) -> gym.Env:
         """The environment; raises :class:`UserError` where there is none or an option is not valid."""
         import gymnasium as gym
@@ -99,12 +110,13 @@ class CollectConfig:
         from sim import external
 
         options = {"image_size": self.image_size, **self.options}
-        told: dict[str, Any] = {"cameras": (), "privileged": True} if self.privileged else {}
+        if self.privileged:
+            options |= {"cameras": (), "privileged": True}
         if external.is_external(self.task):
-            return external.make(self.task, **options, **told)
+            return external.make(self.task, **options)
         if self.task not in sim.TASKS:
             raise UserError(f"there is no task '{self.task}'", f"the tasks are {', '.join(sim.TASKS)}")
-        return gym.make(sim.TASKS[self.task].id, randomisation=self.randomisation, **options, **told)
+        return gym.make(sim.TASKS[self.task].id, randomisation=self.randomisation, **options)
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,8 @@ class Rollout:
     sent: NDArray[np.float32]  # [T, A]
     joints: NDArray[np.float32]  # [T, J]
     rewards: NDArray[np.float32]  # [T]
+    chunks: NDArray[np.float32]  # [T, H, A] chunk labels, H is 0 where there are none
+    chunk_steps: NDArray[np.int64]  # [T]
 
 
 class Simulator:
@@ -125,31 +139,37 @@ class Simulator:
 
     def __init__(self, config: CollectConfig) -> None:
         self._config, self._env = config, config.make_env()
+        self._branches: Branches | None = None
+        if config.chunk_steps and can_branch(self._env):
+            twin = replace(config, options={**config.options, "cameras": ()}).make_env()
+            self._branches = Branches(twin, expert_maker(config.task), config.chunk_steps)
 
     def roll(self, seed: int) -> Rollout:
         """The attempt of an environment seed."""
-        import sim
-        from sim import behaviours, external
+        from sim import behaviours
 
         env: Any = self._env
-        config = self._config
+        config, branches = self._config, self._branches
         raw, info = env.reset(seed=seed)
-        make_expert = external.make_expert if external.is_external(config.task) else sim.make_expert
         expert: Any
         if config.mixed:
             expert = behaviours.make_behaviour(env, behaviours.deal(seed), seed)
         else:
-            expert = make_expert(env, noise=config.noise, seed=seed)
+            expert = expert_maker(config.task)(env, noise=config.noise, seed=seed)
+        if branches is not None:
+            branches.begin(seed)
+        no_chunk = np.zeros((0, env.action_space.shape[0]), np.float32), 0
         period_ns = round(1e9 / env.unwrapped.spec_robot.rate_hz)
         observations, steps = [], []
         linger, won = LINGER if config.mixed else 0, False
         for k in itertools.count():
             observations.append(Observation(raw["agent_pos"], raw.get("pixels", {}), info["task"], k, k * period_ns))
             action = expert.act()
+            chunk, length = no_chunk if branches is None else branches.chunk(env)
             sent = expert.perturb(action)
             raw, reward, terminated, truncated, info = env.step(sent)
             joints = getattr(env.unwrapped, "joint_command", NO_JOINTS)
-            steps.append((action, sent, joints, np.float32(reward)))
+            steps.append((action, sent, joints, np.float32(reward), chunk, length))
             won = won or bool(info["is_success"])
             ended = terminated or won
             if truncated or (ended and linger == 0):
@@ -157,6 +177,19 @@ class Simulator:
             linger -= ended
         columns = [np.stack(column) for column in zip(*steps, strict=True)]
         return Rollout(seed, won, observations, *columns)
+
+
+def expert_maker(task: str) -> Callable[..., Any]:
+    """The function that makes a task's expert from its environment."""
+    import sim
+    from sim import external
+
+    return external.make_expert if external.is_external(task) else sim.make_expert
+
+
+def can_branch(env: gym.Env) -> bool:
+    """Whether an environment's state can be saved and restored, as a branch of its expert needs."""
+    return hasattr(env.unwrapped, "get_state")
 
 
 class _Process:
@@ -199,12 +232,16 @@ def collect(
         UserError: The task is unknown, the dataset was collected otherwise, or the expert keeps failing.
     """
     root = Path(root)
-    spec, joints, instructions = _describe(config)
+    spec, joints, instructions, branched = _describe(config)
     have, attempt = _progress(config, root, instructions)
     if have >= episodes:
         return 0, 0
     names = tuple(d.name for d in spec.action)
     extra = {SEED: Column("int64"), COMMAND_SENT: Column("float32", (len(names),), names)}
+    if branched:
+        extra |= chunk_columns(config.chunk_steps, len(names))
+    elif config.chunk_steps:
+        print(f"{config.task}: its state cannot be saved, so frames get single labels and no chunks of them")
     tried = succeeded = 0
     with (
         EpisodeRecorder(root, spec, image_mode, joints, extra) as recorder,
@@ -227,12 +264,15 @@ def collect(
     return tried, succeeded
 
 
-def _describe(config: CollectConfig) -> tuple[RobotSpec, tuple[str, ...], tuple[str, ...]]:
-    """The robot of a task, the names of its joints where it reports their targets, and the task's instructions."""
+def _describe(config: CollectConfig) -> tuple[RobotSpec, tuple[str, ...], tuple[str, ...], bool]:
+    """The robot of a task, the names of its joints where it reports their targets, the task's instructions, and whether
+    its frames get chunk labels.
+    """
     env = config.make_env()
     task: Any = env.unwrapped
     names = tuple(f"joint_{i + 1}.pos" for i in range(len(getattr(task, "joint_command", NO_JOINTS))))
-    described = task.spec_robot, names, tuple(getattr(task, "task_variants", (task.task,)))
+    instructions = tuple(getattr(task, "task_variants", (task.task,)))
+    described = task.spec_robot, names, instructions, config.chunk_steps > 0 and can_branch(env)
     env.close()
     return described
 
@@ -274,14 +314,16 @@ def _recorded(config: CollectConfig, seeds: set[int]) -> tuple[int, int]:
 
 def _fields(config: CollectConfig) -> dict[str, Any]:
     """What is written down of a collection, as JSON has it."""
-    return json.loads(json.dumps({k: v for k, v in asdict(config).items() if k != "task"}))
+    fields = {k: v for k, v in asdict(config).items() if k != "task"}
+    return json.loads(json.dumps(fields | {"branch": config.chunk_steps}))
 
 
 def _read_record(root: Path) -> dict[str, CollectConfig]:
     """How the tasks of a dataset were collected, as far as it says so."""
     path = root / RECORD
     try:
-        return {t: CollectConfig(t, **fields) for t, fields in read_json(path).items()} if path.exists() else {}
+        written = read_json(path) if path.exists() else {}
+        return {t: CollectConfig(t, **({"branch": 0} | fields)) for t, fields in written.items()}
     except TypeError as e:
         raise UserError(f"{path} does not say how the episodes were collected ({e})", "restore it from a copy") from e
 
@@ -338,12 +380,13 @@ def _on_ray(config: CollectConfig, first: int, workers: int) -> Iterator[Rollout
 
 def _record(recorder: EpisodeRecorder, rollout: Rollout) -> None:
     for k, obs in enumerate(rollout.observations):
+        chunk = {CHUNK: rollout.chunks[k].ravel(), CHUNK_STEPS: rollout.chunk_steps[k]} if rollout.chunks.size else {}
         recorder.add_frame(
             obs,
             rollout.actions[k],
             rollout.joints[k] if rollout.joints.size else None,
             float(rollout.rewards[k]),
-            **{SEED: rollout.seed, COMMAND_SENT: rollout.sent[k]},
+            **{SEED: rollout.seed, COMMAND_SENT: rollout.sent[k], **chunk},
         )
     recorder.save_episode(rollout.success)
 
@@ -358,6 +401,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rollouts", choices=("local", "ray"), default="local", help="where they run (local)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.0, help="noise on executed actions, labels stay clean (0)")
+    parser.add_argument(
+        "--branch", type=int, default=BRANCH, metavar="H", help="actions of each frame's chunk label, with --noise (16)"
+    )
     parser.add_argument("--image-size", type=int, default=64, help="pixels (64)")
     parser.add_argument("--image-mode", choices=("video", "image"), default="video", help="H.264 or PNG (video)")
     parser.add_argument("--cameras", nargs="+", help="which to record (the environment's default)")
@@ -378,6 +424,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.episodes < 1 or args.workers < 1:
         raise UserError("--episodes and --workers must be at least 1")
+    if args.branch < 0:
+        raise UserError(f"--branch {args.branch} is negative", "0 records no chunk labels")
     if args.mixed and (args.env or args.noise):
         raise UserError("--mixed is for our tasks (--task), and brings its own noise", "leave out --env and --noise")
     if args.privileged and args.cameras:
@@ -387,7 +435,15 @@ def main(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in ("control_hz", "control_mode", "visuals")}
     given["cameras"] = args.cameras and tuple(args.cameras)
     options = {key: value for key, value in given.items() if value is not None}
-    shared = (args.seed, args.noise, args.image_size, args.randomisation, args.keep_failures, args.privileged)
+    shared = (
+        args.seed,
+        args.noise,
+        args.branch,
+        args.image_size,
+        args.randomisation,
+        args.keep_failures,
+        args.privileged,
+    )
     for task in args.task or args.env:
         config = CollectConfig(task, *shared, args.mixed, options)
         try:

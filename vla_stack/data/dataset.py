@@ -22,6 +22,8 @@ from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
 
 CAMERA_DTYPES = ("video", "image")
+CHUNK = "chunk.action"  # columns of chunk labels, see vla_stack.data.chunks
+CHUNK_STEPS = "chunk.steps"
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def _check_columns(dataset: Dataset, repair: str) -> None:
         )
     if columns["task_index"].max(initial=0) >= len(dataset.tasks):
         raise UserError(f"{dataset.root / TASKS} lists {len(dataset.tasks)} tasks, the frames refer to more", repair)
-    for key in (OBS_STATE, ACTION):
+    for key in (OBS_STATE, ACTION, CHUNK):
         if key in columns and not np.isfinite(columns[key]).all():
             frame = int(np.flatnonzero(~np.isfinite(columns[key].reshape(frames, -1)).all(1))[0])
             episode = int(columns["episode_index"][frame])

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vla_stack.data import stats as statistics
-from vla_stack.data.dataset import Dataset, open_dataset, read_episode_rows, read_parquet
+from vla_stack.data.chunks import without_chunks
+from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, Dataset, open_dataset, read_episode_rows, read_parquet
 from vla_stack.data.features import INDEX_FEATURES, NUMERIC, Features, arrow_column, read_robot_spec
 from vla_stack.data.integrity import count_frames
 from vla_stack.data.labels import (
@@ -125,7 +126,9 @@ def relabel(root: Path, episode: int, frames: range, segment: Segment) -> int:
 
 
 def merge(roots: Sequence[Path], target: Path) -> int:
-    """Write the episodes of several datasets of one robot into a new one; label columns are added where one has them.
+    """Write the episodes of several datasets of one robot into a new one.
+
+    Label columns, and chunk labels (empty ones), are added to those without where another one has them.
 
     Returns:
         Episodes written.
@@ -139,14 +142,22 @@ def merge(roots: Sequence[Path], target: Path) -> int:
     datasets = [open_dataset(root) for root in roots]
     robot = read_robot_spec(roots[0])
     labelled = any(SEGMENT_TYPE in d.features for d in datasets)
-    features = with_labels(datasets[0].features, robot) if labelled else datasets[0].features
+    chunked = next((d.features for d in datasets if CHUNK in d.features), {})
+
+    def completed(features: Features, spec: RobotSpec) -> Features:
+        return with_chunks(with_labels(features, spec) if labelled else features, chunked)
+
+    features = completed(datasets[0].features, robot)
     for dataset in datasets:
         spec, remedy = read_robot_spec(dataset.root), "record them alike, or merge only those that are"
-        own = with_labels(dataset.features, spec) if labelled else dataset.features
+        own = completed(dataset.features, spec)
         check_same(roots[0], robot, spec, features, own, str(dataset.root), remedy)
         if dataset.fps != robot.rate_hz:
             raise UserError(f"{dataset.root} has {dataset.fps:g} fps, {roots[0]} {robot.rate_hz:g}", remedy)
     fills = [_demo_columns(d, robot) if labelled and SEGMENT_TYPE not in d.features else {} for d in datasets]
+    for dataset, fill in zip(datasets, fills, strict=True):
+        if chunked and CHUNK not in dataset.features:
+            fill.update(without_chunks(dataset.num_frames, chunked[CHUNK]["shape"][0]))
     if labelled:
         uids = [np.unique((d.columns | fill)[EPISODE_UID]) for d, fill in zip(datasets, fills, strict=True)]
         values, counts = np.unique(np.concatenate(uids), return_counts=True)
@@ -167,6 +178,14 @@ def with_labels(features: Features, robot: RobotSpec) -> Features:
     labels = {name: column.feature() for name, column in label_columns(robot).items()}
     head = {k: v for k, v in features.items() if k not in INDEX_FEATURES and k not in labels}
     return head | labels | {k: features[k] for k in INDEX_FEATURES}
+
+
+def with_chunks(features: Features, like: Features) -> Features:
+    """Features of a dataset and the columns of chunk labels that another one has, if it has them."""
+    if CHUNK not in like or CHUNK in features:
+        return features
+    head = {k: v for k, v in features.items() if k not in INDEX_FEATURES}
+    return head | {k: like[k] for k in (CHUNK, CHUNK_STEPS)} | {k: features[k] for k in INDEX_FEATURES}
 
 
 def _demo_columns(dataset: Dataset, robot: RobotSpec) -> dict[str, NDArray[Any]]:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_stack.data.chunks import ActionChunks
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.frame_cache import open_frames
-from vla_stack.data.labels import reach
 from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, TASK
 
@@ -26,12 +26,14 @@ class ChunkLoader:
     """Endless shuffled batches of action chunks; an iterator.
 
     Each batch holds, for B frames: ``observation.images.<camera>`` uint8 [B, H, W, 3]; ``action`` float32
-    [B, horizon, A], which repeats the episode's last action past its end; ``action_is_pad`` bool [B, horizon], true
+    [B, horizon, A], which repeats the chunk's last action past its end; ``action_is_pad`` bool [B, horizon], true
     there; ``task`` list[str]; and every other numeric column of the dataset at the frame itself, among them
     ``observation.state`` float32 [B, S], ``index``, ``episode_index`` and ``frame_index`` int64 [B].
 
-    Where only some frames are ``trainable``, chunks start at these alone, and are padded as at an episode's end from
-    the first step on that :func:`vla_stack.data.labels.reach` does not allow.
+    A chunk is the frame's own label where the dataset has chunk labels (:mod:`vla_stack.data.chunks`), and otherwise
+    the actions of the frames that follow, up to the episode's end. Where only some frames are ``trainable``, chunks
+    start at these alone, and a series is padded from the first step on that :func:`vla_stack.data.labels.reach` does
+    not allow.
 
     Without weights every frame is drawn once an epoch. With weights, frame i is drawn ``N w_i / sum(w)`` times an
     epoch in expectation, rounded up or down (systematic resampling: the lowest variance for given expectations).
@@ -46,7 +48,6 @@ class ChunkLoader:
         image_sizes: Height and width of a camera's pictures; as recorded where it is not named.
         weights: float [N] over all frames of the dataset, non-negative; frames of weight 0 are never drawn.
         trainable: bool [N], which frames may be trained on; all where it is not given.
-        chunked: Columns that are read over the whole chunk, [B, horizon, ...], instead of at the frame.
         cache_dir: Folder of decoded frames; ``<root>.frames`` by default.
         progress: Show a progress bar while frames are decoded for the first time.
 
@@ -65,27 +66,20 @@ class ChunkLoader:
         image_sizes: Mapping[str, tuple[int, int]] | None = None,
         weights: NDArray[np.floating] | None = None,
         trainable: NDArray[np.bool_] | None = None,
-        chunked: Sequence[str] = (ACTION,),
         cache_dir: str | Path | None = None,
         progress: bool = True,
     ) -> None:
         self.dataset = dataset = root if isinstance(root, Dataset) else open_dataset(root)
         if horizon < 1 or batch_size < 1:
             raise UserError(f"horizon {horizon} and batch_size {batch_size} must be at least 1")
-        unknown = [c for c in chunked if c not in dataset.columns]
-        if unknown:
-            raise UserError(f"{dataset.root} has no column '{unknown[0]}'", f"it has {', '.join(dataset.columns)}")
         self.horizon, self.batch_size, self.seed = horizon, batch_size, seed
-        self._chunked = tuple(chunked)
         self._offsets = np.arange(horizon)
+        self._chunks = ActionChunks(dataset, horizon, trainable)
         names = list(dataset.cameras) if cameras is None else list(cameras)
         folder = Path(cache_dir) if cache_dir is not None else None
         self._frames = open_frames(dataset, names, folder, progress, image_sizes)
-        self._end = dataset.frame_end
         if trainable is not None:
-            allowed = reach(dataset, trainable)
-            self._end = np.arange(dataset.num_frames) + np.maximum(allowed, 1)
-            weights = np.where(allowed > 0, 1.0 if weights is None else weights, 0.0)
+            weights = np.where(trainable, 1.0 if weights is None else weights, 0.0)
         self._weights = _frame_weights(dataset, episodes, weights)
         self.epoch_size = int(np.count_nonzero(self._weights))
         self._position = 0
@@ -111,14 +105,11 @@ class ChunkLoader:
     def gather(self, frames: NDArray[np.int64]) -> Batch:
         """The batch of given frames, int [B] (rows of the dataset)."""
         data = self.dataset
-        index = frames[:, None] + self._offsets
-        end = self._end[frames, None]
-        pad = index >= end
-        index = np.minimum(index, end - 1)
         batch: Batch = {data.cameras[c]: pictures.take(frames, axis=0) for c, pictures in self._frames.items()}
         for name, column in data.columns.items():
-            batch[name] = column[index] if name in self._chunked else column[frames]
-        batch[f"{ACTION}_is_pad"] = pad
+            batch[name] = column[frames]
+        batch[ACTION] = self._chunks.take(frames)
+        batch[f"{ACTION}_is_pad"] = self._offsets >= self._chunks.steps[frames, None]
         batch[TASK] = [data.tasks[i] for i in batch["task_index"]]
         return batch
 

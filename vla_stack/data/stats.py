@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_stack.data.chunks import ActionChunks
 from vla_stack.data.dataset import Dataset, open_dataset
-from vla_stack.data.labels import reach
 from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, OBS_STATE
 
@@ -135,21 +135,17 @@ def chunk_actions(
 
     Args:
         dataset: An open dataset.
-        horizon: Actions per chunk; offsets 0 … horizon - 1 that stay inside the frame's episode.
+        horizon: Actions per chunk.
         relative: bool [A]; where true, the state at the chunk's first frame is subtracted.
         trainable: bool [N]; as in :class:`~vla_stack.data.loader.ChunkLoader`.
     """
-    actions, states = dataset.columns[ACTION], dataset.columns[OBS_STATE]
-    frames = np.arange(dataset.num_frames)
-    steps = dataset.frame_end - frames if trainable is None else reach(dataset, trainable)
-    parts = []
-    for offset in range(horizon):
-        start = frames[offset < steps]
-        chunk = actions[start + offset]
-        if relative is not None:
-            chunk = chunk - states[start, : actions.shape[1]] * relative
-        parts.append(chunk)
-    return np.concatenate(parts)
+    chunks, states = ActionChunks(dataset, horizon, trainable), dataset.columns[OBS_STATE]
+    frames = np.arange(dataset.num_frames) if trainable is None else np.flatnonzero(trainable)
+    valid = np.arange(horizon) < chunks.steps[frames, None]
+    actions = chunks.take(frames)
+    if relative is not None:
+        actions = actions - (states[frames, : actions.shape[2]] * relative)[:, None]
+    return actions[valid]
 
 
 def load_stats(

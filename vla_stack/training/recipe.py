@@ -118,6 +118,8 @@ class DataRecipe:
         interventions: What is trained on of datasets with intervention labels: ``rac``, ``hg_dagger``,
             ``no_recovery`` or ``all`` (methods/rac.py). Datasets without labels are demonstrations.
         weights: How frames are drawn: ``uniform``, ``iwr``, ``sirius`` or ``balanced``.
+        branched: Learn the chunk labels of datasets that have them (``vla collect --noise``); false learns the series
+            of actions from every frame, of any length.
     """
 
     root: tuple[str, ...] = ()
@@ -129,6 +131,7 @@ class DataRecipe:
     opening_weight: float = 1.0
     interventions: Literal["rac", "hg_dagger", "no_recovery", "all"] = "rac"
     weights: Literal["uniform", "iwr", "sirius", "balanced"] = "uniform"
+    branched: bool = True
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from lerobot.configs import PreTrainedConfig
 from numpy.typing import NDArray
 
 from vla_stack.data import Dataset, open_dataset, read_robot_spec
+from vla_stack.data.dataset import CHUNK
 from vla_stack.data.layout import ROBOT
 from vla_stack.errors import UserError
 from vla_stack.methods.rac import trainable
@@ -75,6 +76,8 @@ def open_sources(data: DataRecipe, config: PreTrainedConfig) -> list[Source]:
     for i, (recipe, name) in enumerate(zip(recipes, names, strict=True)):
         key = f"data.sources[{i}]" if data.sources else f"data.root[{i}]"
         dataset = open_dataset(recipe.root)
+        if not data.branched:
+            dataset.columns.pop(CHUNK, None)
         embodiment = embodiment_of(dataset, recipe, key, named=bool(data.sources))
         exclude = recipe.relative_exclude_joints
         if getattr(config, "use_relative_actions", False):

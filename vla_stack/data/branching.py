@@ -1,0 +1,75 @@
+"""Chunk labels of perturbed episodes, by branching a clean expert from every state that is visited.
+
+Where commands are perturbed (Laskey et al., "DART", 2017), the clean label of the next frame answers noise that nobody
+could foresee, so the series of labels is no chunk that an expert would execute: from its second step on it scatters.
+What a chunk policy is to learn is what the expert would do from this state if nobody disturbed it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+
+class Branches:
+    """The clean expert's chunk from each state of an episode.
+
+    It rolls out in a twin of the environment, so that the episode's own is only read. The expert must have no memory,
+    as those of ``sim`` and MetaWorld promise, and both environments ``get_state`` and ``set_state``.
+
+    Args:
+        twin: The same task without cameras, so that a step is physics alone.
+        make_expert: From an environment that has been reset to its clean expert.
+        horizon: Steps of a chunk, H.
+    """
+
+    def __init__(self, twin: gym.Env, make_expert: Callable[[gym.Env], Any], horizon: int) -> None:
+        self._twin: Any = twin.unwrapped  # its wrapper's time limit is the episode's, not the branch's
+        self._make_expert, self._horizon = make_expert, horizon
+
+    def begin(self, seed: int) -> None:
+        """Begin the episode of an environment seed."""
+        self._twin.reset(seed=seed)
+        self._expert = self._make_expert(self._twin)
+        self._actions: deque[NDArray[np.float32]] = deque()
+        self._states: deque[NDArray[np.float64]] = deque()  # before each of the actions, and after the last
+        self._ended = False
+
+    def chunk(self, env: gym.Env) -> tuple[NDArray[np.float32], int]:
+        """What the expert would do from where an environment stands.
+
+        Where the episode followed the branch, as it does at every step without noise, the branch is only prolonged:
+        the expert would do the same again.
+
+        Args:
+            env: The episode's environment, after :meth:`begin` with its seed.
+
+        Returns:
+            float32 [H, A], the last action repeated once the branch has ended (success, or a failure for good), and
+            how many of them the expert acted.
+        """
+        state = env.unwrapped.get_state()  # type: ignore[attr-defined]
+        if len(self._states) > 1 and np.array_equal(state, self._states[1]):
+            self._states.popleft()
+            self._actions.popleft()
+        else:
+            self._twin.set_state(state)
+            self._states, self._actions, self._ended = deque([state]), deque(), False
+        while len(self._actions) < self._horizon and not self._ended:
+            action = self._expert.act()
+            _, _, terminated, _, info = self._twin.step(action)
+            self._ended = bool(terminated or info["is_success"])
+            self._actions.append(action)
+            self._states.append(self._twin.get_state())
+        steps = len(self._actions)
+        return np.stack([self._actions[min(i, steps - 1)] for i in range(self._horizon)]), steps
+
+    def close(self) -> None:
+        self._twin.close()

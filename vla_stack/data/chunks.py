@@ -1,0 +1,76 @@
+"""Chunk labels: where a dataset says what an expert would have done from a frame on, that is the frame's chunk.
+
+Two columns. ``chunk.action`` float32 [H * A] is a chunk of H actions (row-major [H, A]; LeRobot's columns have one
+axis), which repeats its last action past its end. ``chunk.steps`` int64 is how many of them are labels; 0 where a frame
+has no such label, e.g. one that a person recorded: its chunk is the series of recorded actions. The names lie outside
+``action*``, so that no loader takes them for a policy's output.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, Dataset
+from vla_stack.data.features import Column
+from vla_stack.data.labels import reach
+from vla_stack.errors import UserError
+from vla_stack.schema import ACTION
+
+
+def chunk_columns(horizon: int, action_dim: int) -> dict[str, Column]:
+    """The two columns, for ``EpisodeRecorder(extra=...)``."""
+    return {CHUNK: Column("float32", (horizon * action_dim,)), CHUNK_STEPS: Column("int64")}
+
+
+def without_chunks(count: int, size: int) -> dict[str, NDArray[Any]]:
+    """The two columns of ``count`` frames that have no chunk label; ``size`` is H * A."""
+    return {CHUNK: np.zeros((count, size), np.float32), CHUNK_STEPS: np.zeros(count, np.int64)}
+
+
+class ActionChunks:
+    """The action chunk of every frame of a dataset: its label where it has one, the series of actions elsewhere.
+
+    Args:
+        dataset: An open dataset of N frames.
+        horizon: Actions per chunk.
+        trainable: bool [N], which frames may be trained on; all where it is not given. A series ends where
+            :func:`vla_stack.data.labels.reach` says; a label depends on no other frame.
+
+    Attributes:
+        steps: int64 [N], how many actions of a frame's chunk are labels, at least 0 and at most ``horizon``; the rest
+            is padding. 0 where a frame is not trainable.
+
+    Raises:
+        UserError: The dataset's chunk labels are shorter than the horizon.
+    """
+
+    def __init__(self, dataset: Dataset, horizon: int, trainable: NDArray[np.bool_] | None = None) -> None:
+        self._actions = dataset.columns[ACTION]
+        frames = np.arange(dataset.num_frames)
+        self._steps = reach(dataset, trainable) if trainable is not None else dataset.frame_end - frames
+        self._labels: NDArray[np.float32] | None = None
+        self._labelled = np.zeros(dataset.num_frames, bool)
+        self._offsets = np.arange(horizon)
+        if CHUNK in dataset.columns:
+            labels = dataset.columns[CHUNK].reshape(dataset.num_frames, -1, self._actions.shape[1])
+            if labels.shape[1] < horizon:
+                raise UserError(
+                    f"{dataset.root}: its chunk labels hold {labels.shape[1]} actions, the policy's chunks {horizon}",
+                    f"collect with --branch {horizon}, or train on the series of actions with data.branched=false",
+                )
+            self._labels, given = labels[:, :horizon], dataset.columns[CHUNK_STEPS]
+            self._labelled = given > 0
+            self._steps = np.where(self._labelled & (self._steps > 0), given, self._steps)
+        self.steps = np.minimum(self._steps, horizon)
+
+    def take(self, frames: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Chunks [B, horizon, A] of given frames; the last label repeats past a chunk's end."""
+        last = np.maximum(self.steps[frames], 1)[:, None] - 1
+        chunks = self._actions[frames[:, None] + np.minimum(self._offsets, last)]
+        if self._labels is not None:
+            rows = np.flatnonzero(self._labelled[frames])
+            chunks[rows] = self._labels[frames[rows, None], np.minimum(self._offsets, last[rows])]
+        return chunks
