@@ -37,7 +37,7 @@ ROBOT_SIDE = [
     "vla_stack.cli",
     "vla_stack.schema",
     "vla_stack.serving.client",
-    "vla_stack.runtime.run",
+    "vla_stack.verbs.run",
     "robot_drivers",
     "sim",
 ]

@@ -22,23 +22,23 @@ if not sys.stderr.isatty():  # in a log file every redraw of a progress bar is a
 os.environ.setdefault("MUJOCO_GL", "egl" if sys.platform.startswith("linux") else "glfw")
 
 VERBS: dict[str, tuple[str, str]] = {
-    "doctor": ("vla_stack.doctor", "check this machine: rendering, video, ports, versions"),
-    "collect": ("vla_stack.data.collect", "record scripted experts into a LeRobotDataset"),
-    "data": ("vla_stack.data.tools", "inspect, check, repair, label, merge and view datasets"),
+    "doctor": ("vla_stack.verbs.doctor", "check this machine: rendering, video, ports, versions"),
+    "collect": ("vla_stack.rollout.collect", "record scripted experts into a LeRobotDataset"),
+    "data": ("vla_stack.verbs.data", "inspect, check, repair, label, merge and view datasets"),
     "train": ("vla_stack.training.train", "train a policy from a recipe"),
-    "policy": ("vla_stack.policies.tools", "look into a policy: parameters, normalisation, latency, memory"),
-    "eval": ("vla_stack.evaluation.evaluate", "roll a policy out in simulation and report success"),
-    "constraints": ("vla_stack.evaluation.constraints.verb", "check, propose and explain the constraints of a task"),
-    "imagine": ("vla_stack.imagine", "drive the robot that a world model imagines, from a page"),
-    "export": ("vla_stack.policies.export_verb", "write a policy as ONNX graphs"),
-    "serve": ("vla_stack.serving.serve", "serve a policy over ZeroMQ"),
-    "keys": ("vla_stack.serving.keys_verb", "keys for policy servers and robots on different machines"),
-    "run": ("vla_stack.runtime.run", "run a robot (simulated or real) against a policy server"),
-    "robot": ("vla_stack.robot_verb", "calibrate a robot, check it, move a joint"),
-    "teleop": ("vla_stack.teleop", "drive a robot by hand and record demonstrations"),
-    "emulate": ("robot_drivers.emulate", "an SO-101 without hardware, for LeRobot's drivers and `vla run`"),
-    "console": ("vla_stack.console.verb", "drive or supervise a robot from a browser and record it"),
-    "demo": ("vla_stack.demo", "the whole loop: collect, train, serve, run, report"),
+    "policy": ("vla_stack.verbs.policy", "look into a policy: parameters, normalisation, latency, memory"),
+    "eval": ("vla_stack.verbs.eval", "roll a policy out in simulation and report success"),
+    "constraints": ("vla_stack.verbs.constraints", "check, propose and explain the constraints of a task"),
+    "imagine": ("vla_stack.verbs.imagine", "drive the robot that a world model imagines, from a page"),
+    "export": ("vla_stack.verbs.export", "write a policy as ONNX graphs"),
+    "serve": ("vla_stack.verbs.serve", "serve a policy over ZeroMQ"),
+    "keys": ("vla_stack.verbs.keys", "keys for policy servers and robots on different machines"),
+    "run": ("vla_stack.verbs.run", "run a robot (simulated or real) against a policy server"),
+    "robot": ("vla_stack.verbs.robot", "calibrate a robot, check it, move a joint"),
+    "teleop": ("vla_stack.verbs.teleop", "drive a robot by hand and record demonstrations"),
+    "emulate": ("vla_stack.verbs.emulate", "an SO-101 without hardware, for LeRobot's drivers and `vla run`"),
+    "console": ("vla_stack.verbs.console", "drive or supervise a robot from a browser and record it"),
+    "demo": ("vla_stack.verbs.demo", "the whole loop: collect, train, serve, run, report"),
 }
 ROBOT_VERBS = ("run", "robot", "teleop", "console")  # take LeRobot's --robot.* flags as well
 
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     from vla_stack.schema import SchemaError
 
     if verb in ROBOT_VERBS:
-        from vla_stack.runtime.robot_arguments import translate_flags
+        from vla_stack.verbs.robot_arguments import translate_flags
 
     try:
         module = importlib.import_module(VERBS[verb][0])

@@ -19,13 +19,13 @@ from robot_drivers import make_driver
 from vla_stack.console.access import Access
 from vla_stack.console.gateway import About, Gateway
 from vla_stack.console.robot import RobotConfig
-from vla_stack.console.verb import running
 from vla_stack.data import open_dataset
 from vla_stack.data.labels import CONTROL_SOURCE, INTERVENTION, SEGMENT_INDEX, SEGMENT_TYPE
 from vla_stack.intervention import Control
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import ACTION, SUCCESS
+from vla_stack.verbs.console import running
 
 pytestmark = pytest.mark.slow
 FURTHEST_START = 0.02  # m to the right, where an episode may begin

@@ -14,6 +14,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from vla_stack import cli
 from vla_stack.data import ChunkLoader, EpisodeRecorder, load_stats, open_dataset
+from vla_stack.data import trainable as rac
 from vla_stack.data.edit import backfill, merge, relabel
 from vla_stack.data.integrity import check
 from vla_stack.data.labels import SEGMENT_TYPE, label_columns, reach
@@ -21,7 +22,6 @@ from vla_stack.data.layout import INFO, read_info, write_json
 from vla_stack.data.sidecar import read_facts
 from vla_stack.errors import UserError
 from vla_stack.intervention import Segment
-from vla_stack.methods import rac
 from vla_stack.training.loaders import frame_weights
 from vla_stack.training.recipe import DataRecipe, SourceRecipe
 from vla_stack.training.sources import Source

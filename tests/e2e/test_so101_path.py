@@ -31,9 +31,9 @@ from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.node import RobotNode
 from vla_stack.runtime.safety import SafetyConfig, SafetyEnvelope
 from vla_stack.schema import ACTION, OBS_STATE
-from vla_stack.serving.serve import load_directory
 from vla_stack.serving.server import PolicyServer
-from vla_stack.teleop import Episode
+from vla_stack.verbs.serve import load_directory
+from vla_stack.verbs.teleop import Episode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # half a minute on an idle machine
 TICKS, RATE_HZ = 25, 10.0

@@ -11,9 +11,9 @@ import yaml
 from safetensors.numpy import load_file
 
 from vla_stack.cli import main
-from vla_stack.data.collect import CollectConfig, collect
-from vla_stack.evaluation.records import load_records
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.rollout.collect import CollectConfig, collect
+from vla_stack.rollout.records import load_records
 from vla_stack.schema import Observation
 
 pytestmark = pytest.mark.slow

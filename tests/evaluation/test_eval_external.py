@@ -9,11 +9,11 @@ import pytest
 
 from sim import external
 from vla_stack.cli import main
+from vla_stack.envs.making import make_env
 from vla_stack.errors import UserError
-from vla_stack.evaluation import evaluate as verb
-from vla_stack.evaluation.environments import make_env
-from vla_stack.evaluation.episode import standstill
+from vla_stack.rollout.episode import standstill
 from vla_stack.schema import Camera, Chunks, Dim, PolicySpec, RobotSpec
+from vla_stack.verbs import eval as verb
 
 
 def spec_of(env_id: str, **options) -> RobotSpec:

@@ -5,7 +5,7 @@ import pytest
 
 from vla_stack.errors import UserError
 from vla_stack.evaluation.metrics import boundary_discontinuity, paired_difference, paired_results
-from vla_stack.evaluation.records import EpisodeRecord, EvalResult, load_records, save_records
+from vla_stack.rollout.records import EpisodeRecord, EvalResult, load_records, save_records
 from vla_stack.schema import Camera, Dim, RobotSpec
 
 ROBOT = RobotSpec(

@@ -12,8 +12,8 @@ import pytest
 from sim import TASKS, make_expert
 from sim.arm import ARM7
 from vla_stack.errors import UserError
-from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.evaluation.video import film
+from vla_stack.rollout.engine import evaluate
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Chunks, PolicySpec
 
@@ -116,6 +116,6 @@ def test_pictures_that_sim_cannot_make_are_refused():
 
 
 def test_environment_processes_load_no_torch():
-    code = "import sys, vla_stack.evaluation.rollouts, sim; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    code = "import sys, vla_stack.rollout.engine, sim; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "False"], done.stderr

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from vla_stack.errors import UserError
-from vla_stack.evaluation.records import EpisodeRecord, EvalResult, load_records
 from vla_stack.evaluation.report import write_report, write_run_report
-from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.evaluation.video import film, replay, write_mp4
+from vla_stack.rollout.engine import evaluate
+from vla_stack.rollout.records import EpisodeRecord, EvalResult, load_records
 
 
 def result(name="test/Env-v0", label="naive, 0 ms", wins=(True, True, False), task="pick <up>", **extra):

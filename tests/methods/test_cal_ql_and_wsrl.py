@@ -12,10 +12,10 @@ from rl_toys import GAMMA, SMALL, Line, stored
 
 from vla_stack.methods import cal_ql
 from vla_stack.methods.cal_ql import CalQlRecipe, calibrated, difference, max_backup
+from vla_stack.methods.off_policy.actor import Actor
+from vla_stack.methods.replay_buffer import Batch, Source, Store
 from vla_stack.methods.sac import Sac
 from vla_stack.methods.wsrl import ARMS, Phase, Wsrl, WsrlRecipe
-from vla_stack.training.actor import Actor
-from vla_stack.training.rollouts import Batch, Source, Store
 
 K = 12
 RECIPE = WsrlRecipe("wsrl", SMALL, CalQlRecipe(draws=3), offline_steps=3, warmup=K)

@@ -11,9 +11,9 @@ from rl_toys import GAMMA, SMALL, Line, stored
 
 from vla_stack.methods import expo, sac
 from vla_stack.methods.expo import Expo, ExpoRecipe, best
+from vla_stack.methods.off_policy.actor import Actor
+from vla_stack.methods.replay_buffer import Source, Store, Transition, mix
 from vla_stack.methods.sac import step
-from vla_stack.training.actor import Actor
-from vla_stack.training.rollouts import Source, Store, Transition, mix
 
 SAC = replace(SMALL, subset=3, actor_q="mean", actor_rows="last", target_entropy=-0.5)  # all critics choose and judge
 AFFINE = replace(SAC, actor=(), critic=())  # without hidden layers every number follows by hand

@@ -7,9 +7,9 @@ import math
 import torch
 
 from vla_stack.methods import ravl
+from vla_stack.methods.replay_buffer import Batch
 from vla_stack.methods.sac import Sac, SacRecipe
 from vla_stack.policies.critics import Ensemble
-from vla_stack.training.rollouts import Batch
 
 
 def batch(obs: torch.Tensor, actions: torch.Tensor, reward: float = 0.0, discount: float = 0.5) -> Batch:

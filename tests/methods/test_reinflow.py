@@ -9,7 +9,8 @@ import torch
 from small_vla import make_batch, make_config, make_policy, make_stats
 from tiny_vlas import make_processors, make_vla, tiny_pi
 
-from vla_stack.methods.reinflow import Learner, ReinFlowConfig, mean_entry, minibatches, observe
+from vla_stack.methods.advantages import Experience, advantages, following
+from vla_stack.methods.reinflow.loss import Learner, ReinFlowConfig, mean_entry, minibatches, observe
 from vla_stack.policies import flow
 from vla_stack.policies.chain import NOISE_LIMIT, chain_log_prob, normal
 from vla_stack.policies.configuration_moh import MohConfig
@@ -17,7 +18,6 @@ from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import OBS_STATE
-from vla_stack.training.experience import Experience, advantages, following
 
 GAMMA, DECAY = 0.9, 0.8
 

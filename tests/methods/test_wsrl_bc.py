@@ -9,10 +9,10 @@ import pytest
 import torch
 from rl_toys import GAMMA, SMALL, Line, stored
 
+from vla_stack.methods.off_policy import learner as learners
+from vla_stack.methods.off_policy.actor import Actor
+from vla_stack.methods.replay_buffer import Source, Store
 from vla_stack.methods.wsrl import LARGEST, Phase, Wsrl, WsrlRecipe
-from vla_stack.training import learner as learners
-from vla_stack.training.actor import Actor
-from vla_stack.training.rollouts import Source, Store
 
 RECIPE = WsrlRecipe("bc", replace(SMALL, lr_actor=1e-2), offline_steps=3, warmup=6)
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from vla_stack.methods.replay_buffer import Source, Store, Transition
 from vla_stack.methods.sac import SacRecipe
-from vla_stack.training.rollouts import Source, Store, Transition
 
 SMALL = SacRecipe(actor=(8,), critic=(8,), members=3, batch=8, utd=2, layer_norm=True, entropy_backup=False)
 GAMMA = 0.9

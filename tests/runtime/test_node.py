@@ -14,7 +14,7 @@ import pytest
 from runtime_fakes import real_time_robot
 
 from vla_stack.errors import UserError
-from vla_stack.evaluation.records import load_records
+from vla_stack.rollout.records import load_records
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.node import RobotNode
 

@@ -6,9 +6,9 @@ import pytest
 from operator_fakes import RELEASED, Rig, hand
 
 import sim
-from vla_stack.rounds.familiar import FamiliarStates
-from vla_stack.rounds.operator import OperatorConfig, SimulatedOperator
-from vla_stack.rounds.rollout import roll, run_batch
+from vla_stack.methods.rac.episode import roll, run_batch
+from vla_stack.methods.rac.familiar import FamiliarStates
+from vla_stack.methods.rac.operator import OperatorConfig, SimulatedOperator
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Chunks, PolicySpec
 

@@ -11,7 +11,7 @@ from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.driver import Fault
 from vla_stack.runtime.safety import SafetyEnvelope
 from vla_stack.schema import Dim
-from vla_stack.teleop import Episode
+from vla_stack.verbs.teleop import Episode
 
 FAR, CLOSE = 0.21, 0.19  # rad
 

@@ -161,7 +161,7 @@ import json, sys
 from pathlib import Path
 from serving_fakes import TickPolicy
 from vla_stack import cli
-from vla_stack.serving import serve
+from vla_stack.verbs import serve
 serve.load_directory = lambda path, *_: TickPolicy(json.loads((path / "config.json").read_text())["model"])
 sys.exit(cli.main(["serve", *sys.argv[1:]]))
 """

@@ -8,7 +8,7 @@ import pytest
 
 import sim  # noqa: F401
 from sim.behaviours import AWAY, SHARES, Kind, deal, make_behaviour
-from vla_stack.data.collect import LINGER, CollectConfig, Simulator
+from vla_stack.rollout.collect import LINGER, CollectConfig, Simulator
 
 
 def test_behaviours_are_dealt_in_their_shares() -> None:

@@ -259,9 +259,7 @@ def test_evaluations_run_where_the_training_runs(tmp_path: Path, monkeypatch: py
     (tmp_path / "config.json").write_text("{}")
     asked: list[tuple] = []
     monkeypatch.setattr("vla_stack.policies.chunk_policy.load_policy", lambda *given: asked.append(given))
-    monkeypatch.setattr(
-        "vla_stack.evaluation.rollouts.evaluate", lambda *_: SimpleNamespace(outcomes=np.array([1.0, 0.0]))
-    )
+    monkeypatch.setattr("vla_stack.rollout.engine.evaluate", lambda *_: SimpleNamespace(outcomes=np.array([1.0, 0.0])))
     run = evaluator(Recipe(eval=EvalRecipe(every=1, envs=("sim/pick-v0",))), "cuda:1")
     assert run(tmp_path, 1) == {"sim/pick-v0/success": 0.5}
     assert asked == [(tmp_path, "cuda:1", None)]

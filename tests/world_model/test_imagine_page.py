@@ -13,7 +13,7 @@ from aiohttp import ClientSession, CookieJar, web
 from aiohttp.test_utils import unused_port
 
 from vla_stack.console.access import Access
-from vla_stack.imagine import MOVE, Page, Pair
+from vla_stack.verbs.imagine import MOVE, Page, Pair
 
 
 class Still:

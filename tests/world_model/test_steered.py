@@ -14,13 +14,13 @@ from small_vla import make_config, make_stats
 
 import sim
 from sim.arm import ARM7
+from vla_stack.envs.state_env import EnvRecipe, StateEnv
 from vla_stack.errors import UserError
+from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe, load
+from vla_stack.methods.reinflow.loop import ReinFlowLoop, ReinFlowRecipe
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe, load
-from vla_stack.rounds.reinflow import ReinFlowLoop, ReinFlowRecipe
 from vla_stack.schema import OBS_STATE, image_key
-from vla_stack.training.environments import EnvRecipe, StateEnv
 from vla_stack.training.recipe_tree import build
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig

@@ -8,8 +8,8 @@ import numpy as np
 
 from sim.arm import ARM7
 from vla_stack.data import EpisodeRecorder
-from vla_stack.data.collect import COMMAND_SENT, SEED
 from vla_stack.data.features import Column
+from vla_stack.rollout.collect import COMMAND_SENT, SEED
 from vla_stack.schema import Observation
 
 SIZE = 16

@@ -145,7 +145,8 @@ def jump_wall_clock() -> None:
 
 def main(directory: Path, arguments: list[str]) -> int:
     from vla_stack import cli
-    from vla_stack.serving import serve, wire
+    from vla_stack.serving import wire
+    from vla_stack.verbs import serve
 
     config = json.loads((directory / "config.json").read_text())
     wire.VERSION = config.get("wire", wire.VERSION)

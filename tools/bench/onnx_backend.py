@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_stack.evaluation.environments import make_env, options_for
-from vla_stack.evaluation.rollouts import evaluate
+from vla_stack.envs.making import make_env, options_for
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.onnx_export import export
 from vla_stack.policies.shipped import resolve_policy
+from vla_stack.rollout.engine import evaluate
 from vla_stack.schema import Observation, PolicySpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

@@ -25,10 +25,10 @@ import torch
 from stable_baselines3 import SAC
 
 from results import Check, parser, write
+from vla_stack.envs.state_env import EnvRecipe, StateEnv
+from vla_stack.methods.off_policy.actor import Actor, Plan
+from vla_stack.methods.replay_buffer import Store
 from vla_stack.methods.sac import Sac, SacRecipe
-from vla_stack.training.actor import Actor, Plan
-from vla_stack.training.environments import EnvRecipe, StateEnv
-from vla_stack.training.rollouts import Store
 
 ENV, STEPS, START, EPISODES, EVAL_SEED = "InvertedPendulum-v5", 10_000, 100, 20, 50_000
 

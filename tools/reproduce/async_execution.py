@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 import sim
-from vla_stack.data.collect import CollectConfig, collect
-from vla_stack.evaluation.latency import Latency
-from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.rollout.collect import CollectConfig, collect
+from vla_stack.rollout.engine import evaluate
+from vla_stack.rollout.latency import Latency
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
 from vla_stack.training.train import train

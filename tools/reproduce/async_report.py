@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from async_execution import CLAIMED, EXECUTE, EXECUTES, LATENCIES, POLICIES, SEED, TASKS, Cell, cells, file_of
 
-from vla_stack.evaluation.latency import Latency
 from vla_stack.evaluation.metrics import paired_difference
+from vla_stack.rollout.latency import Latency
 from vla_stack.statistics import wilson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

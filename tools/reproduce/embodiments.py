@@ -19,10 +19,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import ROOT, Check, parser, write
-from vla_stack.data.collect import CollectConfig, collect
-from vla_stack.evaluation.latency import Latency
-from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.rollout.collect import CollectConfig, collect
+from vla_stack.rollout.engine import evaluate
+from vla_stack.rollout.latency import Latency
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.statistics import wilson
 from vla_stack.training.recipe import load

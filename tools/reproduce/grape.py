@@ -106,8 +106,8 @@ def pilot(settings: Any, out: Path) -> None:
     import torch
     from grape_cells import ORDER, recipe, run_base, run_cell
 
-    from vla_stack.rounds.grape import GrapeLoop
-    from vla_stack.rounds.pair_training import calibrate
+    from vla_stack.methods.grape.loop import GrapeLoop
+    from vla_stack.methods.grape.pair_training import calibrate
 
     torch.set_num_threads(1)
     run_base(settings, PILOT_SEED, out)

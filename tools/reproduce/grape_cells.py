@@ -15,10 +15,10 @@ import sim
 from vla_stack.data import EpisodeRecorder
 from vla_stack.data.layout import INFO, read_info
 from vla_stack.data.preferences import ROLLOUTS
+from vla_stack.envs.making import observe
 from vla_stack.evaluation.constraints.score import Weights
-from vla_stack.evaluation.environments import observe
-from vla_stack.rounds.grape import GrapeLoop, GrapeRecipe, PairRecipe
-from vla_stack.rounds.record import RECORD
+from vla_stack.methods.grape.loop import GrapeLoop, GrapeRecipe, PairRecipe
+from vla_stack.methods.iterations import RECORD
 from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
 from vla_stack.training.train import train
 

@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import ROOT, Check, parser, write
 from robot_drivers import make_driver
 from robot_drivers.so101_emulator import Emulator
-from vla_stack.demo import server
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.node import RobotNode
 from vla_stack.statistics import wilson
+from vla_stack.verbs.demo import server
 
 TASK, COLOURS = "so101_pick", ("red", "green", "blue")
 RATE_HZ, SECONDS = 10.0, 8.0  # an expert needs one and a half
@@ -82,9 +82,9 @@ def train(args: argparse.Namespace) -> Path:
 
 def evaluate(policy: Path) -> dict[str, Any]:
     """In simulation, asynchronously with a step of delay."""
-    from vla_stack.evaluation.latency import Latency
-    from vla_stack.evaluation.rollouts import evaluate as rollouts
     from vla_stack.policies.chunk_policy import load_policy
+    from vla_stack.rollout.engine import evaluate as rollouts
+    from vla_stack.rollout.latency import Latency
 
     result = rollouts(
         load_policy(policy), f"sim/{TASK}-v0", SIM_EPISODES, SIM_SEED, ExecutorConfig(), Latency(1 / RATE_HZ)

@@ -27,11 +27,11 @@ from horizons_arms import (
 )
 
 from vla_stack.data import ChunkLoader, open_dataset
-from vla_stack.data.collect import CollectConfig, collect
 from vla_stack.evaluation.metrics import boundary_discontinuity
-from vla_stack.evaluation.records import EvalResult
-from vla_stack.evaluation.rollouts import evaluate
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.rollout.collect import CollectConfig, collect
+from vla_stack.rollout.engine import evaluate
+from vla_stack.rollout.records import EvalResult
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import ACTION, OBS_STATE, Chunks, Observation, PolicySpec
 from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe

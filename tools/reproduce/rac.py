@@ -83,7 +83,7 @@ def cells(seeds: Sequence[int]) -> Iterator[tuple[str, int]]:
 
 def recipe(name: str, seed: int, overrides: Sequence[str]) -> Any:
     """The recipe of an arm and seed."""
-    from vla_stack.rounds.rac import RacRecipe
+    from vla_stack.methods.rac.loop import RacRecipe
     from vla_stack.training.recipe_tree import build, read_tree
 
     arm, base = ARMS[name], build(RacRecipe, read_tree(RECIPE, overrides), str(RECIPE))
@@ -101,7 +101,7 @@ def settings(overrides: Sequence[str]) -> dict[str, Any]:
 
 def run_cell(name: str, seed: int, out: Path, overrides: Sequence[str]) -> None:
     """All rounds of an arm on a seed, from where an earlier run stopped."""
-    from vla_stack.rounds.rac import RacLoop
+    from vla_stack.methods.rac.loop import RacLoop
 
     plan, base = recipe(name, seed, overrides), out / f"base-seed{seed}"
     run = out / f"{name}-seed{seed}"
@@ -124,7 +124,7 @@ def work(pairs: Sequence[tuple[str, int]], out: Path, overrides: Sequence[str]) 
     """Run cells until none is left; several processes may do so at once."""
     import torch
 
-    from vla_stack.rounds.rac import RacLoop
+    from vla_stack.methods.rac.loop import RacLoop
 
     torch.set_num_threads(1)
     for arm, seed in pairs:

@@ -89,7 +89,7 @@ def start(cell: Cell, out: Path, smoke: bool) -> Path:
 
 def imitation(task: str, demos: int, seed: int, out: Path, smoke: bool) -> Path:
     """Directory of an imitation policy of the first ``demos`` demonstrations."""
-    from vla_stack.data.collect import CollectConfig, collect
+    from vla_stack.rollout.collect import CollectConfig, collect
     from vla_stack.training.recipe import load
     from vla_stack.training.train import train
 
@@ -129,8 +129,8 @@ def measured(task: str, steps: int, policy: Path) -> float:
     """Success of a policy on the scenes of the calibration."""
     import tempfile
 
-    from vla_stack.methods.reinflow import ReinFlowConfig
-    from vla_stack.rounds.reinflow import ReinFlowLoop, ReinFlowRecipe
+    from vla_stack.methods.reinflow.loop import ReinFlowLoop, ReinFlowRecipe
+    from vla_stack.methods.reinflow.loss import ReinFlowConfig
 
     t = TASKS[task]
     method = ReinFlowConfig(denoising_steps=steps)
@@ -145,7 +145,7 @@ def run_cell(cell: Cell, policy: Path, out: Path, smoke: bool) -> dict[str, Any]
     """Learn; what is kept is the curve."""
     from reinflow_bc import ImitationLoop
 
-    from vla_stack.rounds.reinflow import ReinFlowLoop, ReinFlowRecipe
+    from vla_stack.methods.reinflow.loop import ReinFlowLoop, ReinFlowRecipe
     from vla_stack.training.recipe_tree import build, read_tree
 
     recipe: ReinFlowRecipe = build(ReinFlowRecipe, read_tree(RECIPE), str(RECIPE))

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from vla_stack.methods.reinflow import minibatches
+from vla_stack.methods.advantages import Experience
+from vla_stack.methods.reinflow.loop import ReinFlowLoop
+from vla_stack.methods.reinflow.loss import minibatches
 from vla_stack.policies import flow
 from vla_stack.policies.transformer import PrefixContext
-from vla_stack.rounds.reinflow import ReinFlowLoop
-from vla_stack.training.experience import Experience
 
 
 class ImitationLoop(ReinFlowLoop):

@@ -12,7 +12,7 @@ from typing import Any
 
 from claims import Cell
 
-from vla_stack.rounds.off_policy import OffPolicyLoop, OffPolicyRecipe
+from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
 from vla_stack.training.recipe_tree import build, read_tree
 
 SHARED = ("offline.safetensors", "pretraining.jsonl", "metrics.jsonl", "checkpoints")

@@ -21,9 +21,9 @@ from rl_report import arms_of, plot  # noqa: E402
 from wsrl import FROM_NOTHING  # noqa: E402
 
 from results import ROOT, Check, write  # noqa: E402
-from vla_stack.rounds.off_policy import OffPolicyLoop  # noqa: E402
-from vla_stack.training.actor import Outcome  # noqa: E402
-from vla_stack.training.rollout_workers import RayRollouts, Rollouts  # noqa: E402
+from vla_stack.methods.off_policy.actor import Outcome  # noqa: E402
+from vla_stack.methods.off_policy.loop import OffPolicyLoop  # noqa: E402
+from vla_stack.methods.off_policy.rollout_workers import RayRollouts, Rollouts  # noqa: E402
 from vla_stack.training.stop import Stop  # noqa: E402
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import sim
 from sim.behaviours import Behaviour
 from vla_stack.data import EpisodeRecorder, open_dataset
-from vla_stack.data.collect import COMMAND_SENT, SEED
 from vla_stack.data.features import Column
+from vla_stack.rollout.collect import COMMAND_SENT, SEED
 from vla_stack.schema import Observation
 
 HUES = 6

@@ -27,12 +27,12 @@ from world_training import Settings, data, trained
 
 import sim
 from vla_stack.cli import main as vla
-from vla_stack.data.collect import CollectConfig, collect
 from vla_stack.evaluation.constraints.propose import Endpoint
 from vla_stack.methods.ravl import RavlRecipe
 from vla_stack.methods.sac import SacRecipe
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.shipped import resolve_policy
+from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.schema import Observation
 from vla_stack.training import checkpoint
 from vla_stack.world_model import offline

@@ -14,7 +14,7 @@ from claims import claimed
 from world_hues import record
 
 from results import ROOT
-from vla_stack.data.collect import CollectConfig, collect
+from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.training import checkpoint
 from vla_stack.training.placement import Local
 from vla_stack.world_model.model import CONFIG, WorldModel, load

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vla_stack.evaluation.records import IDLE, EvalResult
+from vla_stack.rollout.records import IDLE, EvalResult
 from vla_stack.schema import RobotSpec
 from vla_stack.statistics import wilson
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_stack.evaluation.records import EvalResult
+from vla_stack.rollout.records import EvalResult
 
 # Okabe and Ito's palette: told apart with any colour vision, and on white as on black.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")

@@ -20,7 +20,7 @@ from typing import Any
 from vla_stack.evaluation import plots
 from vla_stack.evaluation.metrics import paired_difference, paired_results
 from vla_stack.evaluation.provenance import provenance
-from vla_stack.evaluation.records import EpisodeRecord, EvalResult, load_records, save_records
+from vla_stack.rollout.records import EpisodeRecord, EvalResult, load_records, save_records
 from vla_stack.statistics import wilson
 
 # Entries of the summary of ``vla run`` that the page shows, with their headings.

@@ -18,9 +18,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_stack.envs.making import construct, is_benchmark
 from vla_stack.errors import UserError
-from vla_stack.evaluation.environments import construct, is_benchmark
-from vla_stack.evaluation.records import EpisodeRecord, EvalResult
+from vla_stack.rollout.records import EpisodeRecord, EvalResult
 
 SIM_CAMERA = {"cameras": (), "visuals": "pretty", "render_size": (270, 360)}
 BENCHMARK_CAMERA = SIM_CAMERA | {"visuals": "official"}

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vla_stack.methods.replay_buffer import Batch
 from vla_stack.methods.sac import Sac
-from vla_stack.training.rollouts import Batch
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vla_stack.methods.off_policy.actor import Plan
+from vla_stack.methods.replay_buffer import Batch, Source, Store, mix
 from vla_stack.methods.sac import Sac, SacRecipe, step
 from vla_stack.policies.critics import polyak
 from vla_stack.policies.state_flow import StateFlow
-from vla_stack.training.actor import Plan
-from vla_stack.training.rollouts import Batch, Source, Store, mix
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vla_stack.methods.replay_buffer import Batch
 from vla_stack.methods.sac import Sac, SacRecipe
-from vla_stack.training.rollouts import Batch
 
 MEMBERS = 10
 

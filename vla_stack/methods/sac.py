@@ -19,9 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from vla_stack.methods.replay_buffer import Batch
 from vla_stack.policies.critics import Ensemble, draw_members, polyak
 from vla_stack.policies.gaussian import GaussianActor
-from vla_stack.training.rollouts import Batch
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from vla_stack.methods import cal_ql
 from vla_stack.methods.cal_ql import CalQlRecipe
+from vla_stack.methods.off_policy.actor import Plan
+from vla_stack.methods.replay_buffer import Batch, Source, Store, mix
 from vla_stack.methods.sac import Sac, SacRecipe, step
 from vla_stack.policies.gaussian import log_density
-from vla_stack.training.actor import Plan
-from vla_stack.training.rollouts import Batch, Source, Store, mix
 
 # Of an action that is imitated. The likelihood of 1 is infinite; WSRL's code clips its data to 0.99999, which lies so
 # far out before squashing (6.1) that a Gaussian learns little but which actions are saturated.

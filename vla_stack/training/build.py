@@ -6,7 +6,6 @@ import functools
 import importlib
 import inspect
 import json
-import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.feature_utils import dataset_to_policy_features
 from torch import Tensor, nn
 
-import vla_stack.methods
 from vla_stack.data import load_stats, read_robot_spec
 from vla_stack.data.stats import RELATIVE_ACTION
 from vla_stack.errors import UserError, check_options
@@ -45,7 +43,13 @@ from vla_stack.training.text_pairs import co_trained, with_pairs
 
 OWN_LOSS = "own_loss"  # the one method that asks no more of a policy than LeRobot does
 HORIZONS = "mixture_of_horizons"  # the one method that asks for more than a flow
-HEADS = "imitation_heads"  # no method by itself: imitation's loss for policies with such a head
+LOSSES = {  # method -> module whose function ``loss`` is trained on
+    "grape": "vla_stack.methods.grape.loss",
+    "imitation": "vla_stack.methods.imitation",
+    HORIZONS: "vla_stack.methods.mixture_of_horizons",
+    OWN_LOSS: "vla_stack.methods.own_loss",
+    "rac": "vla_stack.methods.imitation",  # what it changes is the data
+}
 PROCESSED = (  # options that processors read; weights mean what they were trained on
     *("normalization_mapping", "use_relative_actions", "relative_exclude_joints", "gripper"),
     *("state_input", "max_tokens", "tokenizer_max_length", "vocabulary", "max_words"),
@@ -341,17 +345,11 @@ def find_loss(method: str, options: dict[str, Any]) -> Loss:
     Raises:
         UserError: There is no such method, or it has no such option.
     """
-    names = sorted({m.name for m in pkgutil.iter_modules(vla_stack.methods.__path__)} - {HEADS})
-    loss = _loss_of(method) if method in names else None
-    if loss is None:  # several modules hold parts of a method; all are imported for the sake of this message alone
-        known = [name for name in names if name not in LOOPS and _loss_of(name)]
-        raise UserError(f"there is no method '{method}'", f"the methods are {', '.join(known)}")
+    if method not in LOSSES:
+        raise UserError(f"there is no method '{method}'", f"the methods are {', '.join(sorted(LOSSES))}")
+    loss: Loss = importlib.import_module(LOSSES[method]).loss
     check_options(f"method '{method}'", options, list(inspect.signature(loss).parameters)[3:])
     return functools.partial(loss, **options)
-
-
-def _loss_of(method: str) -> Loss | None:
-    return getattr(importlib.import_module(f"vla_stack.methods.{method}"), "loss", None)
 
 
 def to_device(batch: dict[str, Any], device: torch.device, float_images: bool) -> Batch:

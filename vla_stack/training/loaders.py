@@ -9,8 +9,8 @@ from lerobot.configs import PreTrainedConfig
 from numpy.typing import NDArray
 
 from vla_stack.data import ChunkLoader
+from vla_stack.data.trainable import weights
 from vla_stack.errors import UserError
-from vla_stack.methods.rac import weights
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
 from vla_stack.training.mixture import Layout, Mixture, Part, common_columns
 from vla_stack.training.recipe import DataRecipe, Recipe

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from vla_stack.data import Dataset, open_dataset, read_robot_spec
 from vla_stack.data.dataset import CHUNK
 from vla_stack.data.layout import ROBOT
+from vla_stack.data.trainable import trainable
 from vla_stack.errors import UserError
-from vla_stack.methods.rac import trainable
 from vla_stack.policies.dataset_facts import dimension_names
 from vla_stack.policies.embodiment import Embodiment, relative_dims
 from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, RobotSpec

@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
         return importlib.import_module("vla_stack.world_model.train").run(source, overrides, args.resume)
     if loop := tree.get("loop"):
         # Rounds of rollouts and trainings stand above this room; like the evaluation, they are named at run time.
-        return importlib.import_module("vla_stack.rounds.verb").run(loop, source, overrides, args.resume)
+        return importlib.import_module("vla_stack.methods.run").run(loop, source, overrides, args.resume)
     recipe = recipes.load(source, overrides)
     run_dir = args.resume or Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
     train(recipe, run_dir, resume=args.resume is not None)
@@ -129,7 +129,7 @@ def evaluator(recipe: Recipe, device: str) -> Callable[[Path, int], dict[str, fl
     The rooms stay apart: training knows a callable, and this verb, like the command line, names the other room's
     module at run time.
     """
-    evaluate = importlib.import_module("vla_stack.evaluation.rollouts").evaluate
+    evaluate = importlib.import_module("vla_stack.rollout.engine").evaluate
     load_policy = importlib.import_module("vla_stack.policies.chunk_policy").load_policy
 
     def run(policy_dir: Path, step: int) -> dict[str, float]:

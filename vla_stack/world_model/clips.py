@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from vla_stack.data import open_dataset, read_robot_spec
-from vla_stack.data.collect import COMMAND_SENT
 from vla_stack.data.frame_cache import open_frames
 from vla_stack.errors import UserError
+from vla_stack.rollout.collect import COMMAND_SENT
 from vla_stack.schema import ACTION, OBS_STATE, REWARD, RobotSpec
 from vla_stack.world_model.memory import history_chunks
 from vla_stack.world_model.poses import POSE, check_robot, executed_poses

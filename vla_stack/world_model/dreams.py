@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sim.arm import ARM7, InverseKinematics
 from sim.registry import TASKS, TaskInfo
+from vla_stack.envs.state_env import IMAGINED
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
-from vla_stack.training.environments import IMAGINED
 from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.imagined_env import Frames, ImaginedEnv

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from vla_stack.methods import ravl
 from vla_stack.methods.ravl import RavlRecipe
+from vla_stack.methods.replay_buffer import Batch, Source, Store, Transition
 from vla_stack.methods.sac import Sac
-from vla_stack.training.rollouts import Batch, Source, Store, Transition
 from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.model import End, WorldModel

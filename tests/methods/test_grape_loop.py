@@ -1,0 +1,193 @@
+"""The loop of preferences at toy size: what it writes, that it goes on where it stopped, and its arms."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from lerobot.configs import FeatureType, PolicyFeature
+
+import sim  # noqa: F401  registers its tasks
+from vla_stack import cli
+from vla_stack.data.layout import read_json
+from vla_stack.data.preferences import read_pairs, read_rollout, read_scores, rollout_files
+from vla_stack.envs.making import construct
+from vla_stack.evaluation import video
+from vla_stack.evaluation.report import note_lines
+from vla_stack.methods.grape import loop as grape
+from vla_stack.methods.grape.report import _filmed
+from vla_stack.methods.grape.rollouts import Sampler
+from vla_stack.policies.chain import sample_chain
+from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.modeling_vla import VlaPolicy
+from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.schema import ACTION, OBS_STATE, Observation
+from vla_stack.training.recipe_tree import build, read_tree
+
+CONFIG = Path(__file__).parents[2] / "configs" / "grape_safety.yaml"
+TOY = ["starts=2", "rollouts=3", "episodes=2", "num_envs=3", "calibration=2", "films=1", "train.steps=2"]
+TOY += ["train.batch_size=2", "train.save_every=1", "execute=4", "pairs.winner_succeeds=false", "train.threads=1"]
+
+
+def save_policy(path: Path, head: str = "flow", **options: Any) -> Path:
+    """A tiny policy for the task with a wall, which knows nothing of it."""
+
+    env = gym.make("sim/obstacle-v0", cameras=(), privileged=True, disable_env_checker=True, **options)
+    robot = env.unwrapped.spec_robot
+    states, actions = len(robot.state), len(robot.action)
+    torch.manual_seed(0)
+    config = VlaConfig(
+        device="cpu", push_to_hub=False, chunk_size=6, n_action_steps=4, num_inference_steps=2, depth=1, width=16,
+        expert_width=16, heads=2, head_dim=8, max_words=8, vocabulary=32, head=head, robot=robot.to_json(),
+        action_feature_names=[d.name for d in robot.action],
+        input_features={OBS_STATE: PolicyFeature(FeatureType.STATE, (states,))},
+        output_features={ACTION: PolicyFeature(FeatureType.ACTION, (actions,))},
+    )  # fmt: skip
+    stats = {k: {"mean": np.zeros(n, np.float32), "std": np.ones(n, np.float32)} for k, n in
+             ((OBS_STATE, states), (ACTION, actions))}  # fmt: skip
+    stats[ACTION]["std"] *= 0.05
+    for part in (VlaPolicy(config), *make_vla_pre_post_processors(config, stats)):
+        part.save_pretrained(path)
+    env.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("policy"))
+
+
+def train(policy: Path, out: Path, *options: str) -> None:
+    assert cli.main(["train", str(CONFIG), *TOY, f"policy={policy}", f"output_dir={out}", *options]) == 0
+
+
+@pytest.fixture(scope="module")
+def run(policy, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("rounds") / "run"
+    train(policy, out)
+    return out
+
+
+def test_a_round_leaves_rollouts_pairs_a_policy_and_a_report(run, policy):
+    records = [read_json(p) for p in sorted(run.glob("round-*/record.json"))]
+    assert [r["round"] for r in records] == [0, 1] and records[1]["rollouts"] == 6 and records[1]["beta"] > 0
+    root = run / "round-001"
+    scores, pairs = read_scores(root), read_pairs(root)
+    assert len(scores) == 6 and 1 <= len(pairs) <= 2 and all(p.winner[:10] == p.loser[:10] for p in pairs)
+    assert {s["name"] for s in scores[0].stages} == {"cross", "grasp", "lift"}
+    rollout = read_rollout(rollout_files(root)[0])
+    assert rollout.decisions["executed"].sum() == rollout.facts.steps == len(rollout.trace["time"])
+    sent = np.concatenate(
+        [a[:n] for a, n in zip(rollout.decisions["action"], rollout.decisions["executed"], strict=True)]
+    )
+    np.testing.assert_allclose(sent, rollout.trace["action"], atol=1e-6)  # what is trained on is what was done
+    others = read_rollout(rollout_files(root)[1])
+    assert not np.array_equal(others.decisions["action"][0], rollout.decisions["action"][0])
+    np.testing.assert_array_equal(others.decisions[OBS_STATE][0], rollout.decisions[OBS_STATE][0])  # the same start
+    page = (run / "report.html").read_text()
+    assert "Before and after" in page and "cost of winners" in page and "data:video/mp4" in page
+
+
+def test_a_stopped_run_goes_on_with_the_same_rollouts(run):
+    root = run / "round-001"
+    before = {p.name: p.read_bytes() for p in rollout_files(root)}
+    record = read_json(root / "record.json")
+    for name in ("record.json", "pairs.parquet", f"rollouts/{rollout_files(root)[2].name}"):
+        (root / name).unlink()
+    assert cli.main(["train", "--resume", str(run), "films=0"]) == 0
+    again = read_rollout(rollout_files(root)[2])
+    assert {p.name for p in rollout_files(root)} == before.keys()
+    assert read_json(root / "record.json")["success"] == record["success"]
+    assert again.facts.steps == len(again.trace["time"])
+
+
+def test_the_policy_rolls_out_where_it_is_trained(policy, tmp_path, monkeypatch):
+    asked = []
+
+    def load(path, device):
+        asked.append(device)
+        raise StopIteration
+
+    monkeypatch.setattr(grape, "find_device", lambda name: torch.device(name))
+    monkeypatch.setattr(grape, "load_policy", load)
+    overrides = [*TOY, f"policy={policy}", "train.device=cuda:1"]
+    loop = grape.GrapeLoop(build(grape.GrapeRecipe, read_tree(CONFIG, overrides), str(CONFIG)), tmp_path)
+    for step in (lambda: loop.roll_out(1), lambda: loop.evaluate(policy)):
+        with pytest.raises(StopIteration):
+            step()
+    assert asked == ["cuda:1", "cuda:1"]
+
+
+def test_films_show_the_environment_that_was_evaluated(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(video, "construct", lambda *name, **how: made.append(how) or construct(*name, **how))
+    policy = save_policy(tmp_path / "policy", control_mode="ee_delta", control_hz=20)
+    recipe = build(grape.GrapeRecipe, read_tree(CONFIG, [*TOY, f"policy={policy}"]), str(CONFIG))
+    loop = grape.GrapeLoop(recipe, tmp_path / "run")
+    loaded = loop.load(policy)
+    ((_, whole),) = loop.episodes(loaded, [7])
+    episode = replace(whole, actions=whole.actions[:3])  # films take long
+    result = _filmed(loop, loaded.spec, [episode], "before")
+    assert made[0]["control_mode"] == "ee_delta" and made[0]["control_hz"] == result.rate_hz == 20
+    assert Path(result.episodes[0].video).is_file()
+    broken = replace(episode, success=not episode.success)
+    result = _filmed(loop, loaded.spec, [broken], "after")
+    assert not result.episodes[0].video and "seed 7 ended differently" in note_lines(result)
+
+
+def test_the_noise_of_a_rollout_is_its_own_whoever_shares_its_batch(policy):
+    sampler = Sampler(load_policy(policy), sigma=0.5)
+    size = len(sampler.policy.spec.robot.state)
+    observations = [Observation(np.full(size, x, np.float32), {}, "pick", 0, 0) for x in (0.1, 0.3)]
+    both, (alone,) = sampler(observations, [1, 2]), sampler(observations[1:], [2])
+    np.testing.assert_allclose(both[1]["chain"], alone["chain"], atol=1e-4)
+    network = sampler.policy.policy
+    with torch.inference_mode():
+        context = network.encode(sampler.policy.preprocess(observations[1:]))
+        generator = torch.Generator().manual_seed(2)
+        noise = torch.randn(1, network.horizon, network.noise_dim, generator=generator)
+        chain = sample_chain(network, context, noise, torch.full((1, 2, 1, 1), 0.5), generator)
+    np.testing.assert_array_equal(alone["chain"], chain[0].numpy())
+
+
+def test_a_policy_that_is_not_there_leaves_no_run(tmp_path, capsys):
+    assert cli.main(["train", str(CONFIG), "policy=no/such/policy", f"output_dir={tmp_path / 'x'}"]) == 1
+    assert "'no/such/policy' holds no policy (there is no such directory)" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["sigma=0.1", "beta=0.1"],
+        ["pairs.how=shuffled", "beta=10", "train.method_options={aggregate: window, window: 1}", "weights.self=0"],
+    ],
+    ids=["chain", "step-wise"],
+)
+def test_other_arms_run(policy, tmp_path, options):
+    train(policy, tmp_path / "run", "films=0", *options)
+    lines = (tmp_path / "run" / "round-001" / "train" / "metrics.jsonl").read_text().splitlines()
+    logged = [json.loads(line) for line in lines]
+    assert logged[0]["tpo"] == pytest.approx(np.log(2), rel=1e-3)
+    if options[0].startswith("sigma"):
+        rollout = read_rollout(rollout_files(tmp_path / "run" / "round-001")[0])
+        assert rollout.decisions["chain"].shape[1:] == (3, 6, 5)
+
+
+def test_errors_name_the_key(tmp_path, capsys):
+    assert cli.main(["train", str(CONFIG), "objective=speed", f"output_dir={tmp_path / 'a'}"]) == 1
+    assert "'objective'" in capsys.readouterr().err
+    assert cli.main(["train", str(CONFIG), "constraints=none.yaml", f"output_dir={tmp_path / 'b'}"]) == 1
+    assert "none.yaml" in capsys.readouterr().err
+    for seed, shared in ((100_000, "100000 to"), (99_950, "50 of the starts, 100000 to 100049")):
+        overrides = [f"eval_seed={seed}", "episodes=100", "starts=64", f"output_dir={tmp_path / 'c'}"]
+        assert cli.main(["train", str(CONFIG), *overrides]) == 1
+        error = capsys.readouterr().err
+        assert "eval_seed" in error and shared in error

@@ -1,0 +1,360 @@
+"""The off-policy loop: bit-exact when stopped and resumed, the same on one Ray actor, alive when one is killed."""
+
+import json
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+import torch
+import yaml
+
+from vla_stack.errors import UserError
+from vla_stack.methods import run as verb
+from vla_stack.methods.expo import ExpoRecipe
+from vla_stack.methods.off_policy import learner as learners
+from vla_stack.methods.off_policy import loop as off_policy
+from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe, load, make_envs
+from vla_stack.methods.off_policy.rollout_workers import LocalRollouts
+from vla_stack.methods.off_policy.state_policy import StatePolicy
+from vla_stack.methods.wsrl import WsrlRecipe
+from vla_stack.ray_cluster import connect
+from vla_stack.rollout.engine import evaluate
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import Observation
+from vla_stack.training.recipe_tree import build, read_tree
+from vla_stack.training.stop import Stop
+from vla_stack.verbs.eval import _load
+
+TINY = {
+    "env": {"id": "sim/pick-v0", "limit": 8},
+    "offline": {"episodes": 3, "noise": [0.3]},
+    "horizon": 2,
+    "eval_episodes": 2,
+    "eval_envs": 2,
+    "eval_every": 12,
+    "steps": 24,
+}
+SAC = {"actor": [8], "critic": [8], "members": 2, "batch": 8, "utd": 2, "layer_norm": True}
+WSRL = {"method": "wsrl", "wsrl": {"sac": SAC, "offline_steps": 2, "warmup": 6, "cal_ql": {"draws": 2}}}
+EXPO = {"method": "expo", "expo": {"sac": SAC, "base": [8], "base_steps": 2, "samples": 2, "edits": 1}}
+
+
+def recipe(**changes) -> OffPolicyRecipe:
+    return build(OffPolicyRecipe, TINY | changes, "test")
+
+
+def final(loop: OffPolicyLoop) -> torch.Tensor:
+    return torch.cat([p.flatten() for p in learners.weights(loop.learner.modules).values()])
+
+
+def finished(run_dir: Path, **changes) -> OffPolicyLoop:
+    loop = OffPolicyLoop(recipe(**changes), run_dir)
+    loop.run()
+    return loop
+
+
+@pytest.mark.parametrize("method", [WSRL, EXPO], ids=["wsrl", "expo"])
+def test_a_stopped_run_continues_bit_for_bit(tmp_path, method):
+    whole = finished(tmp_path / "whole", **method)
+    finished(tmp_path / "halves", **method | {"steps": 12})
+    halves = OffPolicyLoop(recipe(**method), tmp_path / "halves")
+    assert halves.step == 12
+    halves.run()
+    assert torch.equal(final(whole), final(halves))
+    for name, column in whole.learner.store.columns.items():
+        np.testing.assert_array_equal(column[:24], halves.learner.store.columns[name][:24])
+    records = [json.loads(line) for line in (tmp_path / "halves" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [0, 12, 24] and all("eval/success" in r for r in records)
+    assert (tmp_path / "halves" / "learning_curve.png").stat().st_size > 1000
+
+
+def records(run_dir: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def stopped(monkeypatch, loop: OffPolicyLoop, at: int) -> None:
+    """Run it until Ctrl-C at a control step."""
+    collect = LocalRollouts.collect
+
+    def collecting(rollouts, learner, version):
+        if loop.step == at:
+            signal.raise_signal(signal.SIGINT)
+        return collect(rollouts, learner, version)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(LocalRollouts, "collect", collecting)
+        loop.run()
+
+
+@pytest.mark.parametrize("at", [5, 17])
+def test_a_stop_between_evaluations_goes_on_from_the_last_one_bit_for_bit(tmp_path, monkeypatch, at):
+    whole = finished(tmp_path / "whole", **WSRL)
+    stopped(monkeypatch, OffPolicyLoop(recipe(**WSRL), tmp_path / "halves"), at)
+    halves = OffPolicyLoop(recipe(**WSRL), tmp_path / "halves")
+    assert halves.step == at // 12 * 12
+    halves.run()
+    assert torch.equal(final(whole), final(halves))
+    for name, column in whole.learner.store.columns.items():
+        np.testing.assert_array_equal(column[:24], halves.learner.store.columns[name][:24])
+    assert records(tmp_path / "halves") == records(tmp_path / "whole")
+    assert [r["step"] for r in records(tmp_path / "halves")] == [0, 12, 24]
+
+
+def test_what_a_person_did_is_saved_at_a_stop_and_an_evaluation_parts_it(tmp_path, monkeypatch):
+    hand = lambda env, obs: np.full(5, 0.1, np.float32)  # noqa: E731
+    monkeypatch.setattr(off_policy, "at_endpoint", lambda *_: (hand, SimpleNamespace(close=lambda: None)))
+    person = recipe(**EXPO | {"operator": "tcp://127.0.0.1:1"})
+    loop = OffPolicyLoop(person, tmp_path)
+    before = loop.learner.offline.total
+    stopped(monkeypatch, loop, 17)
+    assert [r["step"] for r in records(tmp_path)] == [0, 12]
+    demos = loop.learner.offline
+    ends = demos.columns["truncated"][demos.rows()[before:]]
+    assert np.flatnonzero(ends).tolist() == [7, 11, 17]  # a limit, the evaluation, the stop
+    again = OffPolicyLoop(person, tmp_path)
+    assert again.step == 18
+    for name, column in demos.columns.items():
+        np.testing.assert_array_equal(column, again.learner.offline.columns[name])
+    again.run()
+    assert [r["step"] for r in records(tmp_path)] == [0, 12, 24]
+
+
+def test_one_key_of_the_networks_leaves_the_others_as_the_method_has_them():
+    one = recipe(wsrl={"sac": {"batch": 64}}, expo={"sac": {"batch": 64}})
+    for ours, method in ((one.wsrl, WsrlRecipe()), (one.expo, ExpoRecipe())):
+        assert ours == replace(method, sac=replace(method.sac, batch=64)) and ours.sac.members == 10
+
+
+def test_rlpd_is_compared_with_expo_at_its_sizes_and_rates(load_tool, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # what the script adds is taken back
+    expo = load_tool("reproduce/expo.py")
+    made = build(OffPolicyRecipe, read_tree(expo.CONFIG, expo.rlpd_keys()), "test")
+    for key in (*expo.SAME, "lr_actor", "lr_critic", "lr_temperature", "tau", "layer_norm"):
+        assert getattr(made.wsrl.sac, key) == getattr(made.expo.sac, key), key
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eval_envs": 0}, "'eval_envs' is 0, expected at least 1 -- set eval_envs=1 or more"),
+        ({"eval_episodes": 0}, "'eval_episodes' is 0"),
+        ({"eval_every": 0}, "'eval_every' is 0"),
+        ({"log_every": 0}, "'log_every' is 0"),
+        ({"threads": 0}, "'threads' is 0"),
+        ({"horizon": 0}, "'horizon' is 0"),
+        ({"num_envs": 0}, "'num_envs' is 0"),
+        ({"gamma": 1.0}, "'gamma' is 1.0, expected a discount in [0, 1) -- for example gamma=0.99"),
+        ({"expo": {"samples": 2, "edits": 3}}, "'expo.edits' is 3, there are 2 samples to edit"),
+        ({"expo": {"samples": 0, "edits": 0}}, "'expo.samples' is 0"),
+        ({"expo": {"edits": 0, "unedited": False}}, "'expo.edits' is 0 and 'expo.unedited' is false"),
+        ({"expo": {"sac": {"utd": 0}}}, "'expo.sac.utd' is 0"),
+        ({"expo": {"sac": {"batch": 1}}}, "'expo.sac.batch' is 1, expected at least 2"),
+        ({"method": "wsrl", "wsrl": {"sac": {"utd": 0}}}, "'wsrl.sac.utd' is 0"),
+        ({"method": "wsrl", "wsrl": {"sac": {"subset": 0}}}, "'wsrl.sac.subset' is 0"),
+        (
+            {"method": "wsrl", "wsrl": {"sac": {"subset": 3, "members": 2}}},
+            "'wsrl.sac.subset' is 3, there are 2 critics, 'wsrl.sac.members' -- set wsrl.sac.subset=2 or less",
+        ),
+        ({"offline": {"episodes": 0}}, "'offline.episodes' is 0, and method=expo learns from stored episodes -- set"),
+        (
+            {"method": "wsrl", "wsrl": {"arm": "rlpd"}, "offline": {"episodes": 0}},
+            "'offline.episodes' is 0, and wsrl.arm=rlpd learns",
+        ),
+        ({"offline": {"noise": []}}, "'offline.noise' is empty"),
+        ({"offline": {"failures": False}, "env": {"reward": "own"}}, "'offline.failures' is false, and env.reward=own"),
+        (
+            {"offline": {"failures": True}, "expo": {"successes": True}, "env": {"reward": "own"}},
+            "'expo.successes' is true, and env.reward=own",
+        ),
+        ({"rollouts": "ray", "scenes": 3}, "'scenes' is 3, which needs rollouts=local"),
+        ({"rollouts": "ray", "operator": "tcp://x:1"}, "'operator' is tcp://x:1, which needs rollouts=local"),
+        ({"rollouts": "ray", "ray": {"workers": 0}}, "'ray.workers' is 0"),
+        ({"rollouts": "ray"}, "'rollouts' is ray, and Ray is not installed -- in the clone: pip install"),
+    ],
+)
+def test_what_would_fail_later_is_refused_before_anything_is_made(tmp_path, monkeypatch, changes, message):
+    def costly(*_):
+        raise AssertionError("nothing is made of a recipe that is refused")
+
+    monkeypatch.setattr(off_policy, "StateEnv", costly)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError) as error:
+        OffPolicyLoop(recipe(**{"method": "expo"} | changes), tmp_path / "run")
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_envs": 2}, "none would reach its limit of 8 steps -- set eval_every=16 or more, or env.limit=6 or less"),
+        ({"env": {"id": "Pendulum-v1", "limit": 8}}, "Pendulum-v1 does not tell success ('is_success')"),
+        ({"env": {"id": "CartPole-v1"}}, "CartPole-v1 has actions of type Discrete"),
+        ({"seed": -1}, "'seed' is -1"),
+        ({"method": "expo", "expo": {"beta": -0.1}}, "'expo.beta' is -0.1"),
+        ({"method": "expo", "expo": {"euler_steps": 0}}, "'expo.euler_steps' is 0"),
+        ({"wsrl": {"sac": {"temperature": 0}}}, "'wsrl.sac.temperature' is 0.0, expected more than 0"),
+        ({"wsrl": {"cal_ql": {"draws": 1}}}, "'wsrl.cal_ql.draws' is 1, expected at least 2"),
+    ],
+)
+def test_what_would_never_learn_is_refused(tmp_path, changes, message):
+    with pytest.raises(UserError) as error:
+        finished(tmp_path, **{"offline": {"episodes": 0}, "method": "wsrl", "wsrl": {"arm": "sac"}} | changes)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [{"gamma": 0.5}, {"horizon": 4}, {"offline": {"episodes": 2, "noise": [0.3]}}])
+def test_a_run_does_not_go_on_with_experience_of_something_else(tmp_path, changes):
+    finished(tmp_path, **WSRL | {"steps": 12})
+    with pytest.raises(UserError, match=f"is to go on has {next(iter(changes))}="):
+        OffPolicyLoop(recipe(**WSRL | changes), tmp_path)
+
+
+def test_an_evaluation_begins_episodes_that_nobody_has_begun(tmp_path):
+    loop = OffPolicyLoop(recipe(**WSRL | {"num_envs": 2, "eval_every": 16, "steps": 48}), tmp_path)
+    begun, seed_of = [], loop._episode_seed
+    loop._episode_seed = lambda number: begun.append(number) or seed_of(number)
+    loop.run()
+    assert begun == sorted(set(begun)) and len(begun) >= 6
+
+
+@pytest.mark.parametrize("eval_every", [8, 9])
+def test_there_is_one_update_for_each_executed_chunk_however_evaluations_fall(tmp_path, monkeypatch, eval_every):
+    loop = OffPolicyLoop(recipe(**WSRL | {"horizon": 6, "eval_every": eval_every, "steps": 36}), tmp_path)
+    updates = []
+    monkeypatch.setattr(type(loop.learner), "update", lambda self: updates.append(self.store.total) or {})
+    loop.run()
+    assert updates == [6, 12, 18, 24, 30, 36]
+
+
+def test_a_first_evaluation_that_no_checkpoint_followed_is_written_once(tmp_path, monkeypatch):
+    def killed(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(OffPolicyLoop, "_save", killed)
+        finished(tmp_path, **WSRL)
+    finished(tmp_path, **WSRL)
+    assert [r["step"] for r in records(tmp_path)] == [0, 12, 24]
+
+
+def test_a_stop_in_the_offline_training_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(off_policy, "OFFLINE_SAVE", 1)
+    whole = OffPolicyLoop(recipe(**WSRL), tmp_path / "whole")
+    whole._pretrain(Stop())
+    halves, stop = OffPolicyLoop(recipe(**WSRL), tmp_path / "halves"), Stop()
+    stop.asked = True
+    with pytest.raises(KeyboardInterrupt):
+        halves._pretrain(stop)
+    halves = OffPolicyLoop(recipe(**WSRL), tmp_path / "halves")
+    assert halves.learner.pretrained == 1 and not halves.started
+    halves._pretrain(Stop())
+    assert torch.equal(final(whole), final(halves))
+
+
+def test_a_checkpoint_acts_as_the_learner_did(tmp_path):
+    loop = finished(tmp_path, **WSRL)
+    learner, env, scale = load(tmp_path / "checkpoints" / "last" / "pretrained_model")
+    obs = np.random.default_rng(0).normal(size=(4, len(scale[0]))).astype(np.float32)
+    g = torch.Generator()
+    np.testing.assert_array_equal(learner.greedy(obs, g).actions, loop.learner.greedy(obs, g).actions)
+    assert env.id == "sim/pick-v0"
+    with pytest.raises(UserError, match="holds no policy"):
+        load(tmp_path)
+
+    # `vla eval` meets the scenes, observations and actions that the loop's own evaluation does.
+    _, policy = _load(str(tmp_path), "cpu", None)
+    seeds, executor = range(7, 10), ExecutorConfig("sync")
+    result = evaluate(policy, "sim/pick-v0", len(seeds), seeds[0], executor, num_envs=2)
+    state_env = make_envs(loop.recipe, 1, loop.scale)[0]
+    for seed, episode in zip(seeds, result.episodes, strict=True):
+        obs, over, sent = state_env.reset(seed), False, []
+        while not over:
+            for action in learner.greedy(obs[None], g).actions[0]:
+                sent.append(action)
+                obs, _, terminated, truncated = state_env.step(action)
+                if over := terminated or truncated:
+                    break
+        np.testing.assert_array_equal(episode.actions, np.stack(sent))
+        assert episode.success == state_env.success and len(sent) == 8  # the limit of its training
+    with pytest.raises(UserError, match=r"sim/so101_pick-v0 has state .* the policy was trained on"):
+        evaluate(policy, "sim/so101_pick-v0", 1)
+
+
+def test_an_evaluated_expo_draws_by_the_seed_of_the_observation(tmp_path):
+    finished(tmp_path, **EXPO | {"steps": 12})
+    policy = StatePolicy(tmp_path / "checkpoints" / "last" / "pretrained_model")
+    seen = np.random.default_rng(0).normal(size=(3, len(policy._scale[0]))).astype(np.float32)
+    observations = [Observation(row, {}, "") for row in seen]
+    chunks = policy.infer(observations, [5, 6, 5]).actions
+    alone = [policy.infer([o], [s]).actions[0] for o, s in zip(observations, [5, 6, 5], strict=True)]
+    np.testing.assert_array_equal(chunks, np.stack(alone))
+    assert (policy.infer(observations, [7, 7, 7]).actions != chunks).any()
+
+
+def test_a_gymnasium_environment_needs_no_stored_episodes_and_has_no_robot_to_evaluate(tmp_path):
+    env = {"env": {"id": "Pendulum-v1", "reward": "own", "limit": 8}, "offline": {"episodes": 0}}
+    loop = finished(tmp_path, **env, method="wsrl", wsrl={"sac": SAC, "arm": "sac", "warmup": 6}, steps=12)
+    assert np.isfinite(loop.learner.store.columns["obs"][:12]).all() and torch.isfinite(final(loop)).all()
+    with pytest.raises(UserError, match="Pendulum-v1, which describes no robot"):
+        _load(str(tmp_path), "cpu", None)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    connect(2)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.flaky(reruns=1)  # Ray has deadlines of its own, see conftest.py
+def test_one_ray_actor_without_lag_is_the_local_run_and_a_killed_one_is_replaced(tmp_path, cluster):
+    """One cluster for both, as starting it is what takes time."""
+    local = finished(tmp_path / "local", **WSRL | {"steps": 12})
+    remote = finished(
+        tmp_path / "ray", **WSRL | {"steps": 12, "rollouts": "ray", "ray": {"workers": 1, "fragment": 1, "max_lag": 0}}
+    )
+    for name in ("obs", "action", "source"):
+        np.testing.assert_array_equal(local.learner.store.columns[name][:12], remote.learner.store.columns[name][:12])
+    assert torch.equal(final(local), final(remote))
+
+    two = recipe(**WSRL | {"steps": 80, "rollouts": "ray", "ray": {"workers": 2, "fragment": 4, "max_lag": 2}})
+    loop = OffPolicyLoop(two, tmp_path / "two")
+    loop._pretrain(Stop())
+    rollouts = loop._rollouts(Stop())
+    store, version, lags = loop.learner.store, 0, []
+    while store.total < 48:
+        if store.total >= 16 and not rollouts.lost and version and not lags.count(-1):
+            ray.kill(rollouts.actors[0])
+            lags.append(-1)
+        for fragment in rollouts.collect(loop.learner, version):
+            for transition in fragment.steps:
+                store.add(transition, fragment.slots)
+            lags.append(rollouts.lag)
+        version += 1
+    rollouts.close()
+    assert rollouts.lost == 1 and max(lags) <= 2
+    assert (store.steps > 0).all() and store.steps.sum() == store.total
+    cut = store.columns["truncated"] | store.columns["terminated"]
+    for slot in range(2):  # episodes are whole: where one begins, the one before ended or was cut
+        rows = store.rows(slot)
+        follows = np.isclose(store.columns["next_obs"][rows[:-1]], store.columns["obs"][rows[1:]]).all(1)
+        assert (follows | cut[rows[:-1]]).all()
+
+
+def test_a_refused_override_leaves_a_run_its_recipe_and_says_which_code_ran(tmp_path):
+    tiny = yaml.safe_dump(TINY | WSRL | {"steps": 12, "output_dir": str(tmp_path / "run")})
+    (tmp_path / "tiny.yaml").write_text(tiny)
+    assert verb.run("off_policy", tmp_path / "tiny.yaml", [], None) == 0
+    written = tmp_path / "run/recipe.yaml"
+    before = written.read_text()
+    with pytest.raises(UserError, match="'horizon' is 0"):
+        verb.run("off_policy", written, ["horizon=0"], tmp_path / "run")
+    assert written.read_text() == before
+    assert len((tmp_path / "run/revision.txt").read_text().splitlines()) == 2

@@ -1,0 +1,121 @@
+"""The loop of rounds at toy size: what it writes, that it continues anywhere, and its verb."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from vla_stack import cli
+from vla_stack.data import open_dataset
+from vla_stack.data.integrity import check
+from vla_stack.data.layout import read_json
+from vla_stack.data.sidecar import EpisodeFacts, facts_row, read_facts, write_facts
+from vla_stack.data.store import EpisodeStore
+from vla_stack.methods.rac import loop as rac
+from vla_stack.methods.rac.loop import RacLoop, RacRecipe
+from vla_stack.training.recipe_tree import build, read_tree
+
+CONFIG = Path(__file__).parents[2] / "configs" / "rac_stack.yaml"
+TOY = ["rounds=1", "demos=3", "human_frames=30", "episodes=2", "num_envs=2", "train.steps=2", "train.batch_size=4"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("rounds") / "run"
+    assert cli.main(["train", str(CONFIG), *TOY, f"output_dir={out}"]) == 0
+    return out
+
+
+def test_rounds_aggregate_demonstrations_and_interventions(run: Path) -> None:
+    records = [read_json(p) for p in sorted(run.glob("round-*/record.json"))]
+    dataset, facts = open_dataset(run / "data"), read_facts(run / "data")
+    assert check(run / "data") == []
+    assert [r["round"] for r in records] == [0, 1] and records[0]["episodes"] == 3
+    assert records[1]["episodes"] == dataset.num_episodes > 3
+    demos = dataset.columns["episode_index"] < 3
+    assert (dataset.columns["segment_type"][demos] == 0).all() and (dataset.columns["segment_type"][~demos] > 0).all()
+    human = int((dataset.columns["control_source"] == 1).sum())
+    assert records[1]["human_frames"] == human >= records[0]["human_frames"] + 30
+    assert {row["round"] for row in facts.values()} == {0, 1}
+    assert len(records[1]["success"]) == 2 and 0.0 <= records[1]["progress"] <= 1.0
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["rounds"] == 1
+
+
+def test_a_stopped_run_continues_with_the_same_data(run: Path, capsys) -> None:
+    before = {k: v.copy() for k, v in open_dataset(run / "data").columns.items()}
+    record = read_json(run / "round-001" / "record.json")
+    for name in ("record.json", "rollouts.json"):  # as if it had died while it wrote down what it had collected
+        (run / "round-001" / name).unlink()
+    assert cli.main(["train", "--resume", str(run)]) == 0
+    assert "recovery:correction" in capsys.readouterr().out
+    for name, column in open_dataset(run / "data").columns.items():
+        np.testing.assert_array_equal(column, before[name])
+    assert read_json(run / "round-001" / "record.json") == record
+    assert cli.main(["train", str(CONFIG), *TOY, f"output_dir={run}"]) == 1
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_an_episode_whose_commit_was_interrupted_is_recorded_again(tmp_path: Path, monkeypatch) -> None:
+    publish, calls = EpisodeStore._publish, []
+
+    def stopped(self, *given) -> None:
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        publish(self, *given)
+
+    monkeypatch.setattr(EpisodeStore, "_publish", stopped)
+    recipe = build(RacRecipe, read_tree(CONFIG, TOY), str(CONFIG))
+    with pytest.raises(KeyboardInterrupt):
+        RacLoop(recipe, tmp_path).collect(0)
+    assert len(read_facts(tmp_path / "data")) == 2 and open_dataset(tmp_path / "data").num_episodes == 1
+    write_facts(tmp_path / "data", [facts_row(EpisodeFacts(), uid=7, n_recoveries=0, human_frames=500)])
+    about = RacLoop(recipe, tmp_path).collect(0)
+    dataset = open_dataset(tmp_path / "data")
+    assert about["episodes"] == about["collected"] == dataset.num_episodes == 3
+    assert about["human_frames"] == dataset.num_frames and check(tmp_path / "data") == []
+
+
+def test_errors_name_the_key(tmp_path: Path, capsys) -> None:
+    assert cli.main(["train", str(CONFIG), "demoss=3"]) == 1
+    assert "'demos'" in capsys.readouterr().err
+    recipe = build(RacRecipe, read_tree(CONFIG, ["task=juggle"]), str(CONFIG))
+    with pytest.raises(Exception, match="no task 'juggle'"):
+        RacLoop(recipe, tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("task=juggle", "there is no task 'juggle'"),
+        ("train.method=wsrl", "vla train configs/rl_wsrl.yaml"),
+        ("train.method=mixture_of_horizons", "policy.type=moh"),
+        ("train.policy.options.widht=3", "the nearest option is 'width'"),
+        ("train.device=gpu", "device 'gpu' is not available"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_is_recorded(override, says, tmp_path: Path, capsys) -> None:
+    assert cli.main(["train", str(CONFIG), override, f"output_dir={tmp_path}/x"]) == 1
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_policy_rolls_out_where_it_is_trained(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def load(path: Path, device: str) -> None:
+        asked.append(device)
+        raise StopIteration
+
+    monkeypatch.setattr(rac, "find_device", lambda name: torch.device("cuda:1") if name == "cuda:1" else None)
+    monkeypatch.setattr(rac, "load_policy", load)
+    loop = RacLoop(build(RacRecipe, read_tree(CONFIG, ["train.device=cuda:1"]), str(CONFIG)), run)
+    with pytest.raises(StopIteration):
+        loop.evaluate(run)
+    with pytest.raises(RuntimeError):  # what a generator makes of it
+        next(loop._wanted(1, None))
+    assert asked == ["cuda:1", "cuda:1"]

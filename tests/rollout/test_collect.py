@@ -1,0 +1,142 @@
+"""A collection is a function of task, seed and count, whoever did the work and however often it was stopped."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from vla_stack.cli import main
+from vla_stack.data import ChunkLoader, open_dataset
+from vla_stack.errors import UserError
+from vla_stack.rollout.collect import RECORD, SEED, CollectConfig, Simulator, collect
+
+CONFIG = CollectConfig("pick", seed=3, noise=0.3, image_size=16)
+
+
+@pytest.mark.slow
+def test_same_episodes_whatever_the_workers_and_the_stops(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    collect(CONFIG, tmp_path / "one", 4, workers=1, image_mode="image")
+    collect(CONFIG, tmp_path / "two", 2, workers=2, image_mode="image")  # stopped half-way
+    tried, succeeded = collect(CONFIG, tmp_path / "two", 4, workers=2, image_mode="image")
+    assert succeeded == 2 <= tried
+    one, two = (open_dataset(tmp_path / name) for name in ("one", "two"))
+    assert one.tasks == two.tasks and one.columns.keys() == two.columns.keys()
+    for name in one.columns:
+        np.testing.assert_array_equal(one.columns[name], two.columns[name], err_msg=name)
+    frames = np.arange(one.num_frames)
+    a, b = (ChunkLoader(d, 1, 1, progress=False).gather(frames) for d in (one, two))
+    np.testing.assert_array_equal(a["observation.images.wrist"], b["observation.images.wrist"])
+
+    assert one.columns["next.success"][one.episode_to - 1].all()
+    assert (one.columns["command.sent"] != one.columns["action"]).any()  # the label stays clean
+    assert collect(CONFIG, tmp_path / "one", 4) == (0, 0)
+    with pytest.raises(UserError, match="of another seed"):
+        collect(CollectConfig("pick", seed=4, image_size=16), tmp_path / "one", 5)
+
+    assert main(["data", "info", str(tmp_path / "one")]) == 0
+    assert "success   4/4" in capsys.readouterr().out
+    assert main(["data", "check", str(tmp_path / "one")]) == 0
+    min((tmp_path / "one/data").glob("*/*.parquet")).unlink()
+    assert main(["data", "check", str(tmp_path / "one")]) == 1
+    assert "holds 0 of its" in capsys.readouterr().out
+    assert main(["data", "repair", str(tmp_path / "one")]) == 1
+    assert "episodes after it are intact" in capsys.readouterr().err
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attempts(config: CollectConfig, first: int, workers: int):
+        simulator = Simulator(config)
+        return (simulator.roll(config.env_seed(i)) for i in itertools.count(first))
+
+    monkeypatch.setattr("vla_stack.rollout.collect._in_processes", attempts)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_tasks_with_the_same_instructions_share_a_dataset(tmp_path: Path) -> None:
+    pick, obstacle = (CollectConfig(task, privileged=True) for task in ("pick", "obstacle"))
+    for config, episodes in ((pick, 2), (obstacle, 1), (pick, 3), (obstacle, 2)):  # begun, and gone on with
+        collect(config, tmp_path / "both", episodes)
+    dataset = open_dataset(tmp_path / "both")
+    seeds = dataset.columns[SEED][dataset.episode_from].tolist()
+    ours = [[s for s in seeds if s in {c.env_seed(i) for i in range(50)}] for c in (pick, obstacle)]
+    assert [len(s) for s in ours] == [3, 2] and len(set(seeds)) == 5
+    assert ours[0] == _seeds_alone(pick, tmp_path / "pick", 3)
+    assert collect(pick, tmp_path / "both", 3) == collect(obstacle, tmp_path / "both", 2) == (0, 0)
+
+
+def _seeds_alone(config: CollectConfig, root: Path, episodes: int) -> list[int]:
+    collect(config, root, episodes)
+    dataset = open_dataset(root)
+    return dataset.columns[SEED][dataset.episode_from].tolist()
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "are of another seed"),
+        ({"noise": 0.5}, "collected with noise 0.3, not 0.5"),
+        ({"randomisation": 2}, "collected with randomisation 0, not 2"),
+        ({"options": {"control_hz": 10.0}}, "collected with options"),
+    ],
+)
+def test_a_collection_is_continued_as_it_was_begun(tmp_path: Path, change: dict, message: str) -> None:
+    config = CollectConfig("pick", noise=0.3, privileged=True, options={"render_size": (32, 32), "control_hz": 10.0})
+    collect(config, tmp_path / "d", 1)
+    with pytest.raises(UserError, match=message):
+        collect(replace(config, **change), tmp_path / "d", 2)
+    (tmp_path / "d" / RECORD).write_text('{"pick": {"mood": 1}}')
+    with pytest.raises(UserError, match="collect.json does not say"):
+        collect(config, tmp_path / "d", 2)
+    (tmp_path / "d" / RECORD).unlink()  # as datasets had it before
+    collect(config, tmp_path / "d", 2)
+    assert open_dataset(tmp_path / "d").num_episodes == 2
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_dataset_without_a_record_is_not_continued_with_another_seed(tmp_path: Path) -> None:
+    config = CollectConfig("pick", privileged=True)
+    collect(config, tmp_path / "d", 1)
+    (tmp_path / "d" / RECORD).unlink()
+    with pytest.raises(UserError, match="instructions of 'pick' are of another seed or task"):
+        collect(replace(config, seed=1), tmp_path / "d", 2)
+
+
+@pytest.mark.slow
+def test_a_killed_collection_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = ["collect", "--task", "pick", "--privileged", "--episodes", "1000000", "--root", str(tmp_path / "d")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from vla_stack.cli import main; main(sys.argv[1:])", *command],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"TQDM_MININTERVAL": "0"},
+    )  # fmt: skip
+    assert process.stderr is not None
+    while "success 1/1" not in process.stderr.readline():  # the progress bar: workers are at work
+        assert process.poll() is None
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert workers and not psutil.wait_procs(workers, timeout=60)[1]
+
+
+def test_an_unknown_task_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no task 'juggle' -- the tasks are pick"):
+        collect(CollectConfig("juggle"), tmp_path / "d", 1)
+
+
+def test_options_of_benchmarks_are_refused_for_our_tasks(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["collect", "--task", "pick", "--control-mode", "ee_delta", "--root", str(tmp_path / "d")]) == 1
+    assert "--control-mode and --visuals are for benchmarks" in capsys.readouterr().err
+
+
+def test_attempt_seeds_differ_between_tasks_seeds_and_attempts() -> None:
+    seeds = [CollectConfig(t, s).env_seed(i) for t in ("pick", "place") for s in (0, 1) for i in range(500)]
+    assert len(set(seeds)) == len(seeds)

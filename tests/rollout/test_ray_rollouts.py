@@ -1,0 +1,71 @@
+"""Rollouts by actors are those of this process, though actors are killed; Ray itself is played by ``ray_fake``."""
+
+import sys
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import ray_fake
+
+import sim
+from vla_stack.envs.state_env import EnvRecipe
+from vla_stack.errors import UserError
+from vla_stack.rollout import collect
+from vla_stack.rollout.engine import RayGroup, evaluate
+from vla_stack.schema import Chunks, PolicySpec
+
+
+class Wanderer:
+    """Draws by its seed, and reacts to what it sees."""
+
+    robot = sim.TASKS["pick"].arm.spec("ee_delta", (), 64, 10.0, True)
+    spec = PolicySpec(robot, 4, extras={"trained_in": asdict(EnvRecipe(limit=8))})
+
+    def infer(self, observations, seeds):
+        pairs = zip(observations, seeds, strict=True)
+        return Chunks(
+            np.array([np.random.default_rng(s).normal(o.state[:5], 1.0, (4, 5)) for o, s in pairs], np.float32)
+        )
+
+
+@pytest.fixture(autouse=True)
+def begun(monkeypatch):
+    """Groups, once for each time that their actor was made."""
+    monkeypatch.setitem(sys.modules, "ray", ray_fake)
+    groups, begin = [], RayGroup._begin
+    monkeypatch.setattr(RayGroup, "_begin", lambda group: (begin(group), groups.append(group)))
+    return groups
+
+
+def test_episodes_of_a_killed_actor_begin_anew_elsewhere(begun):
+    def kill(record):
+        if len(begun) == 2:
+            ray_fake.kill(begun[0].actor)
+
+    local = evaluate(Wanderer(), "sim/pick-v0", 5, num_envs=2)
+    remote = evaluate(Wanderer(), "sim/pick-v0", 5, num_envs=2, workers=2, rollouts="ray", on_episode=kill)
+    assert len(begun) == 3 and begun[2] is begun[0]
+    assert [(e.seed, e.success, e.steps) for e in remote.episodes] == [(e.seed, False, 8) for e in local.episodes]
+    for a, b in zip(remote.episodes, local.episodes, strict=True):
+        np.testing.assert_array_equal(a.actions, b.actions)
+
+
+def test_actors_that_keep_dying_are_given_up(begun, monkeypatch):
+    monkeypatch.setattr(ray_fake, "get", lambda call: (_ for _ in ()).throw(ray_fake.RayActorError("killed")))
+    with pytest.raises(UserError, match="keep dying: killed -- try --rollouts local"):
+        evaluate(Wanderer(), "sim/pick-v0", 2, num_envs=1, workers=1, rollouts="ray")
+    assert len(begun) == 3
+    with pytest.raises(UserError, match="at least one worker"):
+        evaluate(Wanderer(), "sim/pick-v0", 2, rollouts="ray")
+
+
+def test_attempts_of_a_restarted_simulator_are_repeated():
+    config = collect.CollectConfig("pick", seed=3, noise=0.3, privileged=True)
+    attempts, simulator = collect._on_ray(config, 0, 2), collect.Simulator(config)
+    for i in range(4):
+        rollout, wanted = next(attempts), simulator.roll(config.env_seed(i))
+        assert (rollout.seed, rollout.success) == (wanted.seed, wanted.success)
+        np.testing.assert_array_equal(rollout.actions, wanted.actions)
+        if i == 0:
+            ray_fake.kill(attempts.gi_frame.f_locals["actors"][1], no_restart=False)
+    attempts.close()

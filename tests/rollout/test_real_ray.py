@@ -1,0 +1,38 @@
+"""Evaluation and collection on Ray itself: the episodes of this process, though an actor is killed."""
+
+import numpy as np
+import pytest
+import ray
+from test_ray_rollouts import Wanderer
+
+from vla_stack.ray_cluster import cluster
+from vla_stack.rollout import collect
+from vla_stack.rollout.engine import RayGroup, evaluate
+
+
+@pytest.mark.flaky(reruns=1)  # Ray has deadlines of its own, see conftest.py
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_episodes_are_those_of_this_process(monkeypatch):
+    groups, begin, killed = [], RayGroup._begin, []
+    monkeypatch.setattr(RayGroup, "_begin", lambda group: (begin(group), groups.append(group)))
+
+    def kill(record):
+        if not killed:
+            killed.append(record)
+            ray.kill(groups[0].actor)
+
+    local = evaluate(Wanderer(), "sim/pick-v0", 6, num_envs=2)
+    config = collect.CollectConfig("pick", seed=3, noise=0.3, privileged=True)
+    simulator = collect.Simulator(config)
+    with cluster(2):
+        remote = evaluate(Wanderer(), "sim/pick-v0", 6, num_envs=2, workers=2, rollouts="ray", on_episode=kill)
+        attempts = collect._on_ray(config, 0, 2)
+        collected = [next(attempts) for _ in range(2)]
+        attempts.close()
+    assert len(groups) == 3  # two, and the one in place of the one that was killed
+    for a, b in zip(remote.episodes, local.episodes, strict=True):
+        assert (a.seed, a.success, a.steps) == (b.seed, b.success, b.steps)
+        np.testing.assert_array_equal(a.actions, b.actions)
+    for i, rollout in enumerate(collected):
+        np.testing.assert_array_equal(rollout.actions, simulator.roll(config.env_seed(i)).actions)

@@ -1,0 +1,112 @@
+"""``vla eval`` from the command line to the files it leaves."""
+
+import json
+
+import eval_fakes
+import numpy as np
+import pytest
+
+from vla_stack.cli import main
+from vla_stack.errors import UserError
+from vla_stack.rollout.latency import Latency, parse_latencies
+from vla_stack.rollout.records import load_records
+from vla_stack.verbs import eval as verb
+
+LINE = "eval_fakes:Line-v0"
+
+
+@pytest.fixture
+def fake_policy(monkeypatch, tmp_path):
+    monkeypatch.setattr(verb, "_load", lambda name, *_: (tmp_path / name, eval_fakes.Obedient()))
+
+
+def test_every_setting_is_reported(fake_policy, tmp_path, capsys):
+    arguments = ["--env", LINE, "--episodes", "6", "--latency", "0,100ms", "--swap-instruction", "--workers", "0"]
+    assert main(["eval", *arguments, "--videos", "1", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.count(LINE) == 4 and "wrong instruction" in out and "100%" in out and "61% – 100%" in out
+    assert "of what was instructed" in out and "mean" in out
+    d = json.loads((tmp_path / "report.json").read_text())
+    assert [r["label"] for r in d["results"]] == [
+        "naive, 0 ms",
+        "naive, 0 ms, wrong instruction",
+        "naive, 100 ms",
+        "naive, 100 ms, wrong instruction",
+    ]
+    assert [r["summary"]["successes"] for r in d["results"]] == [6, 0, 6, 0]
+    assert (tmp_path / d["results"][0]["episodes"][0]["video"]).is_file()
+    assert "data:video/mp4" in (tmp_path / "report.html").read_text()
+
+
+def test_several_decision_frequencies_have_one_score(fake_policy, tmp_path, capsys):
+    arguments = ["--env", LINE, "--episodes", "4", "--latency", "0,100ms", "--execute", "1", "2", "--workers", "0"]
+    assert main(["eval", *arguments, "--videos", "1", "--out", str(tmp_path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if " steps " in line or line.endswith("FAS")]
+    assert len(lines) == 5 and lines[0].endswith("seams   FAS")
+    assert [line.split()[-1] for line in lines[1:]] == ["1.00"] * 4
+
+
+def test_what_is_measured_is_on_disk_before_anything_else_can_fail(fake_policy, tmp_path):
+    arguments = ["--episodes", "3", "--workers", "0", "--out", str(tmp_path)]
+    with pytest.raises(RuntimeError, match="gearbox"):
+        main(["eval", *arguments, "--env", LINE, "eval_fakes:Crash-v0"])
+    (result,) = load_records(tmp_path / "report.json")
+    assert (result.name, result.successes, len(result.episodes)) == (LINE, 3, 3)
+
+
+def test_errors_are_one_line(fake_policy, tmp_path, capsys):
+    assert main(["eval", "--env", "sim/pikc-v0", "--out", str(tmp_path)]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("vla eval: there is no environment 'sim/pikc-v0'") and "did you mean sim/pick-v0?" in error
+    assert main(["eval", "--device", "gpu", "--out", str(tmp_path)]) == 1
+    assert "vla eval: device 'gpu' is not available" in capsys.readouterr().err
+
+
+def test_help_shows_examples(capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    assert "vla eval --latency 0,100ms,300ms" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "rate_hz", "ticks"),
+    [
+        ("0", 10, [0]),
+        ("0ms,100ms", 10, [0, 1]),
+        ("101ms", 10, [2]),
+        ("100ms", 30, [3]),
+        ("0.3s, 2ticks", 10, [3, 2]),
+        ("2ticks", 30, [2]),
+    ],
+)
+def test_a_started_tick_counts_whole(text, rate_hz, ticks):
+    assert [x.ticks(rate_hz) for x in parse_latencies(text, rate_hz)] == ticks
+
+
+def test_equal_delays_are_taken_once():
+    assert parse_latencies("1tick,100,0.1s", 10) == [Latency(0.1)]
+
+
+def test_jitter_keeps_the_mean_and_follows_its_seed():
+    gamma, spikes = Latency(0.2, "gamma"), Latency(0.2, "spikes")
+    ticks = np.array([gamma.ticks(1000.0, (3, i)) for i in range(4000)])
+    assert abs(ticks.mean() - 200) < 5 and abs(ticks.std() - 100) < 5
+    assert [gamma.ticks(10.0, (3, i)) for i in range(20)] == [gamma.ticks(10.0, (3, i)) for i in range(20)]
+    late = np.array([spikes.ticks(10.0, (0, i)) for i in range(4000)])
+    assert set(late) == {2, 12} and 0.005 < (late == 12).mean() < 0.015
+    assert Latency(0.0, "gamma").ticks(10.0) == 0
+
+
+def test_all_means_the_modes_that_the_policy_has(fake_policy, tmp_path, capsys):
+    out = ["--out", str(tmp_path), "--episodes", "2", "--workers", "0", "--videos", "0", "--env", LINE]
+    assert main(["eval", *out, "--mode", "all", "--latency", "0,200ms", "--jitter", "gamma"]) == 0
+    table = capsys.readouterr().out
+    for mode in ("sync", "naive", "ensemble", "future_state"):
+        assert f"{mode}, 0 ms gamma" in table and f"{mode}, 200 ms gamma" in table
+    assert "rtc" not in table
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1ms", "1h"])
+def test_a_delay_that_is_none_is_refused(text):
+    with pytest.raises(UserError, match="is no delay"):
+        parse_latencies(text, 10)

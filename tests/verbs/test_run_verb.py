@@ -1,0 +1,106 @@
+"""What ``vla run`` makes of its arguments and of its episodes."""
+
+import argparse
+import os
+import pty
+import select
+import subprocess
+import sys
+
+import pytest
+
+from vla_stack.errors import UserError
+from vla_stack.verbs import run
+from vla_stack.verbs.robot_arguments import driver_arguments
+
+
+def arguments(*argv):
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_driver_arguments_are_yaml():
+    args = arguments("--task", "place", "--robot-arg", "image_size=96", "--robot-arg", "cameras=[front]")
+    assert driver_arguments(args) == {"task": "place", "image_size": 96, "cameras": ["front"]}
+    assert driver_arguments(arguments()) == {"task": "pick"}
+    assert driver_arguments(arguments("--robot", "lerobot")) == {}
+
+
+def test_arguments_that_cannot_be_read_name_themselves():
+    with pytest.raises(UserError, match="--robot-arg image_size: there is no '='"):
+        driver_arguments(arguments("--robot-arg", "image_size"))
+    assert run._box("z.pos=-0.1:0.3") == ("z.pos", (-0.1, 0.3))
+    with pytest.raises(UserError, match="--workspace z cannot be read"):
+        run._box("z")
+
+
+def episode(success, steps, idle, delays, factor=1.0):
+    return {
+        "success": success,
+        "duration_s": steps / 10,
+        "steps": steps,
+        "idle_ticks": idle,
+        "delay_ticks": {"counts": delays},
+        "ticks": {"run": steps - idle, "overrun": 1},
+        "lateness_ms": {"p99": 1.0, "max": 2.0},
+        "real_time_factor": factor,
+    }
+
+
+def test_summary_adds_up():
+    s = run.summarise([episode(True, 20, 2, {"1": 3}), episode(False, 30, 3, {"1": 1, "4": 4}, factor=0.9)])
+    assert (s["episodes"], s["successes"], s["success_rate"]) == (2, 1, 0.5)
+    assert s["wilson_95"] == pytest.approx([0.0945, 0.9055], abs=1e-3)
+    assert s["median_seconds_to_success"] == 2.0
+    assert s["idle_fraction"] == 0.1
+    assert (s["delay_ticks_mean"], s["delay_ticks_max"]) == (20 / 8, 4)
+    assert (s["overruns"], s["slower_than_real_time"], s["stops"]) == (2, 1, 0)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Types into the terminal that the program runs in, and waits until it can be read there."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+        def enter(text="\n"):
+            os.write(ours, text.encode())
+            assert select.select([stdin], [], [], 20.0)[0]
+
+        yield enter
+    os.close(ours)
+
+
+def test_only_an_enter_after_the_stop_rearms(terminal):
+    terminal("\n\n")  # out of impatience, while the robot drove
+    run._print_state_and_ask(7, "stop", "camera")
+    assert not run._ask()
+    terminal()
+    assert run._ask() and not run._ask()
+    run._print_state_and_ask(9, "hold", "camera")  # no stop: nothing is asked, nothing forgotten
+    terminal()
+    assert run._ask()
+
+
+def test_what_was_typed_before_the_question_does_not_set_the_scene(terminal, monkeypatch):
+    terminal()
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(run._ask()))
+    asked: list[bool] = []
+    run.wait_for_scene("ready? ")
+    assert asked == [False]
+
+
+def test_without_standard_input_nobody_rearms(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    run._print_state_and_ask(7, "stop", "camera")
+    assert not run._ask()
+
+
+def test_the_robot_side_imports_neither_torch_nor_lerobot_nor_mujoco():
+    code = (
+        "import sys, vla_stack.verbs.run, vla_stack.runtime.control, robot_drivers.simulated;"
+        "print([m for m in ('torch', 'lerobot', 'mujoco', 'gymnasium', 'cv2', 'av') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

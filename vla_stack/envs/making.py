@@ -1,0 +1,191 @@
+"""Make an environment for a policy, and say in one line where the two do not fit."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_stack.envs.state_env import IMAGINED, SEEN, Seeing
+from vla_stack.errors import UserError
+from vla_stack.schema import Observation, PolicySpec, RobotSpec
+
+
+def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> gym.Env:
+    """Build an environment that shows a policy what it was trained on.
+
+    A task of ``sim`` or of a benchmark takes the policy's cameras, image size, control mode and rate. Any other
+    environment is taken as it is and compared. A policy of reinforcement learning on states names the environment of
+    its training (``methods.off_policy.state_policy``): there it gets its options, and anywhere what it observed.
+
+    Args:
+        env_id: Gymnasium id, optionally ``module:id``, or a benchmark's task (see :mod:`sim.external`).
+        policy: What the policy consumes.
+        options: Further keyword arguments of the environment, e.g. ``randomisation``.
+
+    Raises:
+        UserError: There is no such environment, or it does not fit the policy.
+    """
+    options = options_for(env_id, policy, options)
+    try:
+        env = construct(env_id, **options)
+    except gym.error.UnregisteredEnv as e:
+        raise UserError(f"there is no environment '{env_id}'", _suggest(env_id)) from e
+    except ModuleNotFoundError as e:
+        raise UserError(f"{env_id}: {e}", "an environment of another package is named module:id") from e
+    except TypeError as e:
+        raise UserError(f"{env_id} does not take these options: {e}") from e
+    try:
+        space = env.observation_space
+        wanted = {"agent_pos"} | ({"pixels"} if policy.robot.cameras else set())
+        if not isinstance(space, gym.spaces.Dict) or not wanted <= set(space):
+            raise UserError(
+                f"{env_id} gives no {' and '.join(map(repr, sorted(wanted, reverse=True)))}",
+                "wrap it to observe as LeRobot's environments do",
+            )
+        check_fit(robot_of(env, policy), policy.robot, env_id)
+    except UserError:
+        env.close()
+        raise
+    trained = policy.extras.get("trained_in")
+    return env if trained is None else Seeing(env, trained["features"])
+
+
+def construct(env_id: str, **options: Any) -> gym.Env:
+    """``gym.make`` for ids of all kinds: our tasks, a benchmark's, a world model's, and whatever is registered."""
+    if env_id.startswith(IMAGINED):  # named at run time, as this room is not to load world models for the simulator
+        return importlib.import_module("vla_stack.world_model.dreams").make_env(env_id, **options)
+    if is_benchmark(env_id):
+        from sim import external
+
+        return external.make(env_id, **options)
+    module = "sim:" if env_id.startswith("sim/") else ""  # gymnasium imports it, which registers the tasks
+    return gym.make(module + env_id, disable_env_checker=True, **options)
+
+
+def is_benchmark(env_id: str) -> bool:
+    """Whether an id is one of :mod:`sim.external`, e.g. ``metaworld/push-v3``."""
+    from sim import external  # on demand: it loads the simulator
+
+    return external.is_external(env_id)
+
+
+def options_for(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Keyword arguments of an environment: those that follow from the policy, then the given ones."""
+    follow: dict[str, Any] = {}
+    if env_id.startswith("sim/"):
+        follow = _sim_options(policy.robot)
+    elif is_benchmark(env_id):
+        follow = _benchmark_options(env_id, policy.robot)
+    trained = policy.extras.get("trained_in", {})  # an `EnvRecipe`
+    if trained.get("id") == env_id:
+        follow |= trained["options"] | ({"max_episode_steps": trained["limit"]} if trained["limit"] else {})
+    return follow | (options or {})
+
+
+def robot_of(env: gym.Env, policy: PolicySpec) -> RobotSpec:
+    """The embodiment of an environment; one that does not describe itself is taken to be the policy's."""
+    return getattr(env.unwrapped, "spec_robot", None) or policy.robot
+
+
+def stages_of(env: gym.Env) -> tuple[str, ...]:
+    return tuple(getattr(env.unwrapped, "stages", ()))
+
+
+def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:
+    """Compare what an environment offers with what a policy was trained on.
+
+    Raises:
+        UserError: Naming the first difference in actions, state, rate or cameras.
+    """
+    for field in ("action", "state"):
+        has, wants = ([d.name for d in getattr(spec, field)] for spec in (env, policy))
+        if len(has) != len(wants) or (has != wants and not nameless(policy)):
+            raise UserError(
+                f"{env_id} has {field} [{' '.join(has)}], the policy was trained on [{' '.join(wants)}]",
+                "evaluate on an environment of the policy's embodiment and control mode",
+            )
+    if env.action_kind != policy.action_kind:
+        raise UserError(f"{env_id} takes {env.action_kind} actions, the policy gives {policy.action_kind} ones")
+    if not np.isclose(env.rate_hz, policy.rate_hz) and not nameless(policy):
+        raise UserError(
+            f"{env_id} runs at {env.rate_hz:g} Hz, the policy was trained at {policy.rate_hz:g} Hz",
+            "make the environment at the policy's rate",
+        )
+    offered = {c.name: (c.height, c.width) for c in env.cameras}
+    for camera in policy.cameras:
+        if camera.name not in offered:
+            raise UserError(f"the policy needs camera '{camera.name}', {env_id} has {', '.join(sorted(offered))}")
+        if offered[camera.name] != (camera.height, camera.width):
+            h, w = offered[camera.name]
+            raise UserError(
+                f"camera '{camera.name}' of {env_id} is {h}x{w}, the policy was trained at "
+                f"{camera.height}x{camera.width}",
+                "make the environment with the policy's image size",
+            )
+
+
+def nameless(policy: RobotSpec) -> bool:
+    """Whether a policy of another project left no description of its robot: then only sizes can be compared."""
+    return policy.name.startswith("lerobot/")
+
+
+def observe(raw: dict[str, Any], policy: RobotSpec, task: str, step: int) -> Observation:
+    """An environment's observation in the project's terms, reduced to the policy's cameras.
+
+    Virtual time: the capture of step k happened at exactly k control periods.
+    """
+    images = {c.name: np.asarray(raw["pixels"][c.name], np.uint8) for c in policy.cameras}
+    state: NDArray[np.float32] = np.asarray(raw.get(SEEN, raw["agent_pos"]), np.float32)
+    return Observation(state, images, task, step, round(step * policy.dt * 1e9))
+
+
+def _sim_options(robot: RobotSpec) -> dict[str, Any]:
+    """Keyword arguments with which a task of ``sim`` becomes the embodiment that a policy was trained for."""
+    sizes = {(c.height, c.width) for c in robot.cameras}
+    if len(sizes) > 1 or any(height != width for height, width in sizes):
+        shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras)
+        raise UserError(f"the tasks of sim render square images of one size, the policy wants {shapes}")
+    joints = len(robot.action) != 5 if nameless(robot) else not robot.action[0].name.startswith("tcp_")
+    absolute = "joint_abs" if joints else "ee_abs"
+    return {
+        "cameras": tuple(c.name for c in robot.cameras),
+        **({"image_size": robot.cameras[0].height} if robot.cameras else {}),
+        "control_mode": absolute if robot.action_kind == "absolute" else "ee_delta",
+        "control_hz": robot.rate_hz,
+        "privileged": "object_dx" in {d.name for d in robot.state},  # of sim.privileged.DIMS
+    }
+
+
+def _benchmark_options(env_id: str, robot: RobotSpec) -> dict[str, Any]:
+    """Keyword arguments with which a benchmark's task becomes what a policy was trained on.
+
+    A policy that left no description of its robot gets the benchmark's own rate and actions.
+    """
+    sizes = {(c.height, c.width) for c in robot.cameras}
+    if len(sizes) > 1:
+        raise UserError(f"{env_id} renders pictures of one size, the policy wants {sorted(sizes)}")
+    options: dict[str, Any] = {"cameras": tuple(c.name for c in robot.cameras)}
+    if sizes:
+        options["image_size"] = sizes.pop()
+    if not env_id.startswith("libero/"):  # whose pictures are the official ones
+        options["visuals"] = "fast"
+    if not nameless(robot):
+        options["control_hz"] = robot.rate_hz
+        if env_id.startswith("metaworld/"):
+            options["control_mode"] = "ee_delta" if robot.action_kind == "delta" else "ee_abs"
+            options["privileged"] = "object_dx" in {d.name for d in robot.state}
+    return options
+
+
+def _suggest(env_id: str) -> str:
+    import sim  # noqa: F401  registers its tasks
+
+    known = sorted(k for k in gym.registry if k.startswith("sim/"))
+    close = difflib.get_close_matches(env_id, known, n=1, cutoff=0.5)
+    others = "metaworld/<task>, aloha/transfer_cube, aloha/insertion, libero/<suite>/<index>"
+    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(known)}; {others}"

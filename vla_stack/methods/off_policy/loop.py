@@ -1,0 +1,318 @@
+"""Loop ``off_policy``: stored episodes, offline training, then one actor-learner loop, for WSRL, EXPO, baselines.
+
+A run directory holds ``offline.safetensors`` (the stored episodes), ``metrics.jsonl``, ``learning_curve.png`` and
+``checkpoints/``. A checkpoint begins new episodes, and online there is one at each evaluation alone: a run that is
+stopped in between goes on from the last, and so computes what one that is not stopped computes, bit for bit on a CPU
+(with rollouts in this process). With an operator a stop saves where it is: nobody does again what a person did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from vla_stack.envs.state_env import EnvRecipe, StateEnv, Vector
+from vla_stack.errors import UserError
+from vla_stack.methods.expo import Expo
+from vla_stack.methods.learning_curve import draw_curve
+from vla_stack.methods.off_policy import learner as learners
+from vla_stack.methods.off_policy.actor import Outcome, evaluate
+from vla_stack.methods.off_policy.learner import Learner
+from vla_stack.methods.off_policy.operator_hand import at_endpoint
+from vla_stack.methods.off_policy.recipe import OffPolicyRecipe, check, check_evaluations, check_resumed
+from vla_stack.methods.off_policy.rollout_workers import SEEDS, LocalRollouts, RayRollouts, Rollouts
+from vla_stack.methods.off_policy.scene_sampling import SceneSampler
+from vla_stack.methods.off_policy.scripted import stored, success_rate
+from vla_stack.methods.replay_buffer import Source, Store, Transition
+from vla_stack.methods.wsrl import Wsrl
+from vla_stack.runtime.operator_port import OperatorPort
+from vla_stack.training import checkpoint as ckpt
+from vla_stack.training.log import Log, Window, truncate
+from vla_stack.training.recipe_tree import build, plain
+from vla_stack.training.stop import Stop
+
+OFFLINE_SAVE = 2000  # steps of offline training between checkpoints
+RECENT = 20  # episodes that the logged training success is of
+
+
+def make_learner(recipe: OffPolicyRecipe, offline: Store, capacity: int) -> Learner:
+    """The learner of a recipe, with an empty buffer of ``capacity`` control steps an environment."""
+    obs, action = (offline.columns[name].shape[1] for name in ("obs", "action"))
+    store = Store(capacity, obs, action, recipe.slots, recipe.gamma, offline.tail)
+    if recipe.method == "wsrl":
+        return Wsrl(recipe.wsrl, offline, store, recipe.horizon, recipe.seed)
+    return Expo(recipe.expo, offline, store, recipe.horizon, recipe.seed)
+
+
+def make_actor(recipe: OffPolicyRecipe, scale: tuple[Vector, Vector]) -> tuple[list[StateEnv], Learner]:
+    """What an actor elsewhere needs: environments, and a learner that only acts."""
+    envs = make_envs(recipe, recipe.num_envs, scale)
+    nothing = Store(1, envs[0].obs_dim, envs[0].action_dim, 1, recipe.gamma)
+    return envs, make_learner(recipe, nothing, 1)
+
+
+def make_envs(recipe: OffPolicyRecipe, count: int, scale: tuple[Vector, Vector] | None) -> list[StateEnv]:
+    envs = [StateEnv(recipe.env) for _ in range(count)]
+    for env in envs:
+        env.scale = scale
+    return envs
+
+
+def grown(store: Store, steps: int) -> Store:
+    """The same store with room for more control steps."""
+    obs, action = (store.columns[name].shape[1] for name in ("obs", "action"))
+    larger = Store(store.capacity + steps, obs, action, store.slots, store.gamma, store.tail)
+    larger.load_state_dict(store.state_dict())
+    return larger
+
+
+def keep_interventions(demos: Store, transition: Transition) -> None:
+    """Add what a person did in the first environment to the demonstrations; each intervention is an episode there."""
+    if transition.source[0] != Source.HUMAN:
+        demos.cut()
+        return
+    first = {name: getattr(transition, name)[:1] for name in Transition._fields[:-1]}
+    demos.add(Transition(**first))
+
+
+class OffPolicyLoop:
+    """One run; continues what an earlier, stopped run has left in its directory.
+
+    Args:
+        recipe: The run.
+        run_dir: Where it lies.
+
+    Raises:
+        UserError: A value is out of range, values do not go together, or Ray is asked for and not installed.
+    """
+
+    def __init__(self, recipe: OffPolicyRecipe, run_dir: Path) -> None:
+        check(recipe)
+        torch.set_num_threads(recipe.threads)
+        self.recipe, self.run_dir = recipe, run_dir
+        env = StateEnv(recipe.env.real() if recipe.env.imagined else recipe.env)  # experts act in the simulator
+        check_evaluations(recipe, env.limit)
+        self.checkpoint = ckpt.latest(run_dir / "checkpoints")
+        if self.checkpoint is not None:
+            check_resumed(recipe, json.loads((self.checkpoint / ckpt.PRETRAINED / "config.json").read_text())["recipe"])
+        offline, self.scale = stored(run_dir / "offline.safetensors", env, recipe.offline, recipe.gamma)
+        env.close()
+        self.offline_success = success_rate(offline)
+        if recipe.operator:
+            offline = grown(offline, recipe.steps)
+        self.learner = make_learner(recipe, offline, max(1, -(-recipe.steps // recipe.slots)) + env.limit)
+        self.evaluation: list[StateEnv] = []
+        self.scenes = SceneSampler(recipe.scenes, recipe.seed) if recipe.scenes else None
+        self.episodes = self.version = 0
+        self.recent: list[bool] = []
+        self.started = False  # whether the offline training is done and evaluated
+        self._port: OperatorPort | None = None
+        if self.checkpoint is not None:
+            learners.load(self.learner, self.checkpoint / ckpt.STATE)
+            facts = json.loads((self.checkpoint / ckpt.STATE / "state.json").read_text())
+            self.episodes, self.version, self.started = facts["episodes"], facts["version"], facts["started"]
+            self.recent = facts.get("recent", [])
+            if self.scenes is not None:
+                self.scenes.counts[:] = facts["scenes"]
+            if recipe.operator:
+                for row in self.learner.store.rows():
+                    keep_interventions(offline, self.learner.store.at(row))
+
+    @property
+    def step(self) -> int:
+        """Control steps online so far."""
+        return self.learner.store.total
+
+    def run(self) -> None:
+        """Offline training, then online, until the recipe's steps are done or a signal asks to stop.
+
+        Raises:
+            KeyboardInterrupt: A signal asked to stop; what is not saved will be computed again.
+        """
+        r = self.recipe
+        shown: Any = r  # of a recipe the log reads `steps` and `wandb`
+        if not self.started:
+            truncate(self.run_dir / "metrics.jsonl", -1)  # a first record that no checkpoint followed
+        with Stop() as stop, Log(self.run_dir, shown, self.step) as log:
+            if not self.started:
+                self._pretrain(stop)
+                self._report(log, {})
+                self.started = True
+                self._save()
+            rollouts = self._rollouts(stop)
+            try:
+                while self.step < r.steps:
+                    end = min(r.steps, (self.step // r.eval_every + 1) * r.eval_every)
+                    means = self._until(end, rollouts, log, stop)
+                    self.episodes = rollouts.episodes
+                    if self.step >= end:
+                        self._cut()
+                        self._report(log, means)
+                        self._save()
+                    elif r.operator:  # without an evaluation, whose steps are those of the grid
+                        self._cut()
+                        self._save()
+                    if stop.asked:
+                        raise KeyboardInterrupt
+                    rollouts.restart()
+            finally:
+                rollouts.close()
+                if self._port is not None:
+                    self._port.close()
+                for env in self.evaluation:
+                    env.close()
+
+    def evaluate(self) -> list[Outcome]:
+        """Outcomes of the fixed evaluation episodes, with noise that is as fixed."""
+        r = self.recipe
+        if not self.evaluation:
+            real = dataclasses.replace(r, env=r.env.real())  # success is the task's own
+            self.evaluation = make_envs(real, min(r.eval_envs, r.eval_episodes), self.scale)
+        policy = partial(self.learner.greedy, g=torch.Generator().manual_seed(r.eval_seed))
+        return evaluate(self.evaluation, policy, range(r.eval_seed, r.eval_seed + r.eval_episodes))
+
+    # Parts ----------------------------------------------------------------------------------------------------------
+
+    def _pretrain(self, stop: Stop) -> None:
+        """What is missing of the offline training, with a checkpoint now and then."""
+        learner, window, path = self.learner, Window(), self.run_dir / "pretraining.jsonl"
+        truncate(path, learner.pretrained)
+        with path.open("a") as file:
+            while learner.pretrained < learner.pretrain_steps:
+                window.add(learner.pretrained, learner.pretrain())
+                if learner.pretrained % self.recipe.log_every == 0:
+                    record = {"step": learner.pretrained, **window.means()}
+                    file.write(json.dumps(record) + "\n")
+                    told = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k != "step")
+                    print(f"offline {learner.pretrained}/{learner.pretrain_steps}  {told}", flush=True)
+                if stop.asked or learner.pretrained % OFFLINE_SAVE == 0:
+                    file.flush()
+                    self._save()
+                if stop.asked:
+                    raise KeyboardInterrupt
+
+    def _until(self, end: int, rollouts: Rollouts, log: Log, stop: Stop) -> dict[str, float]:
+        """Act and learn until a number of control steps, or until a stop is asked for; returns what there is to log."""
+        learner, window, horizon = self.learner, Window(), self.recipe.horizon
+        while self.step < end and not stop.asked:
+            for fragment in rollouts.collect(learner, self.version):
+                for transition in fragment.steps:
+                    before = self.step
+                    learner.store.add(transition, fragment.slots)
+                    if self.recipe.operator:
+                        keep_interventions(learner.offline, transition)
+                    for _ in range(self.step // horizon - before // horizon):  # one update for each executed chunk
+                        window.add(self.step, learner.update())
+                    for _ in fragment.slots:
+                        log.advance()
+                self._note(fragment.finished)
+            self.version += 1
+        return window.means() | {"lag": float(rollouts.lag), "lost_actors": float(rollouts.lost)}
+
+    def _cut(self) -> None:
+        """Close what is open: a checkpoint follows, which begins new episodes."""
+        self.learner.store.cut()
+        if self.recipe.operator:  # an intervention across it is two episodes among the demonstrations as well
+            self.learner.offline.cut()
+
+    def _note(self, finished: list[Outcome]) -> None:
+        self.recent = [*self.recent, *(o.success for o in finished)][-RECENT:]
+        if self.scenes is not None:
+            for outcome in finished:
+                self.scenes.record(outcome.seed - self._first_seed, outcome.success)
+
+    def _report(self, log: Log, means: dict[str, float]) -> None:
+        """Evaluate, log, and draw the curve."""
+        outcomes = self.evaluate()
+        recent = {"train/success": float(np.mean(self.recent))} if self.recent else {}
+        returns = float(np.mean([o.reward for o in outcomes]))
+        success = float(np.mean([o.success for o in outcomes]))
+        log.record(self.step, means | recent | {"eval/success": success, "eval/return": returns})
+        draw_curve(self.run_dir, self.recipe.env.reward != "own", self.recipe.eval_episodes)
+
+    def _save(self) -> None:
+        counts = self.scenes.counts.tolist() if self.scenes is not None else []
+        state = {"episodes": self.episodes, "version": self.version, "scenes": counts, "started": self.started}
+        state |= {"recent": [bool(success) for success in self.recent]}
+
+        def fill(directory: Path) -> None:
+            learners.save(self.learner, directory / ckpt.STATE)
+            pretrained = directory / ckpt.PRETRAINED
+            pretrained.mkdir()
+            save_file({k: t.contiguous() for k, t in learners.weights(self.learner.modules).items()},
+                      pretrained / learners.WEIGHTS)  # fmt: skip
+            sizes = {"mean": self.scale[0].tolist(), "std": self.scale[1].tolist()}
+            recipe = plain(dataclasses.asdict(self.recipe))
+            env = plain(dataclasses.asdict(self.recipe.env.real()))  # who is deployed needs no judges
+            config = {"type": self.recipe.method, "step": self.step, "recipe": recipe, "env": env, **sizes}
+            (pretrained / "config.json").write_text(json.dumps(config, indent=1))
+
+        self.checkpoint = ckpt.commit(self.run_dir / "checkpoints", self.step, fill, state, 1)
+
+    @property
+    def _first_seed(self) -> int:
+        return SEEDS * (self.recipe.seed + 1)
+
+    def _episode_seed(self, number: int) -> int:
+        return self._first_seed + (self.scenes.draw(number) if self.scenes is not None else number)
+
+    def _rollouts(self, stop: Stop) -> Rollouts:
+        r = self.recipe
+        if r.rollouts == "local":
+            envs = make_envs(r, r.num_envs, self.scale)
+            hand = None
+            if r.operator:
+                hand, self._port = at_endpoint(envs[0], r.operator, lambda: stop.asked)
+            return LocalRollouts(envs, self._episode_seed, self.episodes, hand)
+        # Drawing goes on in the actors: a run that is taken up again draws by its first seed there.
+        alone = self.learner.agent.explorer.get_state().numpy() if r.ray.workers == 1 and not self.step else None
+        how = (r.ray.workers, r.num_envs, self._episode_seed, self.episodes, r.ray.fragment, r.ray.max_lag, alone)
+        return RayRollouts(partial(make_actor, r, self.scale), *how)
+
+
+def run(recipe: OffPolicyRecipe, run_dir: Path) -> None:
+    """``vla train`` of a recipe with ``loop: off_policy``."""
+    OffPolicyLoop(recipe, run_dir).run()
+    if recipe.env.reward != "own":
+        print(f"try it: vla eval --policy {run_dir} --env {recipe.env.real().id} --mode sync")
+
+
+def load(directory: Path) -> tuple[Learner, EnvRecipe, tuple[NDArray, NDArray]]:
+    """A trained policy: ``pretrained_model`` -> the learner (``greedy`` acts), its environment, its normalisation.
+
+    Raises:
+        UserError: The directory holds no policy of this loop.
+    """
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        recipe, env = build(OffPolicyRecipe, config["recipe"], str(path)), build(EnvRecipe, config["env"], str(path))
+        scale = np.array(config["mean"], np.float32), np.array(config["std"], np.float32)
+        weights = load_file(directory / learners.WEIGHTS)
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as e:
+        raise UserError(
+            f"{directory} holds no policy of this loop: {e}", "give checkpoints/last/pretrained_model"
+        ) from e
+    warmup = recipe.expo.warmup
+    if config.get("step", warmup) >= warmup:  # its count of steps is not kept: the warm-up is over
+        warmup = 0
+    expo = dataclasses.replace(recipe.expo, warmup=warmup)
+    envs, learner = make_actor(dataclasses.replace(recipe, env=env, num_envs=1, expo=expo), scale)
+    envs[0].close()
+    try:
+        learners.load_weights(learner.modules, weights)
+    except (KeyError, RuntimeError) as e:
+        raise UserError(f"{directory / learners.WEIGHTS} does not fit {path}: {e}", "copy the checkpoint again") from e
+    return learner, env, scale
+
+
+RECIPE = OffPolicyRecipe

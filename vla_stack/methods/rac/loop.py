@@ -1,0 +1,304 @@
+"""The RaC loop with a simulated operator: roll out, intervene, aggregate, train, evaluate; round after round.
+
+Round 0 is demonstrations and the policy trained on them. Round k rolls out the policy of round k-1 until the operator
+has acted for a budget of frames, adds what was recorded to all earlier data, trains anew on all of it and evaluates on
+fixed seeds. In mode ``teleop`` the operator demonstrates instead of intervening: the baseline of equal human frames.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from tqdm import tqdm
+
+import sim
+from vla_stack.data import Column, EpisodeFacts, EpisodeRecorder, frame_labels, label_columns, open_dataset
+from vla_stack.data.labels import CONTROL_SOURCE, EPISODE_UID
+from vla_stack.data.layout import read_info, read_json, write_json
+from vla_stack.data.trainable import Trainable
+from vla_stack.errors import UserError
+from vla_stack.intervention import Control, Phase, Segment
+from vla_stack.methods.iterations import RoundFolder, table
+from vla_stack.methods.rac.episode import RolledOut, Running, roll, run_batch
+from vla_stack.methods.rac.familiar import FamiliarStates
+from vla_stack.methods.rac.operator import OperatorConfig, SimulatedOperator
+from vla_stack.methods.rac.scene import FEATURES
+from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.device import find_device
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.training.build import plan
+from vla_stack.training.checkpoint import PRETRAINED
+from vla_stack.training.recipe import Recipe
+from vla_stack.training.train import train
+
+SCENE = "scene"  # float32 [7] column: Scene.features
+PATIENCE = 2  # times the task's time limit that a policy has: what recovers needs time to try again
+DEMO_LIMIT = 3.0  # times the task's time limit that a demonstration may take
+COLUMNS = {
+    "round": "{round}",
+    "human frames": "{human_frames}",
+    "episodes": "{episodes}",
+    "recovery:correction": "{ratio}",
+    "success": "{success_rate:.0%}",
+    "progress": "{progress:.2f}",
+    "recoveries": "{recoveries:.2f}",
+}
+
+
+@dataclass(frozen=True)
+class RacRecipe:
+    """A run of rounds.
+
+    Attributes:
+        loop: ``rac``: which loop of ``vla_stack.rounds`` this is.
+        name: Of the run.
+        task: Task of ``sim``: stack, place or insert.
+        mode: ``rac``; ``hg_dagger`` hands control back to the policy after an intervention; ``teleop`` demonstrates.
+        recover: Rule 1: the operator goes back to familiar states before correcting.
+        rewind: The operator asks for a guarded auto-rewind before recovering by hand.
+        rounds: Rounds after round 0.
+        demos: Demonstrations of round 0.
+        human_frames: Frames in which the operator acts, for each round.
+        privileged: Object poses in the state and no cameras; otherwise two cameras of ``image_size``.
+        image_size: Pixels.
+        episodes: Episodes of each evaluation.
+        eval_seed: Seed of the first of them, the same in every round.
+        num_envs: Episodes that run at the same time.
+        seed: Of the operator, of the scenes that it is shown, and of the training.
+        train: How each round trains; its data and seed are filled in.
+        output_dir: Run directory; empty makes ``outputs/rounds/<name>-<time>``.
+    """
+
+    loop: Literal["rac"] = "rac"
+    name: str = "rac"
+    task: str = "stack"
+    mode: Literal["rac", "hg_dagger", "teleop"] = "rac"
+    recover: bool = True
+    rewind: bool = False
+    rounds: int = 5
+    demos: int = 30
+    human_frames: int = 800
+    privileged: bool = True
+    image_size: int = 64
+    episodes: int = 200
+    eval_seed: int = 900_000
+    num_envs: int = 20
+    seed: int = 0
+    train: Recipe = field(default_factory=Recipe)
+    output_dir: str = ""
+
+
+class RacLoop:
+    """One run; every step of it finds what an earlier, stopped run has left.
+
+    The policy rolls out where it is trained, on ``train.device``; the environments stay in this process.
+
+    Args:
+        recipe: The run.
+        run_dir: Where it lies: ``data/`` is the aggregated dataset, ``round-k/`` policy, rollouts and record.
+
+    Raises:
+        UserError: There is no such task or device, or ``train`` names what cannot be trained: said before the first
+            demonstration is recorded.
+    """
+
+    def __init__(self, recipe: RacRecipe, run_dir: Path) -> None:
+        self.recipe, self.folder, self.data = recipe, RoundFolder(run_dir), run_dir / "data"
+        if recipe.task not in sim.TASKS:
+            raise UserError(f"there is no task '{recipe.task}'", f"the tasks are {', '.join(sim.TASKS)}")
+        self.device = find_device(recipe.train.device)
+        plan(recipe.train, self.device)
+        self.limit = sim.TASKS[recipe.task].max_episode_steps
+        self.patience = PATIENCE * self.limit
+        self._envs: list[gym.Env] = []
+
+    @property
+    def envs(self) -> list[gym.Env]:
+        """Environments without a time limit of their own, made when first needed."""
+        r = self.recipe
+        if not self._envs:
+            options: dict[str, Any] = {"cameras": (), "privileged": True} if r.privileged else {}
+            make = sim.TASKS[r.task].id
+            self._envs = [
+                gym.make(make, image_size=r.image_size, disable_env_checker=True, **options).unwrapped
+                for _ in range(r.num_envs)
+            ]
+        return self._envs
+
+    def run(self) -> list[dict[str, Any]]:
+        """Do the rounds that are missing; returns all records."""
+        while (k := len(records := self.folder.records())) <= self.recipe.rounds:
+            about = self.collect(k)
+            policy = self.train(k, self.recipe.train.data.interventions)
+            self.folder.finish(k, about | self.evaluate(policy))
+            print(table(self.folder.records(), COLUMNS), flush=True)
+        return records
+
+    # Steps of a round -----------------------------------------------------------------------------------------------
+
+    def collect(self, k: int) -> dict[str, Any]:
+        """Record round ``k``'s episodes, as far as they are missing, and say what they are."""
+        path = self.folder.path(k) / "rollouts.json"
+        if path.exists():
+            return read_json(path)
+        robot = self.envs[0].unwrapped.spec_robot  # type: ignore[attr-defined]
+        extra = label_columns(robot) | {SCENE: Column("float32", (FEATURES,))}
+        about: dict[str, Any] = {"collected": 0, "discarded": 0, "takeovers": 0, "supervision_s": 0.0, "rewound": 0}
+        counts = {s.name.lower(): 0 for s in Segment}
+        names = tuple(f"joint_{i + 1}.pos" for i in range(len(self.envs[0].unwrapped.joint_command)))  # type: ignore[attr-defined]
+        familiar = self.familiar() if k else None
+        with EpisodeRecorder(self.data, robot, "video", names, extra) as recorder:
+            have = self._uids()  # after the recorder has mended what a killed one left
+            for episode, out in self._wanted(k, familiar):
+                uid = int(np.random.SeedSequence((self.recipe.seed, k, episode)).generate_state(1, np.uint64)[0]) >> 2
+                about["takeovers"] += out.takeovers
+                about["supervision_s"] += out.supervision_s(robot.dt)
+                if not _kept(out):
+                    about["discarded"] += 1
+                    continue
+                about["collected"] += 1
+                about["rewound"] += sum(f.labels["control_source"] == Control.AUTO_REWIND for f in out.frames)
+                for segment in Segment:
+                    counts[segment.name.lower()] += out.count(segment)
+                if uid not in have:
+                    self._record(recorder, k, out, uid, familiar)
+        info, columns = read_info(self.data), open_dataset(self.data).columns
+        human = int((columns[CONTROL_SOURCE] == Control.HUMAN).sum())
+        ratio = f"1:{counts['correction'] / counts['recovery']:.1f}" if counts["recovery"] else "-"
+        about |= {"frames": counts, "human_frames": human, "episodes": info["total_episodes"], "ratio": ratio}
+        write_json(path, about)
+        return about
+
+    def train(self, k: int, interventions: Trainable, name: str = "train", episodes: int | None = None) -> Path:
+        """Train on the data so far, or on its first ``episodes``; returns the policy directory."""
+        run = self.folder.path(k) / name
+        used = None if episodes is None else tuple(range(episodes))
+        data = replace(self.recipe.train.data, root=(str(self.data),), interventions=interventions, episodes=used)
+        seed = self.recipe.seed + 1000 * k
+        plan = replace(self.recipe.train, name=f"{self.recipe.name}-{k}", data=data, seed=seed)
+        checkpoint = train(plan, run, resume=(run / "recipe.yaml").exists())
+        if int(checkpoint.name) < plan.steps:
+            raise KeyboardInterrupt  # a signal ended the training; it continues from there
+        return checkpoint / PRETRAINED
+
+    def evaluate(self, policy_dir: Path) -> dict[str, Any]:
+        """Roll a policy out alone, on the same seeds in every round."""
+        policy, familiar, r = load_policy(policy_dir, str(self.device)), self.familiar(), self.recipe
+        robot = self.envs[0].unwrapped.spec_robot  # type: ignore[attr-defined]
+
+        def start(episode: int, env: gym.Env) -> Running:
+            how = ExecutorConfig(mode="sync")
+            seed = r.eval_seed + episode
+            return roll(env, robot, seed, "rac", self.patience, policy.spec, how, None, familiar)
+
+        outs = list(run_batch(start, self.envs, policy.infer, range(r.episodes)))
+        return outcome(outs, len(sim.TASKS[r.task].stages))
+
+    def familiar(self) -> FamiliarStates:
+        """The states of round 0."""
+        dataset = open_dataset(self.data)
+        demos = read_json(self.folder.path(0) / "rollouts.json")["episodes"]
+        n = int(dataset.episode_to[demos - 1])
+        columns = dataset.columns
+        return FamiliarStates(columns[SCENE][:n], columns["subtask_index"][:n], columns["episode_index"][:n])
+
+    # Parts ----------------------------------------------------------------------------------------------------------
+
+    def _wanted(self, k: int, familiar: FamiliarStates | None) -> Iterator[tuple[int, RolledOut]]:
+        """Episodes of round ``k`` in order, until there are enough demonstrations or human frames."""
+        r = self.recipe
+        rolls = k > 0 and r.mode != "teleop"
+        policy = load_policy(self._policy_dir(k - 1), str(self.device)) if rolls else None
+        start, human = self._starter(k, policy, familiar), 0
+        goal = r.human_frames if k else r.demos
+        unit = "human frames" if k else "demonstrations"
+        with tqdm(total=goal, desc=f"round {k}", unit=f" {unit}") as bar:
+            for first in itertools.count(0, r.num_envs):
+                group = range(first, first + r.num_envs)
+                outs = run_batch(start, self.envs, policy.infer if policy else None, group)
+                for episode, out in zip(group, outs, strict=True):
+                    yield episode, out
+                    got = (out.human_frames if k else 1) if _kept(out) else 0
+                    human += got
+                    bar.update(got)
+                    if human >= goal:
+                        return
+                if first > 200 * r.num_envs:
+                    raise UserError(f"round {k}: {first} episodes gave {human} of {goal} {unit}", "set fewer")
+
+    def _starter(
+        self, k: int, policy: ChunkPolicy | None, familiar: FamiliarStates | None
+    ) -> Callable[[int, gym.Env], Running]:
+        r = self.recipe
+        config = OperatorConfig(recover=r.recover, end=r.mode == "rac", rewind=r.rewind)
+
+        def start(episode: int, env: gym.Env) -> Running:
+            robot, number = env.unwrapped.spec_robot, 10_000 * k + episode  # type: ignore[attr-defined]
+            operator = SimulatedOperator(config, sim.make_expert(env), familiar, robot.dt, r.seed, number)
+            seed = 1_000_000 * (r.seed + 1) + number
+            if policy is None:
+                limit = round(DEMO_LIMIT * self.limit)
+                return roll(env, robot, seed, "teleop", limit, operator=operator, familiar=familiar)
+            how, mode = ExecutorConfig(mode="sync"), "hg_dagger" if r.mode == "hg_dagger" else "rac"
+            return roll(env, robot, seed, mode, self.patience, policy.spec, how, operator, familiar)  # type: ignore[arg-type]
+
+        return start
+
+    def _uids(self) -> set[int]:
+        """Episodes of the dataset; the sidecar also has rows of commits that were never finished."""
+        if not read_info(self.data)["total_episodes"]:
+            return set()
+        return set(open_dataset(self.data).columns[EPISODE_UID].tolist())
+
+    def _policy_dir(self, k: int) -> Path:
+        checkpoints = self.folder.path(k) / "train" / "checkpoints"
+        return checkpoints / str((checkpoints / "last").readlink()) / PRETRAINED
+
+    def _record(
+        self, recorder: EpisodeRecorder, k: int, out: RolledOut, uid: int, familiar: FamiliarStates | None
+    ) -> None:
+        robot = recorder.spec
+        for f in out.frames:
+            score = familiar.score(f.features, f.subtask) if familiar else 0.0
+            t = f.observation.t_capture_ns
+            labels = frame_labels(robot, f.labels, t, subtask_index=f.subtask, in_dist_score=np.float32(score))
+            recorder.add_frame(f.observation, f.action, f.joints, **labels, **{SCENE: f.features})
+        mode = "teleop" if k == 0 else self.recipe.mode
+        facts = EpisodeFacts(str(out.phase), mode, k, out.supervision_s(robot.dt), "", out.seed)
+        recorder.save_episode(out.success, uid=uid, facts=facts)
+
+
+def _kept(out: RolledOut) -> bool:
+    """Whether an episode becomes data: demonstrations that failed and discarded episodes do not."""
+    return (
+        bool(out.frames) and out.phase is not Phase.END_DISCARDED and (out.phase is not Phase.END_DEMO or out.success)
+    )
+
+
+def outcome(outs: Sequence[RolledOut], stages: int) -> dict[str, Any]:
+    """What is kept of an evaluation; lists are by episode, in the order of their seeds."""
+    success = [int(o.success) for o in outs]
+    return {
+        "success": success,
+        "stage": [o.stage for o in outs],
+        "ticks": [o.ticks for o in outs],
+        "episode_recoveries": [o.recoveries for o in outs],
+        "attempts": [o.attempts for o in outs],
+        "success_rate": float(np.mean(success)),
+        "progress": float(np.mean([o.stage / stages for o in outs])),
+        "recoveries": float(np.mean([o.recoveries for o in outs])),
+    }
+
+
+def run(recipe: RacRecipe, run_dir: Path) -> None:
+    """``vla train`` of a recipe with ``loop: rac``."""
+    RacLoop(recipe, run_dir).run()
+
+
+RECIPE = RacRecipe

@@ -1,0 +1,253 @@
+"""ReinFlow: PPO on a flow policy through the exact likelihood of its noisy Euler chain.
+
+Zhang, Yu, et al., "ReinFlow: Fine-tuning Flow Matching Policy with Online Reinforcement Learning" (2025,
+arXiv:2505.22094). The policy's prefix is frozen and computed once a decision, but for pi0's state token, which the
+action expert makes: it is made anew. The expert, the noise and a value on detached features are trained. Where the
+authors' code and paper differ, this follows the code: the ratio is that of the mean log-probability an entry of the
+chain, hence the small clip range. Differences from the code: chunks that end with the episode count the executed steps
+alone, a truncated episode bootstraps from its own final observation, the discount is one for each environment step, and
+log-probabilities are not clamped.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from vla_stack.methods.advantages import Experience, advantages, following
+from vla_stack.policies import flow
+from vla_stack.policies.chain import NoiseNet, chain_log_prob, sample_chain
+from vla_stack.policies.transformer import PrefixContext
+from vla_stack.schema import OBS_STATE
+
+HOLD, FINAL = 0.35, 0.3  # learn_decay: share of iterations at the full bound, and how far down it then goes
+
+
+@dataclass(frozen=True)
+class ReinFlowConfig:
+    """Options of the method.
+
+    Attributes:
+        denoising_steps: K, Euler steps of the chain and of the policy that is deployed.
+        sigma: ``learn``: the noise within its bounds; ``learn_decay``: the upper bound falls later on; ``fixed``: the
+            geometric mean of the bounds, an ablation.
+        sigma_low: Least standard deviation of the injected noise, in normalised action units.
+        sigma_high: Largest.
+        limit: Bound of the mean of each transition, in normalised action units.
+        gamma: Discount for each environment step.
+        decay: lambda of the advantages, for each decision.
+        clip: Clip range of the ratio of an entry, epsilon.
+        epochs: Passes over an iteration's decisions.
+        minibatch: Decisions an optimiser step, at least 2: gains are normalised over them.
+        actor_lr: Learning rate of policy and noise.
+        critic_lr: Learning rate of the value.
+        critic_warmup: Iterations in which the value alone is trained.
+        entropy: Weight of the chain's entropy an entry.
+        bc: Weight of the squared distance to the pretrained policy's chunk from the same noise (the "W2" term).
+        target_kl: Mean of half the squared log-ratio of the whole chain at which the actor's passes end.
+        clip_norm: Largest gradient norm, of the actor and of the critic each.
+        value_width: Width of the value's two hidden layers.
+    """
+
+    denoising_steps: int = 4
+    sigma: Literal["learn", "learn_decay", "fixed"] = "learn"
+    sigma_low: float = 0.08
+    sigma_high: float = 0.2
+    limit: float = 5.0
+    gamma: float = 0.99
+    decay: float = 0.95
+    clip: float = 0.01
+    epochs: int = 6
+    minibatch: int = 128
+    actor_lr: float = 5e-5
+    critic_lr: float = 1e-3
+    critic_warmup: int = 2
+    entropy: float = 0.0
+    bc: float = 0.0
+    target_kl: float = 1.0
+    clip_norm: float = 1.0
+    value_width: int = 128
+
+
+class Learner(nn.Module):
+    """A flow policy, the noise of its chain, a value, and their optimiser.
+
+    Args:
+        policy: A flow policy; what its ``encode`` alone reads stays as it is, except what its ``renewed`` reads.
+        inputs: Width of the second of :func:`observe`.
+        config: Options.
+    """
+
+    def __init__(self, policy: Any, inputs: int, config: ReinFlowConfig) -> None:
+        super().__init__()
+        self.policy, self.config = policy, config
+        self.noise = NoiseNet(inputs, (policy.horizon, policy.noise_dim), config.sigma_low, config.sigma_high)
+        width = config.value_width
+        self.value = nn.Sequential(
+            nn.Linear(inputs, width), nn.Mish(), nn.Linear(width, width), nn.Mish(), nn.Linear(width, 1)
+        )
+        self.noise.requires_grad_(config.sigma != "fixed")
+        self.actor = [p for m in (policy, self.noise) for p in m.parameters() if p.requires_grad]
+        self.critic = list(self.value.parameters())
+        groups = [{"params": self.actor, "lr": config.actor_lr}, {"params": self.critic, "lr": config.critic_lr}]
+        self.optimizer = torch.optim.AdamW(
+            groups, weight_decay=0.0, fused=self.critic[0].device.type in ("cpu", "cuda")
+        )
+        self._anchor = [copy.deepcopy(policy).requires_grad_(False)] if config.bc else []  # in a list: not a submodule
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def act(
+        self,
+        context: PrefixContext,
+        inputs: Float[Tensor, "b f"],
+        noise: Float[Tensor, "b h w"],
+        generator: torch.Generator,
+        explore: bool = True,
+    ) -> Float[Tensor, "b k+1 h w"]:
+        """A chain for each observation; without ``explore`` that of the deployed policy, free of noise and bounds."""
+        if explore:
+            return sample_chain(self.policy, context, noise, self.std(inputs), generator, self.config.limit)
+        return sample_chain(
+            self.policy, context, noise, noise.new_zeros(1, self.config.denoising_steps, 1, 1), generator
+        )
+
+    def std(self, inputs: Float[Tensor, "b f"]) -> Float[Tensor, "b k h w"]:
+        """Standard deviations of the chain's noise."""
+        return self.noise(inputs, self.config.denoising_steps)
+
+    def schedule(self, progress: float) -> None:
+        """Set the noise's upper bound for an iteration, at ``progress`` in [0, 1]; before its rollouts."""
+        c = self.config
+        if c.sigma == "learn_decay":
+            fall = 0.5 - 0.5 * math.cos(math.pi * max(0.0, progress - HOLD) / (1.0 - HOLD))
+            self.noise.high = c.sigma_high - FINAL * fall * (c.sigma_high - c.sigma_low)
+
+    # Learning ---------------------------------------------------------------------------------------------------------
+
+    def update(self, data: Experience, generator: torch.Generator, warmup: bool) -> dict[str, float]:
+        """One iteration's optimiser steps; in warm-up the value's alone. Returns what to log."""
+        c, logged = self.config, []
+        with torch.no_grad():
+            value, final = self.value(data.inputs)[:, 0], self.value(data.final_inputs)[:, 0]
+            gain = advantages(data.reward, data.follow, data.last, value, following(value, final, data.last), c.decay)
+            target, old = gain + value, self.log_probs(data)
+        stopped = warmup
+        for _ in range(c.epochs):
+            for rows in minibatches(len(gain), c.minibatch, generator):
+                self.optimizer.zero_grad()
+                error = 0.5 * (self.value(data.inputs[rows])[:, 0] - target[rows]).square().mean()
+                loss, metrics = error, {"value_loss": error.detach()}
+                if not stopped:
+                    actor, more = self.actor_loss(data, rows, old[rows], gain[rows])
+                    loss, metrics = loss + actor, metrics | more
+                loss.backward()
+                nn.utils.clip_grad_norm_(self.critic, c.clip_norm)
+                metrics |= {"loss": loss.detach(), "grad_norm": nn.utils.clip_grad_norm_(self.actor, c.clip_norm)}
+                self.optimizer.step()
+                logged.append(metrics)
+                stopped = stopped or float(metrics.get("kl", 0.0)) > c.target_kl
+        keys = dict.fromkeys(k for m in logged for k in m)
+        means = {k: sum(float(m[k]) for m in logged if k in m) / sum(k in m for m in logged) for k in keys}
+        several = len(gain) > 1  # one row alone has no unbiased variance
+        explained = 1.0 - float((target - value).var(unbiased=several) / target.var(unbiased=several).clamp(min=1e-9))
+        return means | {"value": float(value.mean()), "explained": explained, "sigma": float(self.std_mean(data))}
+
+    def actor_loss(
+        self, data: Experience, rows: Tensor, old: Float[Tensor, " b"], gain: Float[Tensor, " b"]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """PPO's clipped objective on the chain, its entropy, and the distance to the pretrained policy."""
+        c = self.config
+        counted, std = self.counted(data, rows), self.std(data.inputs[rows])
+        context = renewed(self.policy, data, rows)
+        new = mean_entry(chain_log_prob(self.policy, context, data.chain[rows], std, c.limit), counted)
+        log_ratio = new - old  # of an entry: the geometric mean of the chain's
+        ratio = log_ratio.exp()
+        gain = (gain - gain.mean()) / (gain.std(unbiased=len(gain) > 1) + 1e-8)
+        loss = -torch.minimum(ratio * gain, ratio.clamp(1.0 - c.clip, 1.0 + c.clip) * gain).mean()
+        steps = c.denoising_steps
+        entropy = mean_entry(std.log(), counted).mean() * steps / (steps + 1)  # up to a constant
+        loss = loss - c.entropy * entropy
+        with torch.no_grad():
+            entries = counted.sum((1, 2)) * (steps + 1)
+            kl = 0.5 * (log_ratio * entries).square().mean()
+            clipped = ((ratio - 1.0).abs() > c.clip).float().mean()
+        metrics = {"kl": kl, "clipped": clipped, "ratio_off": (ratio.detach() - 1.0).abs().max()}
+        if self._anchor:
+            distance = self.distance(data, rows)
+            loss, metrics = loss + c.bc * distance, metrics | {"bc": distance.detach()}
+        return loss, metrics
+
+    def distance(self, data: Experience, rows: Tensor) -> Tensor:
+        """Mean squared distance between the pretrained and the present policy's chunk from shared noise."""
+
+        def chunk(policy: Any) -> Tensor:
+            context = renewed(policy, data, rows)
+            return flow.euler(lambda x, t: policy.velocity(context, x, t), data.chain[rows, 0], steps)
+
+        (anchor,), steps, counted = self._anchor, self.config.denoising_steps, self.counted(data, rows)
+        now = chunk(self.policy)
+        with torch.no_grad():
+            then = chunk(anchor)
+        return flow.mean_error((now - then).square(), counted)
+
+    @torch.no_grad()
+    def log_probs(self, data: Experience) -> Float[Tensor, " r"]:
+        """Log-probability an entry of every stored chain, as the learner computes it before its first step."""
+        out = []
+        for rows in torch.arange(len(data.executed)).split(self.config.minibatch):
+            context, std = renewed(self.policy, data, rows), self.std(data.inputs[rows])
+            entries = chain_log_prob(self.policy, context, data.chain[rows], std, self.config.limit)
+            out.append(mean_entry(entries, self.counted(data, rows)))
+        return torch.cat(out)
+
+    @torch.no_grad()
+    def std_mean(self, data: Experience) -> Tensor:
+        return self.std(data.inputs[: self.config.minibatch]).mean()
+
+    def counted(self, data: Experience, rows: Tensor) -> Bool[Tensor, "b h w"]:
+        """Entries of a chunk that were carried out; padding of actions, and steps after the episode's end, were not."""
+        _, _, h, w = data.chain.shape
+        steps = torch.arange(h, device=data.chain.device) < data.executed[rows, None]
+        dims = torch.arange(w, device=data.chain.device) < self.policy.action_dim
+        return steps[:, :, None] & dims
+
+
+@torch.no_grad()
+def observe(policy: Any, batch: dict[str, Any]) -> tuple[PrefixContext, Float[Tensor, "b f"]]:
+    """A policy's prefix of a preprocessed batch, and what noise and value read: pooled features and the state."""
+    context = policy.encode(batch)
+    features = policy.features(context).float()
+    parts = (F.layer_norm(features, features.shape[-1:]), batch[OBS_STATE].float().clamp(-5.0, 5.0))
+    return context, torch.cat(parts, dim=-1)
+
+
+def renewed(policy: Any, data: Experience, rows: Tensor) -> PrefixContext:
+    """Stored prefixes as ``policy`` would make them now; training moves a part of pi0's, which has gradients."""
+    context = data.context.rows(rows)
+    base = getattr(policy, "base", policy)  # of a mixture of horizons
+    return base.renewed(context, data.state[rows]) if hasattr(base, "renewed") else context
+
+
+def mean_entry(entries: Float[Tensor, "b n h w"], counted: Bool[Tensor, "b h w"]) -> Float[Tensor, " b"]:
+    """Mean of the entries that count, over all points of a chain."""
+    chosen = torch.where(counted[:, None], entries, 0.0).sum((1, 2, 3))
+    return chosen / (entries.shape[1] * counted.sum((1, 2)))
+
+
+def minibatches(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Rows in random order, in batches of nearly equal size, none much larger than ``size``, and none of one row alone.
+
+    A gain that is normalised over one row says nothing.
+    """
+    count = max(1, min(round(n / size), n // 2))
+    return iter(torch.randperm(n, generator=generator).tensor_split(count))

@@ -1,0 +1,226 @@
+"""``vla console``: a robot node, a gateway and a page for the person who drives or supervises it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import multiprocessing as mp
+import signal
+import ssl
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from vla_stack.console.access import LOOPBACK, Access, tls_context
+from vla_stack.console.gateway import About, Gateway
+from vla_stack.console.robot import RobotConfig, robot_process
+from vla_stack.data.features import read_robot_spec
+from vla_stack.data.layout import INFO, read_info
+from vla_stack.data.pending import count_pending
+from vla_stack.data.sidecar import read_facts
+from vla_stack.errors import UserError
+from vla_stack.intervention import MODES, Mode
+from vla_stack.runtime.link import Link, ignored_interrupts
+from vla_stack.runtime.operator_client import OperatorClient
+from vla_stack.schema import RobotSpec
+from vla_stack.verbs.robot_arguments import (
+    add_execution_arguments,
+    add_robot_arguments,
+    driver_maker,
+    execution,
+    robot_safety,
+)
+from vla_stack.verbs.run import policy_options
+
+HELP = "Drive or supervise a robot from a browser and record what it does: demonstrations, recoveries, corrections."
+EXAMPLES = (
+    "vla console --robot sim --task pick                        # demonstrations with the keyboard",
+    "vla console --robot sim --task stack --mode rac --server tcp://127.0.0.1:5555 --root datasets/stack-rac",
+    "vla console --robot.type=so101_follower --robot.port=/dev/ttyACM0 --task 'tidy up' --mode rac --execution rtc \\\n"
+    "      --interpolate 4 --server tcp://gpu:5555",
+    "vla console --robot lerobot --robot-arg robot_type=so101_follower --robot-arg port=/dev/ttyACM0 --task 'tidy up'",
+    "vla console --robot sim --task pick --host 192.168.1.20     # also from a phone: TLS, self-made certificate",
+)
+START_TIMEOUT_S = 120.0
+NEVER = 10**9  # control steps after which a simulated task gives up; the console has its own limit
+HAND_RATE_HZ, PICTURE_PX = 20.0, 128  # of a simulated robot that is driven by hand alone
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_robot_arguments(parser)
+    add = parser.add_argument
+    add("--mode", choices=MODES, help="teleop: demonstrations; rac, hg_dagger: supervise a policy (default: teleop)")
+    add("--server", help="endpoint of `vla serve`, for rac and hg_dagger")
+    add_execution_arguments(parser, "--execution")
+    add(
+        "--root", type=Path, help="dataset to record into; continued if it exists (default: datasets/console-TASK-MODE)"
+    )
+    add("--demos", type=Path, help="dataset whose states count as familiar (default: --root)")
+    add("--seconds", type=float, default=60.0, help="longest episode of policy or demonstration (%(default)g)")
+    add("--round", type=int, default=0, help="round of the loop that this is, for the records (%(default)s)")
+    add("--quota", type=int, default=0, help="human frames that this round is to have, to show how far it is")
+    add("--seed", type=int, help="of the first episode; the next one takes the next (one that --root has not had)")
+    add(
+        "--host", default="127.0.0.1", help="name or address to open it under; off this computer with TLS (%(default)s)"
+    )
+    add("--port", type=int, default=8765, help="(default: %(default)s)")
+    add("--cert", type=Path, help="certificate, PEM; a self-signed one is made where none is given")
+    add("--key", type=Path, help="its key, PEM")
+
+
+def main(args: argparse.Namespace) -> int:
+    mode: Mode = args.mode or "teleop"
+    if (mode == "teleop") != (args.server is None):
+        what = f"mode {mode} supervises a policy" if args.server is None else "mode teleop has no policy"
+        raise UserError(what, "give --server and --mode rac or hg_dagger, or neither")
+    name = args.task or ("pick" if args.robot == "sim" else args.robot)
+    root = args.root or Path("datasets") / f"console-{name}-{mode}".replace(" ", "-")
+    tls: ssl.SSLContext | None = None
+    if args.host not in LOOPBACK or args.cert:
+        tls, fingerprint = tls_context(args.host, args.cert, args.key)
+        print(f"certificate, SHA-256: {fingerprint}")
+    access = Access(args.host, args.port, tls is not None)
+    signal.signal(signal.SIGTERM, _interrupt)
+    with tempfile.TemporaryDirectory(prefix="vla-console-") as folder:
+        config = RobotConfig(
+            make_driver=driver_maker(args, **driver_options(args, root)),
+            safety=robot_safety(args),
+            mode=mode,
+            server=args.server,
+            endpoint=f"ipc://{folder}/operator",
+            root=root,
+            demos=args.demos or root,
+            executor=execution(args, args.execution),
+            seed=unused_seed(root) if args.seed is None else args.seed,
+            seconds=args.seconds,
+            round=args.round,
+            quota=args.quota,
+        )
+        print("starting the robot ...", flush=True)
+        with running(config) as robot:
+            about = About(robot.spec, robot.stages, mode, root)
+            gateway = Gateway(OperatorClient(config.endpoint), about, access, _print_address)
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(serve(gateway, access, args.host, args.port, tls, robot))
+    print(_closing(root))
+    return 0
+
+
+def driver_options(args: argparse.Namespace, root: Path) -> dict[str, Any]:
+    """Arguments of the driver: pictures and rate as the policy or the dataset has them, or for driving by hand."""
+    options: dict[str, Any] = {"max_episode_steps": NEVER} if args.robot == "sim" else {}
+    if args.server is not None:
+        return options | policy_options(args)
+    if args.robot != "sim":
+        return options
+    if not (root / INFO).exists():
+        return options | {"control_hz": HAND_RATE_HZ, "image_size": PICTURE_PX}
+    spec = read_robot_spec(root)
+    return options | {"control_hz": spec.rate_hz} | ({"image_size": spec.cameras[0].height} if spec.cameras else {})
+
+
+def unused_seed(root: Path) -> int:
+    """The first seed of a further session: a new one, so that it does not repeat the starts of those before."""
+    if not (root / INFO).exists():
+        return 0
+    episodes = read_info(root)["total_episodes"] + count_pending(root)
+    return max([episodes, *(row["seed"] + 1 for row in read_facts(root).values())])
+
+
+@dataclass
+class RunningRobot:
+    """A robot process that is ready."""
+
+    spec: RobotSpec
+    stages: tuple[str, ...]
+    link: Link
+
+    def check(self) -> None:
+        """Raise :class:`UserError` where it has ended."""
+        try:
+            failed = [m["error"] for m in self.link.receive() if m["kind"] == "failed"]
+        except EOFError:
+            failed = ["the robot's process ended"]
+        if failed:
+            raise UserError(failed[0])
+
+
+@contextlib.contextmanager
+def running(config: RobotConfig) -> Iterator[RunningRobot]:
+    """A robot process for as long as the block lasts; its episodes are safe when this returns.
+
+    Raises:
+        UserError: It did not start.
+    """
+    context = mp.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=robot_process, args=(theirs, config), name="robot")
+    with ignored_interrupts():
+        process.start()
+    theirs.close()
+    link = Link(ours)
+    try:
+        yield _ready(link)
+    finally:
+        link.close()
+        process.join(30.0)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _ready(link: Link) -> RunningRobot:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            messages = link.receive(left)
+        except EOFError:
+            raise UserError("the robot's process ended while it started") from None
+        for message in messages:
+            if message["kind"] == "failed":
+                raise UserError(message["error"])
+            return RunningRobot(RobotSpec.from_json(message["robot"]), tuple(message["stages"]), link)
+    raise UserError(f"the robot was not ready within {START_TIMEOUT_S:g} s")
+
+
+async def serve(
+    gateway: Gateway, access: Access, host: str, port: int, tls: ssl.SSLContext | None, robot: RunningRobot
+) -> None:
+    """Print an address and serve until the robot's process ends or this is cancelled.
+
+    Raises:
+        UserError: The port is taken, or the robot's process ended.
+    """
+    runner = web.AppRunner(gateway.app(), access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port, ssl_context=tls).start()
+        except OSError as e:
+            raise UserError(f"{host}:{port} cannot be opened: {e.strerror}", "choose another --port") from None
+        _print_address(access.invite())
+        while True:
+            robot.check()
+            await asyncio.sleep(0.25)
+    finally:
+        await runner.cleanup()
+
+
+def _closing(root: Path) -> str:
+    if not (root / INFO).exists() or not (episodes := read_info(root)["total_episodes"]):
+        return "nothing was recorded"
+    return f"{root}: {episodes} episodes. Train on them: vla train configs/pick.yaml data.root={root}"
+
+
+def _print_address(address: str) -> None:
+    print(f"open once, in one browser: {address}", flush=True)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,209 @@
+"""``vla robot``: calibrate a robot, check that it is ready, move one joint a little."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from vla_stack.errors import UserError
+from vla_stack.runtime.clock import RealClock
+from vla_stack.runtime.driver import Driver, EpisodicDriver, SelfChecking
+from vla_stack.runtime.limits import check_limits, describe_limits, make_envelope
+from vla_stack.schema import RobotSpec
+from vla_stack.verbs.robot_arguments import (
+    add_robot_arguments,
+    driver_maker,
+    key_values,
+    robot_limits,
+    robot_safety,
+)
+
+HELP = "Calibrate a robot, check that it is ready, move one of its joints, offer it to another computer."
+EXAMPLES = (
+    "vla robot calibrate --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm",
+    "vla robot calibrate --teleop.type=so101_leader --teleop.port=/dev/ttyACM1 --teleop.id=hand",
+    "vla robot check --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --write limits.yaml",
+    "vla robot check --robot sim --task pick",
+    "vla robot jog --robot sim --joint tcp_z.pos --by 0.03",
+    "vla robot serve --robot sim --endpoint tcp://127.0.0.1:5570   # and from another computer, with keys:",
+    "vla run --robot remote --robot-arg endpoint=tcp://arm.lab:5570",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("calibrate", "check", "jog", "serve"))
+    add_robot_arguments(parser)
+    add = parser.add_argument
+    add("--teleop", help="calibrate: a teleoperator instead; lerobot")
+    add("--teleop-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the teleoperator")
+    add("--seconds", type=float, default=2.0, help="check: how long to read (default: %(default)s)")
+    add("--write", type=Path, metavar="FILE", help="check: write the robot's present limits there, to be edited")
+    add("--endpoint", default="tcp://127.0.0.1:5570", help="serve: where to listen (default: %(default)s)")
+    add("--joint", help="jog: action dimension")
+    add("--by", type=float, help="jog: how far, in the dimension's SI unit")
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.what == "calibrate":
+        return _calibrate(args)
+    if args.what == "jog" and (args.joint is None or args.by is None):
+        raise UserError("jog needs a joint and a distance", "e.g. --joint tcp_z.pos --by 0.03")
+    driver = driver_maker(args)()
+    try:
+        driver.connect()
+        if limits := robot_limits(args):
+            check_limits(limits, driver.spec)
+        if isinstance(driver, EpisodicDriver):
+            driver.reset(0)
+        return {"check": _check, "jog": _jog, "serve": _serve}[args.what](args, driver)
+    finally:
+        driver.disconnect()
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from robot_drivers.lerobot_calibrate import calibrate
+
+    kind, pairs, key = "robot", args.robot_arg, "robot_type"
+    if args.teleop:
+        kind, pairs, key = "teleoperator", args.teleop_arg, "teleop_type"
+    config = key_values(pairs)
+    name, module = config.pop(key, None), config.pop("module", None)
+    if (args.teleop or args.robot) != "lerobot" or name is None:
+        raise UserError("only LeRobot devices are calibrated", "give --robot.type=... or --teleop.type=...")
+    path, lines = calibrate(kind, str(name), config, module)
+    print("\n".join(lines))
+    if kind == "robot":
+        print(f"calibration written to {path}. Next: vla robot check with the same arguments")
+    else:
+        print(f"calibration written to {path}. Next: vla teleop")
+    return 0
+
+
+def _check(args: argparse.Namespace, driver: Driver) -> int:
+    spec = driver.spec
+    print(f"{spec.name}: {len(spec.action)} commands, {len(spec.state)} measured values, {spec.rate_hz:g} Hz")
+    for camera in spec.cameras:
+        print(f"camera {camera.name}: {camera.width} x {camera.height}")
+    print(describe_limits(spec, robot_safety(args)))
+    clock, dt_ns = RealClock(), round(1e9 * spec.dt)
+    took, ages, faults = [], [], dict[str, str]()
+    t_0 = clock.now_ns()
+    obs = driver.read()
+    for k in range(max(1, round(args.seconds * spec.rate_hz))):
+        clock.sleep_until_ns(t_0 + (k + 1) * dt_ns)
+        before = time.perf_counter()
+        obs = driver.read()
+        took.append((time.perf_counter() - before) * 1e3)
+        ages.append((clock.now_ns() - obs.t_capture_ns) * 1e-6)
+        if isinstance(driver, SelfChecking) and driver.fault:
+            faults[driver.fault.kind] = driver.fault.why
+    for dim, value in zip(spec.action, obs.state, strict=False):
+        mark = "" if dim.low <= value <= dim.high else "   outside its limits: move it back by hand first"
+        print(f"{dim.name:<22}{value:>10.3f} {dim.unit}{mark}")
+    rate = len(took) / ((clock.now_ns() - t_0) * 1e-9)
+    print(
+        f"{len(took)} readings at {rate:.1f} Hz, {np.median(took):.1f} ms each "
+        f"(99 %: {np.quantile(took, 0.99):.1f} ms), at most {max(ages):.0f} ms old"
+    )
+    for why in faults.values():
+        print(f"FAULT {why}")
+    if args.write:
+        write_limits(args.write, spec)
+        print(f"limits written to {args.write}: edit them, and give them as --limits {args.write}")
+    print("not ready" if faults else "ready. Next: vla robot jog, vla teleop or vla run with the same arguments")
+    return 1 if faults else 0
+
+
+def _jog(args: argparse.Namespace, driver: Driver) -> int:
+    """Move one dimension by a distance and back, through the envelope; say how well it followed."""
+    spec = driver.spec
+    names = [d.name for d in spec.action]
+    if args.joint not in names:
+        raise UserError(f"there is no '{args.joint}'", f"the robot has {', '.join(names)}")
+    i = names.index(args.joint)
+    envelope = make_envelope(spec, robot_safety(args))
+    start = driver.read().state[: len(names)].astype(np.float64)
+    envelope.reset(start)
+    checking = driver if isinstance(driver, SelfChecking) else None
+    clock, dt_ns, k = RealClock(), round(1e9 * spec.dt), 0
+    t_0, reached = clock.now_ns(), []
+    for goal in (start[i] + args.by, start[i]):
+        target = start.copy()
+        target[i] = goal
+        ticks = round((1.0 + 2.0 * abs(args.by) / min(spec.action[i].max_rate, 1.0)) * spec.rate_hz)
+        for _ in range(ticks):
+            clock.sleep_until_ns(t_0 + k * dt_ns)
+            k += 1
+            obs = driver.read()
+            fault = checking.fault if checking else None
+            if fault and fault.stop:
+                envelope.stop(fault.kind)
+            age_s = (clock.now_ns() - obs.t_capture_ns) * 1e-9
+            verdict = envelope.filter(target, age_s, fault.kind if fault else "")
+            if verdict.command is None:
+                driver.stop()
+                why = fault.why if fault else ", ".join(verdict.changes)
+                raise UserError(f"stopped: {why}", "vla robot check says more")
+            driver.write(verdict.command)
+        reached.append(float(obs.state[i]))
+    driver.hold()
+    unit, asked = spec.action[i].unit, start[i] + args.by
+    print(f"{args.joint}: {start[i]:.3f} -> {reached[0]:.3f} (asked for {asked:.3f}) -> {reached[1]:.3f} {unit}")
+    error = abs(reached[0] - asked)
+    follows = error < 0.2 * abs(args.by)
+    print("it follows" if follows else f"it is {error:.3f} {unit} off: a load, a limit, or a blocked joint")
+    return 0
+
+
+def _serve(args: argparse.Namespace, driver: Driver) -> int:
+    import zmq
+
+    from robot_drivers.remote_service import MAX_BYTES, serve_driver
+    from vla_stack.serving.admission import Admission
+    from vla_stack.serving.keys import KeyFolder
+    from vla_stack.serving.transport import is_local, new_socket, zmq_address
+
+    context = zmq.Context()
+    admission = None if is_local(args.endpoint) else Admission(context, KeyFolder())
+    socket = new_socket(context, zmq.ROUTER, admission.curve if admission else None)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
+    try:
+        socket.bind(zmq_address(args.endpoint))
+        print(f"{driver.spec.name} at {args.endpoint}; Ctrl-C ends", flush=True)
+        envelope = make_envelope(driver.spec, robot_safety(args))
+        serve_driver(driver, envelope, socket, lambda: True, admission=admission)
+    except zmq.ZMQError as e:
+        raise UserError(f"cannot listen at {args.endpoint}: {e}", "choose another endpoint") from None
+    except KeyboardInterrupt:
+        print("\nended: the robot holds")
+    finally:
+        socket.close(linger=0)
+        if admission:
+            admission.close()
+        context.term()
+    return 0
+
+
+def write_limits(path: Path, spec: RobotSpec) -> None:
+    """A limits file with what the robot may do at present; nothing is overwritten.
+
+    Raises:
+        UserError: The file exists.
+    """
+    if path.exists():
+        raise UserError(f"{path} exists", "give another name, or remove it")
+    dims = {}
+    for d in spec.action:
+        bounds = {"low": d.low, "high": d.high, "max_rate": d.max_rate}
+        values = {k: round(float(v), 4) for k, v in bounds.items() if np.isfinite(v)}
+        if d.unit == "rad":
+            values["max_acceleration"] = 20.0
+        elif d.unit == "m":
+            values["max_acceleration"] = 5.0
+        dims[d.name] = values
+    content = {"robot": spec.name, "dimensions": dims, "soft_start_s": 1.0}
+    path.write_text("# SI units; see docs/robots.md\n" + yaml.safe_dump(content, sort_keys=False))

@@ -1,0 +1,266 @@
+"""``vla run``: drive a robot, simulated or real, in real time against a policy server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import statistics
+import sys
+import termios
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vla_stack.errors import UserError
+from vla_stack.runtime.film import Film
+from vla_stack.runtime.node import Episode, RobotNode
+from vla_stack.serving.client import PolicyClient
+from vla_stack.statistics import wilson
+from vla_stack.verbs.robot_arguments import (
+    add_execution_arguments,
+    add_robot_arguments,
+    driver_maker,
+    execution,
+    robot_safety,
+)
+
+HELP = "Run a robot (simulated or real) in real time against a policy server."
+EXAMPLES = (
+    "vla run --robot sim --task pick --episodes 50 --mode naive",
+    "vla run --robot sim --task pick --mode sync --record-video 4",
+    "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --limits limits.yaml \\\n"
+    "      --server tcp://gpu:5555 --task 'pick the cube' --seconds 30",
+    "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --mode rtc --interpolate 4",
+    "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --dry-run --seconds 5",
+)
+MAX_TYPED = 1 << 16  # bytes; whoever feeds us without end does not keep us from driving
+REAL_TIME = 0.99  # an episode that was simulated slower than this measures the computer, not the policy
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_robot_arguments(parser)
+    add = parser.add_argument
+    add("--server", default="tcp://127.0.0.1:5555", help="endpoint of `vla serve` (default: %(default)s)")
+    add("--episodes", type=int, default=1, help="how many (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the first episode; the next one takes the next (default: %(default)s)")
+    add("--seconds", type=float, help="longest episode (default: until the task says that it is over)")
+    add_execution_arguments(parser, "--mode")
+    add("--workspace", action="append", default=[], metavar="DIM=LOW:HIGH", help="narrower limits; repeatable")
+    add(
+        "--rearm",
+        choices=("auto", "ask"),
+        help="after a STOP: go on, or wait for Enter (default: auto for sim, else ask)",
+    )
+    add("--dry-run", action="store_true", help="print commands, send none to the robot")
+    add("--record-video", type=int, default=0, metavar="N", help="film the first N episodes")
+    add("--out", type=Path, default=Path("outputs/run"), help="records, summary and films (default: %(default)s)")
+
+
+def main(args: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    how, safety = execution(args, args.mode, args.seed), robot_safety(args)
+    asks = (args.rearm or ("auto" if args.robot == "sim" else "ask")) == "ask"
+    node = RobotNode(
+        args.server,
+        driver_maker(args, args.dry_run, **policy_options(args)),
+        how,
+        replace(safety, workspace={**safety.workspace, **dict(_box(text) for text in args.workspace)}),
+        rearm=_ask if asks else _yes,
+        on_state=_print_state_and_ask if asks else _print_state,
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    episodes: list[dict[str, Any]] = []
+    start = time.monotonic()
+    with node:
+        print(f"{node.robot.name} at {node.robot.rate_hz:g} Hz, {args.mode}, policy {node.model_version[:12]}")
+        try:
+            for i in range(args.episodes):
+                if args.robot != "sim":
+                    wait_for_scene(f"episode {i + 1} of {args.episodes}: set the scene, then press Enter ")
+                episodes.append(run_one(node, args, i))
+                _save(args, node, episodes, time.monotonic() - start)
+                print(_line(episodes, args.episodes), flush=True)
+        finally:
+            if episodes:
+                print(_closing(args.out, episodes))
+    return 0
+
+
+def policy_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of the driver that follow from the policy: pictures and control rate, where a driver takes them."""
+    rate = {"sim": "control_hz", "lerobot": "rate_hz"}.get(args.robot)
+    if rate is None:
+        return {}
+    client = PolicyClient(args.server)
+    try:
+        robot = client.hello(None).robot
+    finally:
+        client.close()
+    options: dict[str, Any] = {rate: robot.rate_hz}
+    if args.robot == "sim":
+        options["cameras"] = tuple(c.name for c in robot.cameras)
+    sizes = {(c.height, c.width) for c in robot.cameras}
+    if len(sizes) == 1:
+        height, width = sizes.pop()
+        if height == width:
+            options["image_size"] = height
+        elif args.robot == "lerobot":
+            options["image_size"] = (height, width)
+    return options
+
+
+def run_one(node: RobotNode, args: argparse.Namespace, i: int) -> dict[str, Any]:
+    """Drive episode ``i``, filmed if asked; returns its record."""
+    film = Film() if i < args.record_video else None
+    max_ticks = None if args.seconds is None else round(args.seconds * node.robot.rate_hz)
+    episode: Episode = node.run_episode(args.seed + i, max_ticks, film.add if film else None)
+    record = dict(episode.summary)
+    name = f"{i:03d}.mp4"
+    if film is not None and film.write(args.out / name, node.robot.rate_hz):
+        record["video"] = name
+    return record
+
+
+def summarise(episodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Success with its interval, and how well time was kept, over all episodes."""
+    n, successes = len(episodes), sum(e["success"] for e in episodes)
+    seconds = [e["duration_s"] for e in episodes if e["success"]]
+    swaps = [(int(d), count) for e in episodes for d, count in e["delay_ticks"]["counts"].items()]
+    return {
+        "episodes": n,
+        "successes": successes,
+        "success_rate": successes / n,
+        "wilson_95": list(wilson(successes, n)),
+        "median_seconds_to_success": statistics.median(seconds) if seconds else None,
+        "idle_fraction": sum(e["idle_ticks"] for e in episodes) / max(1, sum(e["steps"] for e in episodes)),
+        "delay_ticks_mean": sum(d * c for d, c in swaps) / max(1, sum(c for _, c in swaps)),
+        "delay_ticks_max": max((d for d, _ in swaps), default=0),
+        "overruns": sum(e["ticks"]["overrun"] for e in episodes),
+        "stops": sum(e["ticks"].get("stop", 0) > 0 for e in episodes),
+        "lateness_ms_p99_median": statistics.median(e["lateness_ms"]["p99"] for e in episodes),
+        "lateness_ms_max": max(e["lateness_ms"]["max"] for e in episodes),
+        "real_time_factor_min": min(e["real_time_factor"] for e in episodes),
+        "slower_than_real_time": sum(e["real_time_factor"] < REAL_TIME for e in episodes),
+    }
+
+
+def _save(args: argparse.Namespace, node: RobotNode, episodes: list[dict[str, Any]], wall_s: float) -> None:
+    """Write all records so far, complete or not at all: an interrupted run keeps what it has."""
+    name = f"sim/{args.task or 'pick'}-v0" if args.robot == "sim" else node.robot.name
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    records = {
+        "name": name,
+        "label": f"{args.mode}, real time",
+        "rate_hz": node.robot.rate_hz,
+        "stages": list(node.stages),
+        "settings": settings | {"model_version": node.model_version, "events": dict(node.counters)},
+        "wall_s": wall_s,
+        "episodes": episodes,
+    }
+    for file, content in (("records.json", records), ("summary.json", summarise(episodes))):
+        partial_file = args.out / (file + ".tmp")
+        partial_file.write_text(json.dumps(content, indent=1) + "\n")
+        os.replace(partial_file, args.out / file)
+
+
+def _line(episodes: list[dict[str, Any]], total: int) -> str:
+    e, s = episodes[-1], summarise(episodes)
+    low, high = s["wilson_95"]
+    outcome = "success" if e["success"] else "failure"
+    slow = "" if e["real_time_factor"] >= REAL_TIME else f", only {e['real_time_factor']:.2f} of real time"
+    return (
+        f"[{len(episodes):>{len(str(total))}}/{total}] {outcome} in {e['duration_s']:4.1f} s, "
+        f"idle {e['idle_ticks'] / max(1, e['steps']):.0%}, delay {e['delay_ticks']['mean']:.1f} steps{slow} | "
+        f"{s['successes']}/{s['episodes']} = {s['success_rate']:.0%} ({low:.0%} to {high:.0%}) | {e['instruction']}"
+    )
+
+
+def _closing(out: Path, episodes: list[dict[str, Any]]) -> str:
+    s = summarise(episodes)
+    low, high = s["wilson_95"]
+    text = (
+        f"{s['successes']} of {s['episodes']} episodes succeeded: {s['success_rate']:.0%} (95 % interval {low:.0%} to "
+        f"{high:.0%}); idle {s['idle_fraction']:.1%}, {s['overruns']} overruns. Records: {out / 'records.json'}"
+    )
+    if s["slower_than_real_time"]:
+        text += (
+            f"\n{s['slower_than_real_time']} episodes ran slower than real time: this computer is too busy for them."
+        )
+    return text
+
+
+def _box(text: str) -> tuple[str, tuple[float, float]]:
+    try:
+        name, _, bounds = text.partition("=")
+        low, high = bounds.split(":")
+        return name, (float(low), float(high))
+    except ValueError:
+        raise UserError(f"--workspace {text} cannot be read", "write DIM=LOW:HIGH, e.g. tcp_z.pos=0.02:0.3") from None
+
+
+def _print_state(tick: int, state: str, why: str) -> None:
+    if state == "stop":
+        print(f"STOP at step {tick}: {why}", flush=True)
+
+
+def _print_state_and_ask(tick: int, state: str, why: str) -> None:
+    _print_state(tick, state, why)
+    if state == "stop":
+        _forget_typed()  # Enter re-arms the robot, if it was pressed in the knowledge of this stop
+
+
+def _yes() -> bool:
+    return True
+
+
+def wait_for_scene(question: str) -> None:
+    """Ask on the terminal and wait for Enter, for robots that cannot reset their scene.
+
+    What was typed at a terminal before is no answer; in a pipe the answers may wait.
+
+    Raises:
+        UserError: Nobody can answer.
+    """
+    if (fd := _stdin()) is not None and os.isatty(fd):
+        _forget_typed()
+    try:
+        input(question)
+    except EOFError:
+        raise UserError("nobody is at the keyboard to set the scene", "run it in a terminal") from None
+
+
+def _ask() -> bool:
+    """Whether the operator has pressed Enter since the robot stopped."""
+    return b"\n" in _typed()
+
+
+def _typed() -> bytes:
+    """What waits at standard input, read past Python's own buffer, in which a line could wait unseen."""
+    fd, text = _stdin(), b""
+    while fd is not None and len(text) < MAX_TYPED and select.select([fd], [], [], 0)[0]:
+        if not (more := os.read(fd, 4096)):
+            break  # the end of a file
+        text += more
+    return text
+
+
+def _forget_typed() -> None:
+    if (fd := _stdin()) is not None and os.isatty(fd):
+        termios.tcflush(fd, termios.TCIFLUSH)  # also the beginning of a line, which cannot be read yet
+    _typed()
+
+
+def _stdin() -> int | None:
+    """File descriptor of standard input; None where there is none."""
+    try:
+        return sys.stdin.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
