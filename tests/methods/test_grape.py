@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vla_stack.errors import UserError
-from vla_stack.methods.grape.loss import loss as grape
+from vla_stack.methods.grape import loss as grape
 
 B, T, LOG2 = 3, 5, math.log(2)
 AGGREGATES = ("sum", "mean", "truncate_min", "window")

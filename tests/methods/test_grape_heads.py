@@ -8,8 +8,8 @@ import torch
 from small_vla import make_batch, make_policy, make_stats
 from tiny_vlas import CHUNK, KINDS, make_processors, make_vla, tiny_pi
 
+from vla_stack.methods.grape import loss as grape
 from vla_stack.methods.grape.likelihood import score, shared_draws
-from vla_stack.methods.grape.loss import loss as grape
 from vla_stack.policies import flow
 from vla_stack.policies.chain import sample_chain
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors

@@ -346,7 +346,9 @@ def find_loss(method: str, options: dict[str, Any]) -> Loss:
         UserError: There is no such method, or it has no such option.
     """
     if method not in LOSSES:
-        raise UserError(f"there is no method '{method}'", f"the methods are {', '.join(sorted(LOSSES))}")
+        raise UserError(
+            f"there is no method '{method}'", f"the methods are {', '.join(sorted(LOSSES.keys() - LOOPS.keys()))}"
+        )
     loss: Loss = importlib.import_module(LOSSES[method]).loss
     check_options(f"method '{method}'", options, list(inspect.signature(loss).parameters)[3:])
     return functools.partial(loss, **options)

@@ -15,8 +15,8 @@ from lerobot.policies import PreTrainedPolicy
 
 from vla_stack.data.preferences import PairLoader, Rollout
 from vla_stack.errors import UserError
+from vla_stack.methods.grape import loss as grape
 from vla_stack.methods.grape.likelihood import score, shared_draws
-from vla_stack.methods.grape.loss import loss as grape
 from vla_stack.methods.grape.rollouts import stacked
 from vla_stack.policies.chunk_policy import ROBOT, load_policy
 from vla_stack.policies.configuration_moh import base_config
