@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the type
 from results import parser
+from vla_stack.policies.manifest import SIGNATURE, write_manifest
 from vla_stack.policies.shipped import SHIPPED
 
 
@@ -43,6 +44,8 @@ def main(run: str, name: str, *settings: str) -> int:
     (target / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     shutil.copy(source / "metrics.jsonl", target / "metrics.jsonl")
     (target / "train_config.json").unlink(missing_ok=True)
+    (target / SIGNATURE).unlink(missing_ok=True)  # it is of the weights in full precision
+    write_manifest(target)
     size = sum(f.stat().st_size for f in target.iterdir()) / 1e6
     print(f"{target}: {size:.1f} MB")
     return 0 if size <= 10 else 1

@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "console": ("vla_stack.verbs.console", "drive or supervise a robot from a browser and record it"),
     "demo": ("vla_stack.verbs.demo", "the whole loop: collect, train, serve, run, report"),
 }
+LOADING_VERBS = ("train", "policy", "eval", "imagine", "export", "serve", "demo")  # of policies and run directories
 ROBOT_VERBS = ("run", "robot", "teleop", "console")  # take LeRobot's --robot.* flags as well
 
 
@@ -65,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     from vla_stack.errors import UserError
     from vla_stack.schema import SchemaError
+    from vla_stack.trust import trust
 
     if verb in ROBOT_VERBS:
         from vla_stack.verbs.robot_arguments import translate_flags
@@ -86,8 +88,18 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
+    if verb in LOADING_VERBS:
+        parser.add_argument(
+            "--trust",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="let a file name this class, step or policy type",
+        )
     try:
         args = parser.parse_args(translate_flags(rest) if verb in ROBOT_VERBS else rest)
+        if verb in LOADING_VERBS:
+            trust(args.trust)
         return int(module.main(args) or 0)
     except (UserError, SchemaError) as e:
         if os.environ.get("VLA_TRACEBACK"):

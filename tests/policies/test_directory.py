@@ -96,7 +96,7 @@ def test_processors(directory, name):
 def test_statistics_cut_short(directory):
     file = next(directory.glob("policy_preprocessor*normalizer*.safetensors"))
     file.write_bytes(file.read_bytes()[:50])
-    assert "processors cannot be read" in refusal(directory)
+    assert refusal(directory).startswith(f"DIR/{file.name} is damaged: its header would have ")
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "no/such/directory"])

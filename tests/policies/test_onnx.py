@@ -61,6 +61,9 @@ def test_damage_is_named(directories, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(directories[1], copy)
     (copy / "step.onnx").write_bytes(b"not a graph")
+    with pytest.raises(UserError, match="step.onnx is not what was saved"):
+        load_policy(copy)
+    (copy / "manifest.json").unlink()
     with pytest.raises(UserError, match="step.onnx cannot be run"):
         load_policy(copy)
     (copy / "step.onnx").unlink()

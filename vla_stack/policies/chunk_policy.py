@@ -23,10 +23,11 @@ from vla_stack.policies.continuation import continue_chunk, continuing_modes
 from vla_stack.policies.device import find_device
 from vla_stack.policies.directory import read_config, read_policy, read_processors
 from vla_stack.policies.embodiment import Embodiment, select
+from vla_stack.policies.manifest import check_manifest
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.onnx_policy import MANIFEST, OnnxPolicy
 from vla_stack.policies.shipped import resolve_policy
-from vla_stack.policies.weights import find_weights
+from vla_stack.policies.weights import WEIGHTS
 from vla_stack.schema import (
     ACTION,
     OBS_IMAGES,
@@ -187,11 +188,13 @@ def load_policy(
             bfloat16 is kept in it, and what nothing reads is dropped.
 
     Raises:
-        UserError: There is no such device, not a policy directory, one of its files is missing, damaged or does not fit
-            the others, the policy is not one chunk from one observation, or it has several robots and none was named.
+        UserError: There is no such device, not a policy directory, one of its files is missing, damaged, not what its
+            manifest says, names code that nobody trusts or does not fit the others, the policy is not one chunk from
+            one observation, or it has several robots and none was named.
     """
     device = str(find_device(device))
     path = resolve_policy(path)
+    digests = check_manifest(path)
     config = read_config(path, device)
     if config.n_obs_steps != 1:
         raise UserError(
@@ -218,7 +221,7 @@ def load_policy(
         robot=robot,
         horizon=len(config.action_delta_indices or [0]),
         normalisation=normalisation if served is None else f"{normalisation}/{embodiments[served].name}",
-        model_version=_digest(*sorted(path.glob("*.onnx*"))) if exported else _digest(find_weights(path)),
+        model_version=_digest(*sorted(path.glob("*.onnx*"))) if exported else digests[WEIGHTS][:16],
         d_train_max=getattr(policy, "max_delay", 0),
         extras=extras if served is None else {**extras, "embodiment": embodiments[served].name},
     )

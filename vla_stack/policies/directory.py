@@ -13,15 +13,18 @@ from typing import Any
 
 import safetensors
 from draccus.utils import DraccusException
+from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HFValidationError
 from lerobot.configs import PreTrainedConfig
 from lerobot.policies import PreTrainedPolicy, make_pre_post_processors
 
 from vla_stack.errors import UserError
+from vla_stack.policies.allowed import check_numbers, check_processor, check_type, read_json
 from vla_stack.policies.registry import policy_class
 from vla_stack.policies.weights import check_weights, find_weights, first_line, not_on_hub
 
 CONFIG = "config.json"
+PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 MEND = "mend that value, or use another checkpoint"
 
 
@@ -36,13 +39,13 @@ def read_config(source: str | Path, device: str) -> PreTrainedConfig:
         remedy = "give a checkpoint's pretrained_model folder"
         raise UserError(f"{source} holds no policy ({CONFIG} is missing)", remedy)
     try:
-        if Path(source).is_dir():
-            _check_keys(json.loads((Path(source) / CONFIG).read_text()), where)
+        file = Path(source) / CONFIG if Path(source).is_dir() else Path(hf_hub_download(str(source), CONFIG))
+        _check_keys(read_json(file), where)
         return PreTrainedConfig.from_pretrained(source, cli_overrides=[f"--device={device}"])
     except json.JSONDecodeError as e:
         raise UserError(f"{where} is damaged: {e}", "copy it again, or use another checkpoint") from None
     except UserError as e:
-        raise UserError(f"{where}: {e.message}", e.remedy or MEND) from None
+        raise UserError(e.message if where in e.message else f"{where}: {e.message}", e.remedy or MEND) from None
     except DraccusException as e:
         raise UserError(f"{where}: {_spoken(e)}", MEND) from None
     except (OSError, HFValidationError) as e:  # the latter: no repository can have that name
@@ -89,10 +92,12 @@ def read_processors(
     Raises:
         UserError: They are missing or cannot be read.
     """
-    for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
+    for name in PROCESSORS:
         if not (path / name).is_file():
             raise UserError(f"{path} holds no {name}", "copy the whole pretrained_model folder")
     try:
+        for name in PROCESSORS:
+            check_processor(path / name)
         overrides: dict[str, Any] = {"device_processor": {"device": device}}
         if embodiment is not None:
             overrides["embodiment_input_processor"] = {"serve": embodiment}
@@ -120,6 +125,8 @@ def _check_keys(tree: Any, where: str) -> None:
     """The keys of a configuration, before a parser that names no alternative sees them."""
     if not isinstance(tree, dict):
         raise UserError(f"it holds a {type(tree).__name__}, a policy's configuration is a mapping of keys to values")
+    check_numbers(tree, where)
+    check_type(tree, where)
     known = sorted(PreTrainedConfig.get_known_choices())
     if tree.get("type") not in known:
         remedy = f"the types are {', '.join(known)}"

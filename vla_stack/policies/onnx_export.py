@@ -28,6 +28,7 @@ from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.continuation import continuing_modes
 from vla_stack.policies.directory import read_config
+from vla_stack.policies.manifest import SIGNATURE, write_manifest
 from vla_stack.policies.onnx_policy import MANIFEST, PREFIX, STEP, Manifest, OnnxPolicy
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.policies.weights import find_weights, first_line
@@ -91,6 +92,8 @@ def export(source: Path, out: Path) -> Manifest:
     for file in source.iterdir():
         if file.is_file() and file != weights and file.suffix in (".json", ".safetensors", ".txt", ".model"):
             shutil.copy(file, out / file.name)
+    (out / SIGNATURE).unlink(missing_ok=True)  # it is of the original
+    write_manifest(out)
     return manifest
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vla_stack.errors import UserError
 from vla_stack.policies import flow
+from vla_stack.policies.allowed import read_json
 
 PREFIX, STEP, MANIFEST = "prefix.onnx", "step.onnx", "onnx.json"
 
@@ -62,7 +63,10 @@ class OnnxPolicy:
 
     def __init__(self, directory: Path, config: PreTrainedConfig) -> None:
         self.config = config
-        self.manifest = Manifest(**json.loads((directory / MANIFEST).read_text()))
+        try:
+            self.manifest = Manifest(**read_json(directory / MANIFEST))
+        except (TypeError, json.JSONDecodeError) as e:
+            raise UserError(f"{directory / MANIFEST} is damaged: {e}", "export the policy again") from None
         self.noise_dim, self.action_dim = self.manifest.noise_dim, self.manifest.action_dim
         self.max_delay, self.horizon = self.manifest.max_delay, self.manifest.horizon
         self._device = "cuda" if str(config.device).startswith("cuda") else "cpu"

@@ -10,10 +10,11 @@ import re
 from pathlib import Path
 
 from vla_stack.errors import UserError
+from vla_stack.policies.manifest import LOADED
 
 SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "policies"
 DEFAULT = "native_multitask"
-FILES = ("*.json", "*.safetensors", "*.model", "*.txt")  # of a repository: nothing that could run
+FILES = tuple(f"*{suffix}" for suffix in LOADED)  # of a repository: nothing that could run
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # of a repository: a name, or an owner and a name
 
 

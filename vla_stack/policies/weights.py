@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from vla_stack.errors import UserError
 
 WEIGHTS = "model.safetensors"
 PEFT = "adapter_config.json"  # of LeRobot's training with PEFT, which saves the adapters without the policy
+STATE_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")  # of a processor step: a name, no path
+LARGEST_HEADER, MOST_TENSORS = 1 << 24, 1 << 16  # bytes and names; the largest VLAs need 1 % of them
 
 
 def find_weights(source: str | Path, revision: str | None = None) -> Path:
@@ -38,15 +42,22 @@ def find_weights(source: str | Path, revision: str | None = None) -> Path:
 
 
 def check_weights(file: Path) -> None:
-    """Read the header of a safetensors file.
+    """Read the header of a safetensors file, whose size is bounded before memory is spent on it.
 
     Raises:
         UserError: It is no safetensors file, or cut short.
     """
     try:
+        with file.open("rb") as f:
+            size = int.from_bytes(f.read(8), "little")
+            if size > min(LARGEST_HEADER, file.stat().st_size - 8):
+                raise ValueError(f"its header would have {size} bytes")
+            count = len(json.loads(f.read(size)))
+        if count > MOST_TENSORS:
+            raise ValueError(f"it names {count} tensors")
         with safetensors.safe_open(file, framework="pt"):
             pass
-    except (safetensors.SafetensorError, OSError) as e:
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, RecursionError) as e:
         raise UserError(f"{file} is damaged: {first_line(e)}", "copy it again, or use another checkpoint") from None
 
 

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vla_stack.errors import UserError
+from vla_stack.policies.manifest import write_manifest
 from vla_stack.training.ema import Ema
 
 PRETRAINED = "pretrained_model"
@@ -57,6 +58,7 @@ def commit(root: Path, step: int, fill: Callable[[Path], None], state: dict[str,
     tmp, target = root / f".tmp-{step:06d}", path(root, step)
     (tmp / STATE).mkdir(parents=True)
     fill(tmp)
+    write_manifest(tmp / PRETRAINED)
     files = {str(p.relative_to(tmp)): [p.stat().st_size, _crc(p)] for p in sorted(tmp.rglob("*")) if p.is_file()}
     (tmp / _STATE_FILE).write_text(json.dumps({"step": step, **state, "files": files}, indent=1))
     for written in (*tmp.rglob("*"), tmp):

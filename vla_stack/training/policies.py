@@ -17,6 +17,7 @@ from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.dataset_facts import describe, dimension_names
 from vla_stack.policies.directory import fetching, read_policy, read_processors
+from vla_stack.policies.manifest import check_manifest
 from vla_stack.policies.registry import ADAPTERS, policy_class
 from vla_stack.policies.shipped import resolve_source
 from vla_stack.policies.weights import WEIGHTS
@@ -55,6 +56,8 @@ def new_policy(config: PreTrainedConfig, meta: LeRobotDatasetMetadata, lora: Lor
     else:
         known["dataset_meta"] = meta
     if config.pretrained_path:
+        if Path(config.pretrained_path).is_dir():
+            check_manifest(Path(config.pretrained_path))
         policy = read_policy(config.pretrained_path, config, **known)
     else:
         with fetching(config.type):

@@ -7,21 +7,29 @@ import contextlib
 import io
 import json
 import math
+from pathlib import Path
 from typing import Any
 
+from vla_stack.policies.manifest import make_key, sign, verify
 from vla_stack.policies.shipped import resolve_policy
 
-HELP = "Look into a policy: parameters, inputs, normalisation, horizons, latency and memory on this machine."
+HELP = "Look into a policy (parameters, inputs, normalisation, latency, memory), sign it, or check who signed it."
 EXAMPLES = (
     "vla policy info shipped",
+    "vla policy key release.pem                        # once: a private key; prints the public one",
+    "vla policy sign outputs/pick --key release.pem    # without --key: digests alone, after a change by hand",
+    "vla policy verify outputs/pick --key 'PUBLIC KEY'",
     "vla policy info outputs/train/pick-20260101-120000 --device cuda --repeats 50",
     "vla policy info outputs/train/pick-20260101-120000 --json | jq .latency_ms",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("info",))
-    parser.add_argument("policy", help="LeRobot policy directory, a run directory, or the name of a shipped policy")
+    parser.add_argument("what", choices=("info", "key", "sign", "verify"))
+    parser.add_argument(
+        "policy", help="LeRobot policy directory, a run directory, or the name of a shipped policy; key: file to write"
+    )
+    parser.add_argument("--key", help="sign: file of a private key; verify: the public key that has to have signed it")
     parser.add_argument("--embodiment", help="which robot, of a policy that drives several")
     parser.add_argument("--device", default="cpu", help="torch device that is measured, or auto (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=20, help="timed calls, 0: none (default: %(default)s)")
@@ -29,7 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.what == "key":
+        print(f"public key: {make_key(Path(args.policy))}")
+        return 0
     directory = resolve_policy(args.policy)
+    if args.what == "sign":
+        signer = sign(directory, Path(args.key) if args.key else None)
+        print(f"{directory}: {f'signed by {signer}' if signer else 'digests recorded, not signed'}")
+        return 0
+    if args.what == "verify":
+        signer = verify(directory, args.key)
+        print(f"{directory}: all files are what was saved, {f'signed by {signer}' if signer else 'not signed'}")
+        return 0
+    return _info(args, directory)
+
+
+def _info(args: argparse.Namespace, directory: Path) -> int:
     from vla_stack.policies.anatomy import describe, measure
     from vla_stack.policies.chunk_policy import load_policy
 

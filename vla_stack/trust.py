@@ -1,0 +1,51 @@
+"""Names that a person trusts: what a file may otherwise not name, because it runs code.
+
+A policy, a dataset or a run directory comes from somewhere. It may choose among what this package knows to be data in,
+data out; a processor step, a policy type or a module beyond that is used only where the person at the keyboard has
+named it: ``--trust NAME``. Recipes and command lines are typed by that person and need no trust.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from vla_stack.errors import UserError
+
+VARIABLE = "VLA_TRUST"  # in the environment, so that processes started by this one trust the same names
+
+
+def trust(names: Iterable[str]) -> None:
+    """Trust further names, in this process and in those that it starts."""
+    os.environ[VARIABLE] = ",".join(sorted(trusted() | set(names)))
+
+
+def trusted() -> frozenset[str]:
+    """The names that are trusted."""
+    return frozenset(name for name in os.environ.get(VARIABLE, "").split(",") if name)
+
+
+def check_trusted(name: str, what: str) -> None:
+    """Refuse a name that nobody trusts.
+
+    Args:
+        name: What a file names.
+        what: That file and what the name is for, as the start of a sentence.
+
+    Raises:
+        UserError: It is not trusted.
+    """
+    if name not in trusted():
+        remedy = f"if you know who wrote it and that it may run code here: --trust {name}"
+        raise UserError(f"{what} '{name}', which can run code and is not known here", remedy)
+
+
+def check_environment(env_id: str, source: str) -> None:
+    """Refuse an environment that a file asks for from another package: ``module:id`` imports the module.
+
+    Raises:
+        UserError: It names a module that is not trusted.
+    """
+    module, colon, _ = env_id.partition(":")
+    if colon and module not in ("sim", "imagined"):
+        check_trusted(module, f"{source}: the environment '{env_id}' is of the module")
