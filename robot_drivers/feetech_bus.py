@@ -12,7 +12,7 @@ import os
 import random
 import time
 import tty
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from robot_drivers.feetech_protocol import (
 )
 from robot_drivers.feetech_servo import Servo
 
+JOURNAL = 4096  # writes that are remembered
 BYTE_NS = 10_000  # ten bits at 1 Mbit/s
 TURNAROUND_NS = 20_000  # from an instruction's last byte to the first of its status, return delay aside
 
@@ -63,12 +64,14 @@ class FeetechBus:
         line: May be changed at any time.
         powered: Whether the servos have power; without it none answers.
         counters: Instructions by name, frames lost and corrupted.
+        written: The newest writes that servos have obeyed: monotonic ns, servo, address, bytes, position then.
     """
 
     def __init__(self, servos: Sequence[Servo], path: Path, seed: int = 0) -> None:
         self.servos, self.path = list(servos), path
         self.line, self.powered = Line(), True
         self.counters: Counter[str] = Counter()
+        self.written: deque[tuple[int, int, int, bytes, int]] = deque(maxlen=JOURNAL)
         self._random = random.Random(seed)
         self._parser = Parser()
         self._pending: list[tuple[int, int, bytes]] = []  # (due time in ns, order, frame)
@@ -151,7 +154,7 @@ class FeetechBus:
             for i in range(2, len(data) - size, size + 1):
                 for servo in self.servos:
                     if servo["id"] == data[i]:
-                        servo.write(data[0], data[i + 1 : i + 1 + size])
+                        self._write(servo, data[0], data[i + 1 : i + 1 + size], now)
         elif packet.instruction == PING:
             for servo in addressed:
                 at = self._answer(servo, b"", at)
@@ -161,7 +164,7 @@ class FeetechBus:
         elif packet.instruction in (WRITE, REG_WRITE) and data:
             for servo in addressed:
                 if packet.instruction == WRITE:
-                    servo.write(data[0], data[1:])
+                    self._write(servo, data[0], data[1:], now)
                 else:
                     self._deferred[servo["id"]] = (data[0], data[1:])
                 if packet.id != BROADCAST and servo["response_level"]:
@@ -169,7 +172,11 @@ class FeetechBus:
         elif packet.instruction == ACTION:
             for servo in addressed:
                 if (deferred := self._deferred.pop(servo["id"], None)) is not None:
-                    servo.write(*deferred)
+                    self._write(servo, *deferred, now)
+
+    def _write(self, servo: Servo, address: int, data: bytes, now: int) -> None:
+        self.written.append((now, servo["id"], address, bytes(data), servo["position"]))
+        servo.write(address, data)
 
     def _answer(self, servo: Servo, parameters: bytes, at: int) -> int:
         """Queue a status; returns when its last byte is on the wire."""

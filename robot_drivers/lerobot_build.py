@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from robot_drivers.lerobot_port import prepare
+from robot_drivers.lerobot_port import arms, prepare
 from vla_stack.errors import UserError, check_options
 
 
@@ -55,6 +55,7 @@ def make_lerobot(kind: str, name: str, fields: Mapping[str, Any], module: str | 
     try:
         config = draccus.decode(registry, {"type": name, **fields})
         _choose_degrees(config, fields, name)
+        _keep_torque(config)
         device = build(config)
     except UserError:
         raise
@@ -63,6 +64,32 @@ def make_lerobot(kind: str, name: str, fields: Mapping[str, Any], module: str | 
         raise UserError(f"{name}: {' '.join(str(e).split())}", f"compare with LeRobot's {flag}.* options") from e
     prepare(device)
     return device
+
+
+def take_cameras(robot: Any) -> dict[str, Any]:
+    """Take a robot's cameras from it, by their features' names, so that it reads joints alone.
+
+    None where it would not do without them.
+    """
+    features = robot.observation_features
+    holders = [robot, *(arm for arm in arms(robot).values() if arm is not robot)]
+    before = [dict(c) if isinstance(c := getattr(holder, "cameras", None), dict) else {} for holder in holders]
+    taken = {}
+    for prefix, arm in arms(robot).items():
+        cameras = getattr(arm, "cameras", None)
+        for key, camera in cameras.items() if isinstance(cameras, dict) else ():
+            taken[key if key in features else prefix + key] = camera  # an arm may hold a camera of the whole robot
+    for holder, cameras in zip(holders, before, strict=True):
+        if cameras:
+            holder.cameras.clear()
+        holder.__dict__.pop("observation_features", None)  # a cached property
+    if any(isinstance(kind, tuple) and name in taken for name, kind in robot.observation_features.items()):
+        for holder, cameras in zip(holders, before, strict=True):
+            if cameras:
+                holder.cameras.update(cameras)
+            holder.__dict__.pop("observation_features", None)
+        return {}
+    return taken
 
 
 def _choose_degrees(config: Any, given: Mapping[str, Any], name: str) -> None:
@@ -80,6 +107,16 @@ def _choose_degrees(config: Any, given: Mapping[str, Any], name: str) -> None:
             config.use_degrees = True
         elif dataclasses.is_dataclass(value):
             _choose_degrees(value, mine if isinstance(mine, Mapping) else {}, name)
+
+
+def _keep_torque(config: Any) -> None:
+    """No arm of a robot switches its motors off because a program ends: without brakes it would fall."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name == "disable_torque_on_disconnect":
+            config.disable_torque_on_disconnect = False
+        elif dataclasses.is_dataclass(value):
+            _keep_torque(value)
 
 
 def _factory(kind: str) -> Any:

@@ -26,6 +26,26 @@ def let_go(device: Any) -> None:
             port.is_open = port.is_using = False
 
 
+def join(robot: Any) -> None:
+    """Connect a robot for the first time; motors that hold already, since another program left them so, go on holding.
+
+    One that is not calibrated is left connected as it is.
+
+    Raises:
+        Exception: It cannot be opened; LeRobot's errors have no common class.
+    """
+    found = buses(robot)
+    known = len(found) == len(arms(robot)) and all("Torque_Enable" in registers(bus) for bus in found.values())
+    if not known or any(getattr(arm, "cameras", None) for arm in (robot, *arms(robot).values())):
+        robot.connect(calibrate=False)  # it has more than motors to connect
+        return
+    for bus in found.values():
+        bus.connect()
+    if robot.is_calibrated:
+        for prefix, bus in found.items():
+            _switch_on(arms(robot)[prefix], bus)
+
+
 def reopen(robot: Any) -> None:
     """Open a robot that was connected once more; motors that hold go on holding.
 

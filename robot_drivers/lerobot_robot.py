@@ -14,21 +14,23 @@ import math
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robot_drivers.cameras import SOURCES, CameraStream, open_cameras
-from robot_drivers.lerobot_build import make_lerobot
+from robot_drivers.guarding import Guarding
+from robot_drivers.lerobot_build import make_lerobot, take_cameras
+from robot_drivers.lerobot_guard import guarded_buses, release
 from robot_drivers.lerobot_health import JUMP_S, Health, impossible
 from robot_drivers.lerobot_port import QUIET_S, arms, buses, hasten, insist, silence
-from robot_drivers.lerobot_reopen import let_go, reopen
+from robot_drivers.lerobot_reopen import join, let_go, reopen
 from robot_drivers.lerobot_units import calibrated_range, check_units, describe, factors
-from robot_drivers.watchdog import Watchdog
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
-from vla_stack.runtime.driver import Fault
+from vla_stack.runtime.driver import Capabilities, Fault, Guard
 from vla_stack.schema import Camera, Observation, RobotSpec
 
 CONNECT_ATTEMPTS, DRAIN_S = 5, 0.2  # before another one what is still on its way arrives; longer each time
@@ -36,6 +38,11 @@ MISSES, LOST_S = 3, 0.3  # exchanges in a row that fail, and control steps so lo
 RECONNECT_S = 0.5  # between attempts
 CAMERAS_LIKE = '--robot.cameras="{front: {type: opencv, index_or_path: 0, width: 640, height: 480, fps: 30}}"'
 BLIND_S = 1.0  # a camera that is away for longer stops the robot: the scene may have changed
+
+
+def _like(robot: RobotSpec) -> dict[str, Any]:
+    sizes = {(c.height, c.width) for c in robot.cameras}
+    return {"rate_hz": robot.rate_hz} | ({"image_size": sizes.pop()} if len(sizes) == 1 else {})
 
 
 class LeRobotRobot:
@@ -55,6 +62,8 @@ class LeRobotRobot:
             ``robot_drivers.cameras``: ``{type: v4l2, device: /dev/video0}``, ``{type: video, path: film.mp4}``.
         **config: Fields of the robot's config, as on LeRobot's command line: ``port``, ``id``, ...
     """
+
+    capabilities = Capabilities(loads=True, interpolates=True, releases=True, like=_like)
 
     def __init__(
         self,
@@ -78,11 +87,11 @@ class LeRobotRobot:
         self._size = None if size is None else (int(size[0]), int(size[1]))
         self._our_cameras = {k: v for k, v in (cameras or {}).items() if v.get("type") in SOURCES}
         theirs = {k: v for k, v in (cameras or {}).items() if k not in self._our_cameras}
-        self._robot = make_lerobot("robot", robot_type, {**config, **({"cameras": theirs} if theirs else {})}, module)
+        self._robot = make_lerobot("robot", robot_type, {**config, **({"cameras": theirs} if theirs or cameras == {} else {})}, module)
         check_units(self._robot, robot_type, self._units)
         self._streams: dict[str, CameraStream] = {}
         self._lock = threading.RLock()
-        self._watchdog: Watchdog | None = None
+        self._guarding: Guarding | None = None
         self._health: Health | None = None
         self._spec: RobotSpec | None = None
         self._newest: Observation | None = None
@@ -106,6 +115,8 @@ class LeRobotRobot:
     @property
     def fault(self) -> Fault | None:
         name = self._robot.name
+        if self._guarding is not None and (why := self._guarding.trouble):
+            return Fault("guardian", f"{name}: {why}", stop=True)
         if self._lost:
             return Fault("bus", f"{name} is lost, trying to reconnect: {self._miss}", stop=True)
         if self._misses > 1:  # after one the last reading is a step old
@@ -128,12 +139,12 @@ class LeRobotRobot:
             UserError: The robot or a camera does not answer, or it is not calibrated.
         """
         robot = self._robot
-        lerobot_cameras = _take_cameras(robot)
+        lerobot_cameras = take_cameras(robot)
         for attempt in range(
             CONNECT_ATTEMPTS
         ):  # LeRobot repeats no packet while it connects, and one in ten may be lost
             try:
-                robot.connect(calibrate=False)  # calibration asks questions, and this process has no terminal
+                join(robot)
                 break
             except Exception as e:
                 let_go(robot)
@@ -145,7 +156,7 @@ class LeRobotRobot:
                     raise UserError(text, "check port, power and cables") from e
                 time.sleep(DRAIN_S * (attempt + 1))
         if not robot.is_calibrated:
-            robot.disconnect()
+            let_go(robot)
             raise UserError(
                 f"{robot.name} is not calibrated", f"run: vla robot calibrate --robot.type={self._type} ..."
             )
@@ -153,6 +164,10 @@ class LeRobotRobot:
             self._streams = open_cameras(self._our_cameras, lerobot_cameras, self._size)
             self._spec = self._describe()
             hasten(robot, robot.get_observation)
+            guarded = guarded_buses(robot)
+            if guarded:
+                self._guarding = Guarding(robot.name, guarded, 3 * self._spec.dt)
+                self.capabilities = replace(self.capabilities, guard=Guard.GUARDIAN)
         except UserError:
             self.disconnect()
             raise
@@ -162,11 +177,10 @@ class LeRobotRobot:
         self._names = [d.name for d in self._spec.state]
         self._factors = factors(self._names, self._units)
         self._health = Health(robot, self._spec, self._max_load)
-        self._watchdog = Watchdog(3 * self._spec.dt, self._stand_still, self._lock)
 
     def read(self) -> Observation:
         """Joints and newest pictures. A failed reading returns the last one; the first one must succeed."""
-        if self._lost or not self._lock.acquire(blocking=False):  # it is being opened again, or the watchdog acts
+        if self._lost or not self._lock.acquire(blocking=False):  # it is being opened again, or held
             assert self._newest is not None
             return self._newest
         try:
@@ -195,6 +209,10 @@ class LeRobotRobot:
         dims = len(self.spec.action)
         values = np.asarray(action, np.float64) / self._factors[:dims]
         goal = {name: float(v) for name, v in zip(self._names[:dims], values, strict=True)}
+        if self._guarding is not None:
+            if self._guarding.trouble:
+                return self._in_force(action)
+            self._guarding.moving()
         if self._lost or not self._lock.acquire(blocking=False):
             return self._in_force(action)
         try:
@@ -205,21 +223,22 @@ class LeRobotRobot:
         finally:
             self._lock.release()
         self._write_misses = 0
-        if self._watchdog is not None:
-            self._watchdog.feed()
         out = (np.array([sent.get(k, v) for k, v in goal.items()]) * self._factors[:dims]).astype(np.float32)
         self._sent = out
         if self._health is not None:
             self._health.commanded(out)
         return out
 
+    def beat(self) -> None:
+        if self._guarding is not None:
+            self._guarding.beat()
+
     def hold(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.rest()
-        if self._lost:  # whoever opens the bus again has the lock, for up to seconds; the motors hold by themselves
-            return
-        with self._lock:
-            self._stand_still()
+        if not self._lost:  # whoever opens the bus again has the lock, for up to seconds, and brings it to rest then
+            with self._lock:
+                self._stand_still()
+        if self._guarding is not None:
+            self._guarding.rest()
 
     def stop(self) -> None:
         """Stand still with the motors on: an arm without brakes falls when they are off."""
@@ -227,12 +246,11 @@ class LeRobotRobot:
 
     def disconnect(self) -> None:
         self._ended.set()
-        if self._watchdog is not None:
-            self._watchdog.end()
-            self._watchdog = None
         with self._lock:
+            if self._robot.is_connected and self._stand_still() and self._guarding is not None:
+                self._guarding.end()  # else it goes on trying, until this process has ended and after
+            self._guarding = None
             if self._robot.is_connected:
-                self._stand_still()
                 with contextlib.suppress(Exception):
                     self._robot.disconnect()
             let_go(self._robot)
@@ -240,29 +258,44 @@ class LeRobotRobot:
             stream.close()
         self._streams = {}
 
-    def _stand_still(self) -> None:
-        """Command the measured position; zero where a velocity is commanded."""
+    def release(self) -> None:
+        """Switch all motors off, connected or not: an arm without brakes falls.
+
+        Raises:
+            UserError: A motor does not answer.
+        """
+        try:
+            with self._lock:
+                release(self._robot)
+        except Exception as e:
+            raise UserError(
+                f"{self._robot.name} cannot be released: {_line(e)}", "use its power switch, a hand under it"
+            ) from e
+
+    def _stand_still(self) -> bool:
+        """Command the measured position; zero where a velocity is commanded. Whether it was sent."""
         if self._lost:
-            return
+            return False
         try:
             raw, _ = self._measure()
         except Exception as e:
             self._missed(e)
-            return
-        self._rest(raw)
+            return False
+        return self._rest(raw)
 
-    def _rest(self, raw: Mapping[str, Any]) -> None:
-        """Command the position ``raw``, as LeRobot gave it."""
+    def _rest(self, raw: Mapping[str, Any]) -> bool:
+        """Command the position ``raw``, as LeRobot gave it; whether it was sent."""
         still = {d.name: 0.0 if d.unit.endswith("/s") else raw[d.name] for d in self.spec.action}
         try:
             self._robot.send_action(still)
         except Exception as e:
             self._missed(e, writing=True)
-            return
+            return False
         self._write_misses = 0
         self._sent = np.array([still[d.name] for d in self.spec.action] * self._factors[: len(still)], np.float32)
         if self._health is not None:
             self._health.rest()
+        return True
 
     def _in_force(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
         """The command [A] sent last; before the first one, where the robot was, and failing that ``action``."""
@@ -348,32 +381,6 @@ class LeRobotRobot:
             cameras=tuple(Camera(name, int(height), int(width)) for name, (height, width) in sizes.items()),
             rate_hz=self._rate_hz,
         )
-
-
-def _take_cameras(robot: Any) -> dict[str, Any]:
-    """Take a robot's cameras from it, by their features' names, so that it reads joints alone.
-
-    None where it would not do without them.
-    """
-    features = robot.observation_features
-    holders = [robot, *(arm for arm in arms(robot).values() if arm is not robot)]
-    before = [dict(c) if isinstance(c := getattr(holder, "cameras", None), dict) else {} for holder in holders]
-    taken = {}
-    for prefix, arm in arms(robot).items():
-        cameras = getattr(arm, "cameras", None)
-        for key, camera in cameras.items() if isinstance(cameras, dict) else ():
-            taken[key if key in features else prefix + key] = camera  # an arm may hold a camera of the whole robot
-    for holder, cameras in zip(holders, before, strict=True):
-        if cameras:
-            holder.cameras.clear()
-        holder.__dict__.pop("observation_features", None)  # a cached property
-    if any(isinstance(kind, tuple) and name in taken for name, kind in robot.observation_features.items()):
-        for holder, cameras in zip(holders, before, strict=True):
-            if cameras:
-                holder.cameras.update(cameras)
-            holder.__dict__.pop("observation_features", None)
-        return {}
-    return taken
 
 
 def _line(error: Exception) -> str:

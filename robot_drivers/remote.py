@@ -19,7 +19,7 @@ import zmq
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
-from vla_stack.runtime.driver import Fault, Status
+from vla_stack.runtime.driver import Capabilities, Fault, Guard, Status
 from vla_stack.runtime.lease import DRIFT
 from vla_stack.schema import Observation, RobotSpec, SchemaError
 from vla_stack.serving.keys import KeyFolder
@@ -39,6 +39,8 @@ class RemoteRobot:
         endpoint: ``tcp://HOST:PORT`` of that computer.
         task: Instruction in place of the robot's own.
     """
+
+    capabilities = Capabilities(guard=Guard.DEVICE)
 
     def __init__(self, endpoint: str, task: str | None = None) -> None:
         self._endpoint, self._task = endpoint, task

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.runtime.clock import Clock, RealClock
-from vla_stack.runtime.driver import Driver, EpisodicDriver, Fault, SelfChecking
+from vla_stack.runtime.driver import Driver, EpisodicDriver, Fault, Guarded, SelfChecking
 from vla_stack.runtime.safety import SafetyEnvelope
 from vla_stack.schema import Observation
 from vla_stack.serving.admission import Admission
@@ -69,6 +69,7 @@ class _Service:
         self._admission = admission
         self._episodic = driver if isinstance(driver, EpisodicDriver) else None
         self._checking = driver if isinstance(driver, SelfChecking) else None
+        self._beat = driver.beat if isinstance(driver, Guarded) else None
         self._dims = len(driver.spec.action)
         self._token, self._key, self._heard_ns = "", "", 0  # the lease: its name, empty where it is free, and its owner
         self._peer = b""  # the owner's connection, empty where it is lost
@@ -87,7 +88,7 @@ class _Service:
             if self._episode:
                 self._tick(command)
             t_k = max(t_k + dt_ns, self._clock.now_ns() - dt_ns)
-            self._clock.sleep_until_ns(t_k)
+            self._clock.sleep_until_ns(t_k, self._beat)
         self._driver.hold()
         return self._commands
 

@@ -15,7 +15,7 @@ from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import open_frames
 from vla_stack.errors import UserError
-from vla_stack.runtime.driver import Status
+from vla_stack.runtime.driver import Capabilities, Guard, Status
 from vla_stack.schema import ACTION, OBS_STATE, SUCCESS, Observation, RobotSpec
 
 
@@ -30,6 +30,7 @@ class ReplayRobot:
         sent: What it was told in this episode, float32 [A] each.
     """
 
+    capabilities = Capabilities(guard=Guard.UNMOVED, simulated=True)
     stages: tuple[str, ...] = ()
 
     def __init__(self, root: str, task: str | None = None) -> None:

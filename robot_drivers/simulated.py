@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError, check_options
-from vla_stack.runtime.driver import Status
+from vla_stack.runtime.driver import Capabilities, Guard, Status
 from vla_stack.runtime.link import Link, Message, ObservationSlots, ignored_interrupts
 from vla_stack.schema import Observation, RobotSpec
 
@@ -31,6 +31,15 @@ WATCHDOG_STEPS = 3
 START_TIMEOUT_S = 60.0
 RESET_TIMEOUT_S = 30.0
 FIRST_READING_S = 10.0
+NEVER = 10**9  # control steps after which a task that a person drives gives up: who drives has their own limit
+
+
+def _like(robot: RobotSpec) -> dict[str, Any]:
+    options: dict[str, Any] = {"control_hz": robot.rate_hz, "cameras": tuple(c.name for c in robot.cameras)}
+    sizes = {(c.height, c.width) for c in robot.cameras}
+    if len(sizes) == 1 and len(side := set(sizes.pop())) == 1:  # it renders squares
+        options["image_size"] = side.pop()
+    return options
 
 
 class SimulatedRobot:
@@ -41,6 +50,14 @@ class SimulatedRobot:
         cameras: Names of cameras; one name, or several with commas between them, will do as well.
         **env_kwargs: For ``gymnasium.make``, e.g. ``image_size=64``, ``randomisation=1``, ``max_episode_steps=200``.
     """
+
+    capabilities = Capabilities(
+        guard=Guard.DEVICE,
+        simulated=True,
+        task="pick",
+        like=_like,
+        by_hand={"max_episode_steps": NEVER, "control_hz": 20.0, "image_size": 128},
+    )
 
     def __init__(self, task: str = "pick", cameras: str | Sequence[str] | None = None, **env_kwargs: Any) -> None:
         self._task, self._env_kwargs = task, env_kwargs

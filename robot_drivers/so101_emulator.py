@@ -23,6 +23,7 @@ import numpy as np
 
 from robot_drivers.emulated_cameras import serve_cameras
 from robot_drivers.feetech_bus import FeetechBus
+from robot_drivers.lekiwi_base import Base
 from vla_stack.errors import UserError
 from vla_stack.runtime.link import Link, Message, ignored_interrupts
 
@@ -43,6 +44,7 @@ class Emulator:
         fps: Of the cameras.
         image_size: Of the cameras, pixels; 0 for no cameras.
         seed: Of latency, faults and how the horns are mounted.
+        base: The follower is a LeKiwi's, with a base on its bus that drives.
 
     Attributes:
         ports: ``follower`` (and ``leader``) -> path for ``--robot.port``.
@@ -58,9 +60,10 @@ class Emulator:
         fps: float = 30.0,
         image_size: int = 64,
         seed: int = 0,
+        base: bool = False,
     ) -> None:
         self.folder = folder.resolve()
-        self._options = {"task": task, "leader": leader, "calibrated": calibrated, "seed": seed}
+        self._options = {"task": task, "leader": leader, "calibrated": calibrated, "seed": seed, "base": base}
         self._options |= {"fps": fps, "image_size": image_size, "folder": str(self.folder)}
         self.ports = {name: self.folder / name for name in ("follower", *(("leader",) if leader else ()))}
         self.cameras: dict[str, dict[str, Any]] = {}
@@ -111,9 +114,14 @@ class Emulator:
         """How things are.
 
         ``success`` since the reset, ``success_s``, ``stage``; of each arm ``angles`` [J+1], ``bus`` counters, and
-        ``limp_s``, for how long it has been without torque, in which a real one falls.
+        ``limp_s``, for how long it has been without torque, in which a real one falls; of the base ``path_m`` and
+        ``velocity`` (m/s, m/s, rad/s).
         """
         return self._ask("status")
+
+    def written(self, arm: str = "follower") -> list[tuple[int, int, int, bytes, int]]:
+        """Writes that the servos of an arm have obeyed, see :class:`~robot_drivers.feetech_bus.FeetechBus`."""
+        return [(t, i, at, data, position) for t, i, at, data, position in self._ask("written", arm=arm)["written"]]
 
     def hand(self, arm: str, motion: str, angles: list[float] | None = None) -> None:
         """Take an arm: to a ``pose`` (``angles`` [J+1] rad), ``middle``, ``sweep``, ``expert``; or let ``go``."""
@@ -203,13 +211,19 @@ class _Running:
         if options["leader"]:
             model = mujoco.MjModel.from_xml_path(SO101.xml)
             self._plants["leader"] = Plant(SO101, model, mujoco.MjData(model), rng)
+        self._base = Base() if options["base"] else None
         folder = Path(options["folder"])
         for i, (name, plant) in enumerate(self._plants.items()):
             calibration = folder / f"{name}_calibration"
             calibration.mkdir(exist_ok=True)
+            base = self._base if name == "follower" else None
             if options["calibrated"]:
-                (calibration / f"{ID}.json").write_text(json.dumps(plant.calibrate(), indent=1))
-            self._buses[name] = FeetechBus(plant.servos, folder / name, options["seed"] + i)
+                motors = plant.calibrate()
+                if base is not None:
+                    motors = {f"arm_{joint}": values for joint, values in motors.items()} | base.calibration()
+                (calibration / f"{ID}.json").write_text(json.dumps(motors, indent=1))
+            servos = plant.servos + (base.servos if base is not None else [])
+            self._buses[name] = FeetechBus(servos, folder / name, options["seed"] + i)
             self._buses[name].plug()
         self._began_ns, self._success_s, self._stage, self._judged_ns = time.monotonic_ns(), -1.0, 0, 0
         ports: dict[str, int] = {}
@@ -234,6 +248,8 @@ class _Running:
             now = time.monotonic_ns()
             for plant in self._plants.values():
                 plant.advance(now)
+            if self._base is not None:
+                self._base.advance(now)
             for bus in self._buses.values():
                 bus.receive()
             while any(bus.due_ns is not None for bus in self._buses.values()):  # a millisecond or two
@@ -288,7 +304,11 @@ class _Running:
                 answer |= {"angles": {name: plant.angles.tolist() for name, plant in self._plants.items()}}
                 answer |= {"limp_s": {name: plant.limp_s for name, plant in self._plants.items()}}
                 answer |= {"skipped_s": self._plants["follower"].skipped_s}
+                if self._base is not None:
+                    answer |= {"path_m": self._base.path_m, "velocity": self._base.velocity.tolist()}
                 answer |= {"bus": {name: dict(bus.counters) for name, bus in self._buses.items()}}
+            elif message["kind"] == "written":
+                answer = {"written": list(self._buses[message["arm"]].written)}
             elif message["kind"] == "hand":
                 self._take(**{k: v for k, v in message.items() if k != "kind"})
             elif message["kind"] == "inject":

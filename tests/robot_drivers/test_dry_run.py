@@ -3,7 +3,7 @@
 import numpy as np
 
 from robot_drivers.dry_run import dry_run
-from vla_stack.runtime.driver import EpisodicDriver
+from vla_stack.runtime.driver import Capabilities, EpisodicDriver
 from vla_stack.schema import Dim, Observation, RobotSpec
 
 DIMS = (Dim("elbow.pos", "rad", -1, 1), Dim("gripper.pos", "ratio", 0, 1, kind="gripper"))
@@ -12,6 +12,7 @@ DIMS = (Dim("elbow.pos", "rad", -1, 1), Dim("gripper.pos", "ratio", 0, 1, kind="
 class Robot:
     spec = RobotSpec("test/arm", DIMS, DIMS, (), 30.0)
     stages = ()
+    capabilities = Capabilities()
 
     def __init__(self):
         self.commanded = 0

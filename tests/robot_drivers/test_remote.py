@@ -11,7 +11,7 @@ import zmq
 from robot_drivers import make_driver
 from robot_drivers.remote_service import serve_driver
 from vla_stack.errors import UserError
-from vla_stack.runtime.driver import Fault
+from vla_stack.runtime.driver import Capabilities, Fault
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 class Arm:
-    spec, stages, fault = SPEC, ("reach",), None
+    spec, stages, fault, capabilities = SPEC, ("reach",), None, Capabilities()
 
     def __init__(self):
         self.at, self.sent, self.holds = np.zeros(2, np.float32), [], 0

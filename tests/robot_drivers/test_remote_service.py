@@ -10,7 +10,7 @@ import zmq
 from robot_drivers import remote_service
 from robot_drivers.remote_service import LEASE_S, MAX_MESSAGES, serve_driver
 from vla_stack.runtime.clock import VirtualClock
-from vla_stack.runtime.driver import Fault
+from vla_stack.runtime.driver import Capabilities, Fault
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
@@ -25,7 +25,7 @@ PATIENCE_MS = 60_000
 
 
 class Arm:
-    spec, fault = SPEC, None
+    spec, fault, capabilities = SPEC, None, Capabilities()
 
     def __init__(self, clock):
         self.clock, self.at, self.sent, self.holds, self.stops = clock, np.zeros(2, np.float32), [], 0, 0

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 
 from vla_stack.runtime.clock import RealClock, VirtualClock
+from vla_stack.runtime.driver import Capabilities
 from vla_stack.runtime.executor import Executor, ExecutorConfig
 from vla_stack.runtime.safety import SafetyConfig, SafetyEnvelope
 from vla_stack.schema import ActionChunk, Camera, Dim, Observation, PolicySpec, RobotSpec
@@ -31,6 +32,7 @@ class FakeDriver:
         self.at = np.zeros(2, np.float32)
         self.frozen_ns: int | None = None  # capture time of a sensor that has gone quiet
 
+    capabilities = Capabilities()
     stages = ("reach", "grasp")
 
     def connect(self): ...

@@ -10,7 +10,7 @@ import yaml
 from vla_stack import cli
 from vla_stack.cli import main
 from vla_stack.data.dataset import open_dataset
-from vla_stack.runtime.driver import Fault
+from vla_stack.runtime.driver import Capabilities, Fault
 from vla_stack.schema import ACTION, Dim, Observation, RobotSpec
 from vla_stack.serving.keys import KeyFolder
 
@@ -62,7 +62,7 @@ class Arm:
     def __init__(self, fault=None, frozen_ns=None):
         dims = (Dim("x.pos", "m", -1, 1, 0.5),)
         self.spec, self.fault = RobotSpec("test/arm", dims, dims, (), rate_hz=50.0), None
-        self.later, self.frozen_ns = fault, frozen_ns
+        self.later, self.frozen_ns, self.capabilities = fault, frozen_ns, Capabilities()
         self.at, self.reads, self.sent, self.stops = np.zeros(1, np.float32), 0, [], 0
 
     def connect(self): ...

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sim.arm import ARM7
 from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.control import ControlLoop
-from vla_stack.runtime.driver import Fault
+from vla_stack.runtime.driver import Capabilities, Fault
 from vla_stack.runtime.episode_log import Row
 from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
 from vla_stack.runtime.kinematics import Kinematics
@@ -101,6 +101,7 @@ class Plant:
         self._seen, self._stale_ns, self._left = case.home, 0, 0
         self._starting = True
         self.fault: Fault | None = None
+        self.capabilities = Capabilities()
         self.path: list[tuple[bool, NDArray[np.float64], NDArray[np.float64]]] = []
 
     def connect(self) -> None: ...

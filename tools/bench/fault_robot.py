@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_stack.runtime.driver import Capabilities
 from vla_stack.schema import Camera, Chunks, Dim, Observation, PolicySpec, RobotSpec
 
 RATE, HORIZON = 20.0, 20
@@ -61,6 +62,7 @@ class LabelRobot:
 
     spec = SPEC
     stages = ()
+    capabilities = Capabilities()
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

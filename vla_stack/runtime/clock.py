@@ -7,8 +7,10 @@ The code above the clock is the same. Wall-clock time appears nowhere: a step of
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
+BEAT_NS = 10_000_000  # between two calls of ``beat`` while a real clock waits
 SPIN_NS = 1_000_000  # a sleep wakes up to about this late on a desktop kernel; the rest is waited out on the CPU
 
 
@@ -19,8 +21,8 @@ class Clock(Protocol):
         """Monotonic time, nanoseconds; only differences mean anything."""
         ...
 
-    def sleep_until_ns(self, t_ns: int) -> None:
-        """Return at ``t_ns``, or at once where it has passed."""
+    def sleep_until_ns(self, t_ns: int, beat: Callable[[], None] | None = None) -> None:
+        """Return at ``t_ns``, or at once where it has passed; ``beat`` is called all the while."""
         ...
 
 
@@ -30,8 +32,11 @@ class RealClock:
     def now_ns(self) -> int:
         return time.monotonic_ns()
 
-    def sleep_until_ns(self, t_ns: int) -> None:
+    def sleep_until_ns(self, t_ns: int, beat: Callable[[], None] | None = None) -> None:
         while (left := t_ns - time.monotonic_ns()) > SPIN_NS:
+            if beat is not None:
+                beat()
+                left = min(left, BEAT_NS + SPIN_NS)
             time.sleep((left - SPIN_NS) * 1e-9)
         while time.monotonic_ns() < t_ns:
             pass
@@ -50,7 +55,9 @@ class VirtualClock:
     def now_ns(self) -> int:
         return self._now
 
-    def sleep_until_ns(self, t_ns: int) -> None:
+    def sleep_until_ns(self, t_ns: int, beat: Callable[[], None] | None = None) -> None:
+        if beat is not None:
+            beat()
         self._now = max(self._now, t_ns)
 
     def advance_ns(self, dt_ns: int) -> None:

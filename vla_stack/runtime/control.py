@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.runtime.clock import Clock
-from vla_stack.runtime.driver import Driver, EpisodicDriver, JointDriver, SelfChecking
+from vla_stack.runtime.driver import Driver, EpisodicDriver, Guarded, JointDriver, SelfChecking
 from vla_stack.runtime.episode_log import EpisodeLog, Row
 from vla_stack.runtime.executor import Dispatch, Executor, Request, State
 from vla_stack.runtime.link import Message
@@ -71,6 +71,7 @@ class ControlLoop:
         self._clock, self._port, self._lane = clock, port, lane
         self._joint_driver = driver if isinstance(driver, JointDriver) else None
         self._self_checking = driver if isinstance(driver, SelfChecking) else None
+        self._beat = driver.beat if isinstance(driver, Guarded) else None
         self._dt_ns = round(1e9 / driver.spec.rate_hz)
         self._dims = len(driver.spec.action)
         self._commands = executor.config.interpolate if executor else 1  # a control step
@@ -94,7 +95,7 @@ class ControlLoop:
         t_0 = obs.t_capture_ns + int(PHASE * self._dt_ns)
         k = 0
         while max_ticks is None or self._lane is not None or k < max_ticks:  # the lane counts from its start
-            self._clock.sleep_until_ns(t_0 + k * self._dt_ns)
+            self._clock.sleep_until_ns(t_0 + k * self._dt_ns, self._beat)
             log.late_ns.append(self._clock.now_ns() - t_0 - k * self._dt_ns)
             if k:
                 obs = self._driver.read()
@@ -182,7 +183,7 @@ class ControlLoop:
             at_ns = start_ns + i * self._dt_ns // self._commands
             if self._state is State.STOP or self._clock.now_ns() > at_ns:
                 continue
-            self._clock.sleep_until_ns(at_ns)
+            self._clock.sleep_until_ns(at_ns, self._beat)
             self._send(k, due, self._on_the_way(due, i / self._commands), obs, "no action is due")
 
     def _on_the_way(self, due: Dispatch, share: float) -> NDArray[np.float32] | None:

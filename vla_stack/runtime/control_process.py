@@ -63,7 +63,13 @@ def control_process(
         driver.connect()
         stages = driver.stages if isinstance(driver, EpisodicDriver) else ()
         joints = driver.joints if isinstance(driver, JointDriver) else ()
-        link.send("ready", spec=driver.spec.to_json(), stages=list(stages), joints=list(joints))
+        link.send(
+            "ready",
+            spec=driver.spec.to_json(),
+            stages=list(stages),
+            joints=list(joints),
+            guard=driver.capabilities.guard.name,
+        )
         _serve(link, driver, console)
     except EOFError:
         pass

@@ -6,7 +6,10 @@ lerobot before it is asked for one.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypedDict, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +49,50 @@ class Fault(NamedTuple):
     stop: bool
 
 
+class Guard(Enum):
+    """Who brings a robot to rest when the process that drives it dies, hangs or is stopped; the value is for people."""
+
+    GUARDIAN = "guarded by a process of its own on the bus: zero velocity, held positions, torque on"
+    DEVICE = "guarded by the robot's own watchdog"
+    UNMOVED = "nothing moves"
+    NONE = "NOT GUARDED: if the process that drives it dies or hangs, it goes on as it was last told"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a kind of robot can do, known from its class alone; ``guard`` may be another once it is connected.
+
+    Attributes:
+        guard: How it is guarded.
+        loads: It reports loads, so its limits may bound them (``max_load``).
+        interpolates: It takes several commands a control step.
+        releases: It has torque that can be let go, see :class:`Releasing`.
+        simulated: Nobody can be hurt: it starts at once, not softly, goes on by itself after a STOP, and its scene
+            needs no hand.
+        task: Name of the task that it has where none is given; empty where a task is an instruction and no more.
+        like: Arguments with which its pictures and its rate are those of another robot, which a policy or a dataset
+            describes.
+        by_hand: Arguments for a robot that a person drives or supervises.
+    """
+
+    guard: Guard = Guard.NONE
+    loads: bool = False
+    interpolates: bool = False
+    releases: bool = False
+    simulated: bool = False
+    task: str = ""
+    like: Callable[[RobotSpec], dict[str, Any]] = lambda robot: {}
+    by_hand: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Driver(Protocol):
     """One robot. Called from one thread.
 
-    A driver guards itself: without a :meth:`write` for three control steps it holds, whatever its caller does.
+    Attributes:
+        capabilities: Of its class; once connected with what the device has shown.
     """
+
+    capabilities: Capabilities
 
     @property
     def spec(self) -> RobotSpec:
@@ -78,7 +120,25 @@ class Driver(Protocol):
         ...
 
     def disconnect(self) -> None:
-        """Hold, then let go; may be called twice."""
+        """Hold, then leave the hardware alone: motors keep their torque. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class Guarded(Driver, Protocol):
+    """A robot whose guard listens for whoever drives it."""
+
+    def beat(self) -> None:
+        """The loop that drives is alive; called every few milliseconds, also while it waits for its next step."""
+        ...
+
+
+@runtime_checkable
+class Releasing(Driver, Protocol):
+    """A robot that is held by torque, which only a person's wish switches off."""
+
+    def release(self) -> None:
+        """Switch the torque off; connected or not. The robot may fall. Raises ``UserError`` where it cannot."""
         ...
 
 

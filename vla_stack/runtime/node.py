@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vla_stack.errors import UserError
 from vla_stack.intervention import MODES, Control, Mode
 from vla_stack.runtime.control_process import control_process
-from vla_stack.runtime.driver import Driver
+from vla_stack.runtime.driver import Driver, Guard
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
 from vla_stack.runtime.frames import Frame, FrameQueue, version_number
@@ -94,6 +94,7 @@ class RobotNode:
         robot: What is driven.
         stages: Names of the task's stages, empty where the robot knows of none.
         joints: Names of the joints of frames' ``joint_command``, empty where the driver does not say.
+        guard: Who brings the robot to rest where the control process cannot.
         policy: What the server serves; None without one.
         counters: Events since the start, by name.
     """
@@ -160,7 +161,7 @@ class RobotNode:
             connection.close()
         ready = self._wait("ready")
         self.robot, self.stages = RobotSpec.from_json(ready["spec"]), tuple(ready["stages"])
-        self.joints = tuple(ready["joints"])
+        self.joints, self.guard = tuple(ready["joints"]), Guard[ready["guard"]]
         if self._server is not None:
             self._client = PolicyClient(self._server)
             self.policy = self._client.hello(self.robot, self._hello_timeout_s)
