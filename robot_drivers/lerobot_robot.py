@@ -87,7 +87,9 @@ class LeRobotRobot:
         self._size = None if size is None else (int(size[0]), int(size[1]))
         self._our_cameras = {k: v for k, v in (cameras or {}).items() if v.get("type") in SOURCES}
         theirs = {k: v for k, v in (cameras or {}).items() if k not in self._our_cameras}
-        self._robot = make_lerobot("robot", robot_type, {**config, **({"cameras": theirs} if theirs or cameras == {} else {})}, module)
+        self._robot = make_lerobot(
+            "robot", robot_type, {**config, **({"cameras": theirs} if theirs or cameras == {} else {})}, module
+        )
         check_units(self._robot, robot_type, self._units)
         self._streams: dict[str, CameraStream] = {}
         self._lock = threading.RLock()

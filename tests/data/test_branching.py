@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.utils.feature_utils import dataset_to_policy_features
+from vla_stack.data.collect import CollectConfig, Simulator, collect
 
 import sim
 from sim import external
 from vla_stack.cli import main
 from vla_stack.data import ChunkLoader, load_stats, open_dataset
 from vla_stack.data.branching import Branches
-from vla_stack.data.collect import CollectConfig, Simulator, collect
 from vla_stack.data.dataset import CHUNK, CHUNK_STEPS
 from vla_stack.data.edit import merge
 from vla_stack.errors import UserError

@@ -31,8 +31,9 @@ class Server:
 
     def start(self) -> None:
         command = [sys.executable, str(HERE / "label_server.py"), self.endpoint, self.kind]
+        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(HERE)}
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
         )
         ready = self.process.stdout.readline().split()
         assert ready[0] == "READY"

@@ -53,7 +53,7 @@ def test_real_robots_start_softly_and_limits_reach_the_driver(tmp_path):
     assert robot_safety(args).max_rate == {"a.pos": 1.0} and robot_safety(args).robot == "x"
     assert robot_safety(args).soft_start_s == 1.0
     assert driver_arguments(args)["max_load"] == {"a.pos": 0.5}
-    with pytest.raises(UserError, match="only LeRobot robots report loads"):
+    with pytest.raises(UserError, match="reports no loads"):
         driver_arguments(arguments("--limits", str(limits)))
     assert robot_safety(arguments("--limits", str(limits))).soft_start_s == 0.0
     limits.write_text("robot: x\nsoft_start_s: 0\n")

@@ -94,7 +94,7 @@ def _run(link: Link, config: RobotConfig) -> None:
         try:
             ended = threading.Event()
             threading.Thread(target=_wait_for_end, args=(link, node, ended), name="parent", daemon=True).start()
-            link.send("ready", robot=node.robot.to_json(), stages=list(node.stages))
+            link.send("ready", robot=node.robot.to_json(), stages=list(node.stages), guard=node.guard.name)
             _episodes(node, recording, config, ended)
         finally:
             recording.close()

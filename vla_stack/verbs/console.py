@@ -26,12 +26,14 @@ from vla_stack.data.pending import count_pending
 from vla_stack.data.sidecar import read_facts
 from vla_stack.errors import UserError
 from vla_stack.intervention import MODES, Mode
+from vla_stack.runtime.driver import Guard
 from vla_stack.runtime.link import Link, ignored_interrupts
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.schema import RobotSpec
 from vla_stack.verbs.robot_arguments import (
     add_execution_arguments,
     add_robot_arguments,
+    capabilities,
     driver_maker,
     execution,
     robot_safety,
@@ -48,8 +50,6 @@ EXAMPLES = (
     "vla console --robot sim --task pick --host 192.168.1.20     # also from a phone: TLS, self-made certificate",
 )
 START_TIMEOUT_S = 120.0
-NEVER = 10**9  # control steps after which a simulated task gives up; the console has its own limit
-HAND_RATE_HZ, PICTURE_PX = 20.0, 128  # of a simulated robot that is driven by hand alone
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     if (mode == "teleop") != (args.server is None):
         what = f"mode {mode} supervises a policy" if args.server is None else "mode teleop has no policy"
         raise UserError(what, "give --server and --mode rac or hg_dagger, or neither")
-    name = args.task or ("pick" if args.robot == "sim" else args.robot)
+    name = args.task or capabilities(args).task or args.robot
     root = args.root or Path("datasets") / f"console-{name}-{mode}".replace(" ", "-")
     tls: ssl.SSLContext | None = None
     if args.host not in LOOPBACK or args.cert:
@@ -104,6 +104,7 @@ def main(args: argparse.Namespace) -> int:
         )
         print("starting the robot ...", flush=True)
         with running(config) as robot:
+            print(robot.guard.value, flush=True)
             about = About(robot.spec, robot.stages, mode, root)
             gateway = Gateway(OperatorClient(config.endpoint), about, access, _print_address)
             with contextlib.suppress(KeyboardInterrupt):
@@ -114,15 +115,11 @@ def main(args: argparse.Namespace) -> int:
 
 def driver_options(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     """Arguments of the driver: pictures and rate as the policy or the dataset has them, or for driving by hand."""
-    options: dict[str, Any] = {"max_episode_steps": NEVER} if args.robot == "sim" else {}
+    can = capabilities(args)
     if args.server is not None:
-        return options | policy_options(args)
-    if args.robot != "sim":
-        return options
-    if not (root / INFO).exists():
-        return options | {"control_hz": HAND_RATE_HZ, "image_size": PICTURE_PX}
-    spec = read_robot_spec(root)
-    return options | {"control_hz": spec.rate_hz} | ({"image_size": spec.cameras[0].height} if spec.cameras else {})
+        return {**can.by_hand, **policy_options(args)}
+    recorded = can.like(read_robot_spec(root)) if (root / INFO).exists() else {}
+    return {**can.by_hand, **recorded}
 
 
 def unused_seed(root: Path) -> int:
@@ -139,6 +136,7 @@ class RunningRobot:
 
     spec: RobotSpec
     stages: tuple[str, ...]
+    guard: Guard
     link: Link
 
     def check(self) -> None:
@@ -185,7 +183,9 @@ def _ready(link: Link) -> RunningRobot:
         for message in messages:
             if message["kind"] == "failed":
                 raise UserError(message["error"])
-            return RunningRobot(RobotSpec.from_json(message["robot"]), tuple(message["stages"]), link)
+            return RunningRobot(
+                RobotSpec.from_json(message["robot"]), tuple(message["stages"]), Guard[message["guard"]], link
+            )
     raise UserError(f"the robot was not ready within {START_TIMEOUT_S:g} s")
 
 

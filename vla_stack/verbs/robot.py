@@ -1,4 +1,4 @@
-"""``vla robot``: calibrate a robot, check that it is ready, move one joint a little."""
+"""``vla robot``: calibrate a robot, check that it is ready, move one joint a little, offer it, let it go."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from vla_stack.errors import UserError
 from vla_stack.runtime.clock import RealClock
-from vla_stack.runtime.driver import Driver, EpisodicDriver, SelfChecking
+from vla_stack.runtime.driver import Driver, EpisodicDriver, Guarded, Releasing, SelfChecking
 from vla_stack.runtime.limits import check_limits, describe_limits, make_envelope
 from vla_stack.schema import RobotSpec
 from vla_stack.verbs.robot_arguments import (
@@ -22,7 +22,7 @@ from vla_stack.verbs.robot_arguments import (
     robot_safety,
 )
 
-HELP = "Calibrate a robot, check that it is ready, move one of its joints, offer it to another computer."
+HELP = "Calibrate a robot, check that it is ready, move one of its joints, offer it to another computer, let it go."
 EXAMPLES = (
     "vla robot calibrate --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm",
     "vla robot calibrate --teleop.type=so101_leader --teleop.port=/dev/ttyACM1 --teleop.id=hand",
@@ -31,11 +31,12 @@ EXAMPLES = (
     "vla robot jog --robot sim --joint tcp_z.pos --by 0.03",
     "vla robot serve --robot sim --endpoint tcp://127.0.0.1:5570   # and from another computer, with keys:",
     "vla run --robot remote --robot-arg endpoint=tcp://arm.lab:5570",
+    "vla robot release --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm    # it falls: hold it",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("calibrate", "check", "jog", "serve"))
+    parser.add_argument("what", choices=("calibrate", "check", "jog", "serve", "release"))
     add_robot_arguments(parser)
     add = parser.add_argument
     add("--teleop", help="calibrate: a teleoperator instead; lerobot")
@@ -53,6 +54,8 @@ def main(args: argparse.Namespace) -> int:
     if args.what == "jog" and (args.joint is None or args.by is None):
         raise UserError("jog needs a joint and a distance", "e.g. --joint tcp_z.pos --by 0.03")
     driver = driver_maker(args)()
+    if args.what == "release":
+        return _release(args, driver)
     try:
         driver.connect()
         if limits := robot_limits(args):
@@ -72,7 +75,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         kind, pairs, key = "teleoperator", args.teleop_arg, "teleop_type"
     config = key_values(pairs)
     name, module = config.pop(key, None), config.pop("module", None)
-    if (args.teleop or args.robot) != "lerobot" or name is None:
+    if name is None:
         raise UserError("only LeRobot devices are calibrated", "give --robot.type=... or --teleop.type=...")
     path, lines = calibrate(kind, str(name), config, module)
     print("\n".join(lines))
@@ -89,6 +92,7 @@ def _check(args: argparse.Namespace, driver: Driver) -> int:
     for camera in spec.cameras:
         print(f"camera {camera.name}: {camera.width} x {camera.height}")
     print(describe_limits(spec, robot_safety(args)))
+    print(driver.capabilities.guard.value)
     clock, dt_ns = RealClock(), round(1e9 * spec.dt)
     took, ages, faults = [], [], dict[str, str]()
     t_0 = clock.now_ns()
@@ -136,7 +140,7 @@ def _jog(args: argparse.Namespace, driver: Driver) -> int:
         target[i] = goal
         ticks = round((1.0 + 2.0 * abs(args.by) / min(spec.action[i].max_rate, 1.0)) * spec.rate_hz)
         for _ in range(ticks):
-            clock.sleep_until_ns(t_0 + k * dt_ns)
+            clock.sleep_until_ns(t_0 + k * dt_ns, driver.beat if isinstance(driver, Guarded) else None)
             k += 1
             obs = driver.read()
             fault = checking.fault if checking else None
@@ -159,6 +163,14 @@ def _jog(args: argparse.Namespace, driver: Driver) -> int:
     return 0
 
 
+def _release(args: argparse.Namespace, driver: Driver) -> int:
+    if not isinstance(driver, Releasing):
+        raise UserError(f"robot '{args.robot}' has no torque that could be switched off")
+    driver.release()
+    print("its torque is off")
+    return 0
+
+
 def _serve(args: argparse.Namespace, driver: Driver) -> int:
     import zmq
 
@@ -173,7 +185,7 @@ def _serve(args: argparse.Namespace, driver: Driver) -> int:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
     try:
         socket.bind(zmq_address(args.endpoint))
-        print(f"{driver.spec.name} at {args.endpoint}; Ctrl-C ends", flush=True)
+        print(f"{driver.spec.name} at {args.endpoint}; Ctrl-C ends; {driver.capabilities.guard.value}", flush=True)
         envelope = make_envelope(driver.spec, robot_safety(args))
         serve_driver(driver, envelope, socket, lambda: True, admission=admission)
     except zmq.ZMQError as e:

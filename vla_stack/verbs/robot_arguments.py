@@ -15,14 +15,16 @@ from typing import Any
 
 import yaml
 
-from robot_drivers import Driver, make_driver
+from robot_drivers import Driver, driver_type, make_driver
 from robot_drivers.dry_run import dry_run
 from vla_stack.errors import UserError
+from vla_stack.runtime.driver import Capabilities
 from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.limits import Limits, read_limits
 from vla_stack.runtime.safety import SafetyConfig
 
 SOFT_START_S = 1.0  # of everything but a simulation
+HOLDS = "the robot holds where it is, its torque on; `vla robot release` lets it go"
 
 
 def add_robot_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +46,17 @@ def add_execution_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="commands a control step, those between on the way from an action to the next (default: 1; lerobot alone)",
+        help="commands a control step, those between on the way to the next action (default: 1; where the robot can)",
     )
+
+
+def capabilities(args: argparse.Namespace) -> Capabilities:
+    """What the robot that was named can do.
+
+    Raises:
+        UserError: There is no such robot.
+    """
+    return driver_type(args.robot).capabilities
 
 
 def execution(args: argparse.Namespace, mode: str, seed: int = 0) -> ExecutorConfig:
@@ -54,7 +65,7 @@ def execution(args: argparse.Namespace, mode: str, seed: int = 0) -> ExecutorCon
     Raises:
         UserError: The robot cannot do it.
     """
-    if args.robot != "lerobot" and args.interpolate != 1:  # others take the newest command at their own steps
+    if args.interpolate != 1 and not capabilities(args).interpolates:  # it takes the newest at its own steps
         raise UserError(f"--interpolate: robot '{args.robot}' takes one command a control step", "leave it out")
     return ExecutorConfig(mode, args.execute, hold_s=args.hold_s, interpolate=args.interpolate, seed=seed)
 
@@ -98,12 +109,12 @@ def key_values(pairs: Sequence[str], option: str = "--robot-arg") -> dict[str, A
 def driver_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of the driver from ``--task``, ``--robot-arg`` and ``--limits``."""
     out: dict[str, Any] = {}
-    if args.task or args.robot == "sim":
-        out["task"] = args.task or "pick"
+    if task := args.task or capabilities(args).task:
+        out["task"] = task
     out |= key_values(args.robot_arg)
     if (limits := robot_limits(args)) and limits.max_load:
-        if args.robot != "lerobot":
-            raise UserError(f"{args.limits}: max_load: only LeRobot robots report loads", "remove it")
+        if not capabilities(args).loads:
+            raise UserError(f"{args.limits}: max_load: robot '{args.robot}' reports no loads", "remove it")
         out["max_load"] = limits.max_load
     return out
 
@@ -115,7 +126,7 @@ def robot_limits(args: argparse.Namespace) -> Limits | None:
 
 def robot_safety(args: argparse.Namespace) -> SafetyConfig:
     """Limits of the file, for the robot that it names; real robots start softly unless the file says otherwise."""
-    soft_start_s = 0.0 if args.robot in ("sim", "replay") else SOFT_START_S
+    soft_start_s = 0.0 if capabilities(args).simulated else SOFT_START_S
     limits = robot_limits(args)
     if limits is None:
         return SafetyConfig(soft_start_s=soft_start_s)

@@ -23,6 +23,7 @@ from vla_stack.statistics import wilson
 from vla_stack.verbs.robot_arguments import (
     add_execution_arguments,
     add_robot_arguments,
+    capabilities,
     driver_maker,
     execution,
     robot_safety,
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--rearm",
         choices=("auto", "ask"),
-        help="after a STOP: go on, or wait for Enter (default: auto for sim, else ask)",
+        help="after a STOP: go on, or wait for Enter (default: auto where the robot is simulated)",
     )
     add("--dry-run", action="store_true", help="print commands, send none to the robot")
     add("--record-video", type=int, default=0, metavar="N", help="film the first N episodes")
@@ -63,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     how, safety = execution(args, args.mode, args.seed), robot_safety(args)
-    asks = (args.rearm or ("auto" if args.robot == "sim" else "ask")) == "ask"
+    can = capabilities(args)
+    asks = (args.rearm or ("auto" if can.simulated else "ask")) == "ask"
     node = RobotNode(
         args.server,
         driver_maker(args, args.dry_run, **policy_options(args)),
@@ -77,9 +79,10 @@ def main(args: argparse.Namespace) -> int:
     start = time.monotonic()
     with node:
         print(f"{node.robot.name} at {node.robot.rate_hz:g} Hz, {args.mode}, policy {node.model_version[:12]}")
+        print(node.guard.value, flush=True)
         try:
             for i in range(args.episodes):
-                if args.robot != "sim":
+                if not can.simulated:
                     wait_for_scene(f"episode {i + 1} of {args.episodes}: set the scene, then press Enter ")
                 episodes.append(run_one(node, args, i))
                 _save(args, node, episodes, time.monotonic() - start)
@@ -92,25 +95,13 @@ def main(args: argparse.Namespace) -> int:
 
 def policy_options(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of the driver that follow from the policy: pictures and control rate, where a driver takes them."""
-    rate = {"sim": "control_hz", "lerobot": "rate_hz"}.get(args.robot)
-    if rate is None:
-        return {}
+    like = capabilities(args).like
     client = PolicyClient(args.server)
     try:
         robot = client.hello(None).robot
     finally:
         client.close()
-    options: dict[str, Any] = {rate: robot.rate_hz}
-    if args.robot == "sim":
-        options["cameras"] = tuple(c.name for c in robot.cameras)
-    sizes = {(c.height, c.width) for c in robot.cameras}
-    if len(sizes) == 1:
-        height, width = sizes.pop()
-        if height == width:
-            options["image_size"] = height
-        elif args.robot == "lerobot":
-            options["image_size"] = (height, width)
-    return options
+    return like(robot)
 
 
 def run_one(node: RobotNode, args: argparse.Namespace, i: int) -> dict[str, Any]:
@@ -150,7 +141,8 @@ def summarise(episodes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _save(args: argparse.Namespace, node: RobotNode, episodes: list[dict[str, Any]], wall_s: float) -> None:
     """Write all records so far, complete or not at all: an interrupted run keeps what it has."""
-    name = f"sim/{args.task or 'pick'}-v0" if args.robot == "sim" else node.robot.name
+    task = capabilities(args).task and (args.task or capabilities(args).task)
+    name = f"{args.robot}/{task}-v0" if task else node.robot.name
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     records = {
         "name": name,
