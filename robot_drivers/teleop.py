@@ -7,13 +7,13 @@ envelope like a policy's command.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
+from vla_stack.registry import TELEOPERATORS
 from vla_stack.runtime.kinematics import Kinematics
 from vla_stack.schema import RobotSpec
 
@@ -23,13 +23,6 @@ TOOL_SPEED, TURN_SPEED, JOINT_SPEED, GRIPPER_SPEED = (
     0.5,
     1.5,
 )  # m/s, rad/s, rad/s, ratio/s at full deflection
-
-TELEOPS = {
-    "keyboard": "robot_drivers.teleop_keyboard:Keyboard",
-    "gamepad": "robot_drivers.teleop_gamepad:Gamepad",
-    "lerobot": "robot_drivers.teleop_lerobot:LeRobotLeader",  # any teleoperator of LeRobot's, such as so101_leader
-    "replay": "robot_drivers.teleop_replay:Replay",  # the commands of a recorded episode
-}
 
 
 class Intent(NamedTuple):
@@ -95,7 +88,7 @@ class Teleop(Protocol):
 
 
 def make_teleop(name: str, robot: RobotSpec, kinematics: str = "", **kwargs: Any) -> Teleop:
-    """A teleoperator by its name in :data:`TELEOPS`, not connected yet.
+    """A teleoperator by its registered name or ``module:Class``, not connected yet.
 
     Args:
         name: Which.
@@ -106,17 +99,13 @@ def make_teleop(name: str, robot: RobotSpec, kinematics: str = "", **kwargs: Any
     Raises:
         UserError: There is none of that name, or it takes no such argument.
     """
-    if name not in TELEOPS:
-        remedy = f"use one of {', '.join(TELEOPS)}; a teleoperator of LeRobot's is --teleop.type={name}"
-        raise UserError(f"teleoperator '{name}' does not exist", remedy)
-    module, _, attribute = TELEOPS[name].partition(":")
-    kind = getattr(importlib.import_module(module), attribute)
+    kind = TELEOPERATORS.get(name)
     try:
         if hasattr(kind, "axes"):
             return ToolControl(kind(**kwargs), robot, kinematics)
         made: Teleop = kind(robot, **kwargs)
     except TypeError as e:
-        raise UserError(f"teleoperator '{name}': {e}", f"its arguments are described in {module}") from e
+        raise UserError(f"teleoperator '{name}': {e}", f"its arguments are described in {kind.__module__}") from e
     return made
 
 

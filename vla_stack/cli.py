@@ -8,7 +8,6 @@ without torch. Such a module offers ``HELP`` (one line), ``EXAMPLES`` (shell lin
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 
@@ -21,31 +20,31 @@ if not sys.stderr.isatty():  # in a log file every redraw of a progress bar is a
     os.environ.setdefault("TQDM_MININTERVAL", "10")
 os.environ.setdefault("MUJOCO_GL", "egl" if sys.platform.startswith("linux") else "glfw")
 
-VERBS: dict[str, tuple[str, str]] = {
-    "doctor": ("vla_stack.verbs.doctor", "check this machine: rendering, video, ports, versions"),
-    "collect": ("vla_stack.rollout.collect", "record scripted experts into a LeRobotDataset"),
-    "data": ("vla_stack.verbs.data", "inspect, check, repair, label, merge and view datasets"),
-    "train": ("vla_stack.training.train", "train a policy from a recipe"),
-    "policy": ("vla_stack.verbs.policy", "look into a policy: parameters, normalisation, latency, memory"),
-    "eval": ("vla_stack.verbs.eval", "roll a policy out in simulation and report success"),
-    "constraints": ("vla_stack.verbs.constraints", "check, propose and explain the constraints of a task"),
-    "imagine": ("vla_stack.verbs.imagine", "drive the robot that a world model imagines, from a page"),
-    "export": ("vla_stack.verbs.export", "write a policy as ONNX graphs"),
-    "serve": ("vla_stack.verbs.serve", "serve a policy over ZeroMQ"),
-    "keys": ("vla_stack.verbs.keys", "keys for policy servers and robots on different machines"),
-    "run": ("vla_stack.verbs.run", "run a robot (simulated or real) against a policy server"),
-    "robot": ("vla_stack.verbs.robot", "calibrate a robot, check it, move a joint"),
-    "teleop": ("vla_stack.verbs.teleop", "drive a robot by hand and record demonstrations"),
-    "emulate": ("vla_stack.verbs.emulate", "an SO-101 without hardware, for LeRobot's drivers and `vla run`"),
-    "console": ("vla_stack.verbs.console", "drive or supervise a robot from a browser and record it"),
-    "demo": ("vla_stack.verbs.demo", "the whole loop: collect, train, serve, run, report"),
+VERBS = {  # verb -> what it does; the registry says where it is
+    "doctor": "check this machine: rendering, video, ports, versions",
+    "collect": "record scripted experts into a LeRobotDataset",
+    "data": "inspect, check, repair, label, merge and view datasets",
+    "train": "train a policy from a recipe",
+    "policy": "look into a policy: parameters, normalisation, latency, memory",
+    "eval": "roll a policy out in simulation and report success",
+    "constraints": "check, propose and explain the constraints of a task",
+    "imagine": "drive the robot that a world model imagines, from a page",
+    "export": "write a policy as ONNX graphs",
+    "serve": "serve a policy over ZeroMQ",
+    "keys": "keys for policy servers and robots on different machines",
+    "run": "run a robot (simulated or real) against a policy server",
+    "robot": "calibrate a robot, check it, move a joint",
+    "teleop": "drive a robot by hand and record demonstrations",
+    "emulate": "an SO-101 without hardware, for LeRobot's drivers and `vla run`",
+    "console": "drive or supervise a robot from a browser and record it",
+    "demo": "the whole loop: collect, train, serve, run, report",
 }
 LOADING_VERBS = ("train", "policy", "eval", "imagine", "export", "serve", "demo")  # of policies and run directories
 ROBOT_VERBS = ("run", "robot", "teleop", "console")  # take LeRobot's --robot.* flags as well
 
 
 def _usage() -> str:
-    rows = "\n".join(f"  {verb:<12}{text}" for verb, (_, text) in VERBS.items())
+    rows = "\n".join(f"  {verb:<12}{text}" for verb, text in VERBS.items())
     return f"usage: vla <verb> [options]\n\n{rows}\n\n`vla <verb> --help` shows the options and examples of a verb."
 
 
@@ -64,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"vla: there is no verb '{verb}'; the verbs are {', '.join(VERBS)}", file=sys.stderr)
         return 2
+    from vla_stack import registry
     from vla_stack.errors import UserError
     from vla_stack.schema import SchemaError
     from vla_stack.trust import trust
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         from vla_stack.verbs.robot_arguments import translate_flags
 
     try:
-        module = importlib.import_module(VERBS[verb][0])
+        module = registry.VERBS.get(verb)
     except ModuleNotFoundError as e:
         if e.name and e.name.split(".")[0] in ("vla_stack", "sim", "robot_drivers"):
             raise

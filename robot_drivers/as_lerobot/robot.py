@@ -24,7 +24,7 @@ class VlaRobotConfig(RobotConfig):
     """``--robot.driver=sim --robot.task=pick --robot.options='{image_size: 96}'``.
 
     Attributes:
-        driver: Name in ``robot_drivers.DRIVERS``.
+        driver: Name in the registry of robots.
         task: The driver's ``task``.
         options: Further arguments of the driver.
         seed: Of the first episode's scene; a scene whose task is done is followed by the next seed's.

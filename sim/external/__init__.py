@@ -7,7 +7,6 @@ of them is imported before an environment is made.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import gymnasium as gym
 
 from sim.external.benchmark import BenchmarkEnv, BenchmarkExpert
 from vla_stack.errors import UserError
+from vla_stack.registry import BENCHMARKS
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def make(env_id: str, **options: Any) -> gym.Env:
         raise UserError(f"{env_id} needs the package '{family.package}'", family.install)
     limit = options.pop("max_episode_steps", None)
     try:
-        env: BenchmarkEnv = importlib.import_module(f"sim.external.{name}").make(task, **options)
+        env: BenchmarkEnv = BENCHMARKS.get(name).make(task, **options)
     except TypeError as e:
         raise UserError(f"{env_id} does not take these options: {e}") from e
     return gym.wrappers.TimeLimit(env, limit or env.default_steps)

@@ -19,7 +19,7 @@ from robot_drivers import make_driver
 from vla_stack.console.access import Access
 from vla_stack.console.gateway import About, Gateway
 from vla_stack.console.robot import RobotConfig
-from vla_stack.data import open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.labels import CONTROL_SOURCE, INTERVENTION, SEGMENT_INDEX, SEGMENT_TYPE
 from vla_stack.intervention import Control
 from vla_stack.runtime.operator_client import OperatorClient

@@ -11,7 +11,7 @@ from toy_console import ROBOT
 from vla_stack.console import recording as module
 from vla_stack.console.heat import heat
 from vla_stack.console.recording import Recording
-from vla_stack.data import open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.sidecar import EpisodeFacts, read_facts
 from vla_stack.intervention import Intervention
 from vla_stack.schema import Observation
@@ -119,7 +119,8 @@ def test_an_episode_without_frames_is_none(tmp_path):
 
 
 def test_what_was_pending_when_a_console_died_is_kept(tmp_path):
-    from vla_stack.data import EpisodeRecorder, frame_labels, label_columns
+    from vla_stack.data.labels import frame_labels, label_columns
+    from vla_stack.data.recorder import EpisodeRecorder
 
     with EpisodeRecorder(tmp_path / "d", ROBOT, extra=label_columns(ROBOT)) as recorder:
         machine = Intervention("teleop")

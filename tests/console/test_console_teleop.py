@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from toy_console import browser, drive, frames, free_port, in_phase, measured, phase, pictures_come, until
 
-from vla_stack.data import open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.labels import EPISODE_UID
 from vla_stack.schema import ACTION, SUCCESS
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import toy_robot
 from toy_robot import frames
 
-from vla_stack.data import EpisodeFacts, EpisodeRecorder, frame_labels, label_columns
+from vla_stack.data.labels import frame_labels, label_columns
+from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.intervention import Control, Segment
 
 SPEC = replace(toy_robot.SPEC, cameras=toy_robot.SPEC.cameras[:1])

@@ -16,10 +16,11 @@ from vla_stack.data.collect import CollectConfig, Simulator, collect
 import sim
 from sim import external
 from vla_stack.cli import main
-from vla_stack.data import ChunkLoader, load_stats, open_dataset
 from vla_stack.data.branching import Branches
-from vla_stack.data.dataset import CHUNK, CHUNK_STEPS
+from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, open_dataset
 from vla_stack.data.edit import merge
+from vla_stack.data.loader import ChunkLoader
+from vla_stack.data.stats import load_stats
 from vla_stack.errors import UserError
 from vla_stack.training.recipe import DataRecipe
 from vla_stack.training.sources import open_sources

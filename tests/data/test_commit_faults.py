@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from labelled_toy import SPEC, add_episode
 
-from vla_stack.data import EpisodeRecorder, label_columns, open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.integrity import check
+from vla_stack.data.labels import label_columns
 from vla_stack.data.layout import STATS, read_json
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
 
 CALLS = ((os, "replace"), (os, "fsync"), (os, "link"), (os, "unlink"), (os, "mkdir"), (pq, "write_table"))

@@ -11,8 +11,8 @@ import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from toy_robot import make
 
-from vla_stack.data import open_dataset, repair
-from vla_stack.data.integrity import check
+from vla_stack.data.dataset import open_dataset
+from vla_stack.data.integrity import check, repair
 
 # Forks one child for each system call that changes the dataset. The child records a second episode and dies at that
 # call, before or after it, as kill -9 would have it: no handler and no `finally` runs.

@@ -10,9 +10,9 @@ import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from toy_robot import make
 
-from vla_stack.data import ChunkLoader, open_dataset, repair
-from vla_stack.data.dataset import read_episode_rows
-from vla_stack.data.integrity import check
+from vla_stack.data.dataset import open_dataset, read_episode_rows
+from vla_stack.data.integrity import check, repair
+from vla_stack.data.loader import ChunkLoader
 from vla_stack.errors import UserError
 
 

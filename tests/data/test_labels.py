@@ -13,13 +13,16 @@ from labelled_toy import SPEC, make_labelled
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from vla_stack import cli
-from vla_stack.data import ChunkLoader, EpisodeRecorder, load_stats, open_dataset
 from vla_stack.data import trainable as rac
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.edit import backfill, merge, relabel
 from vla_stack.data.integrity import check
 from vla_stack.data.labels import SEGMENT_TYPE, label_columns, reach
 from vla_stack.data.layout import INFO, read_info, write_json
+from vla_stack.data.loader import ChunkLoader
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.data.sidecar import read_facts
+from vla_stack.data.stats import load_stats
 from vla_stack.errors import UserError
 from vla_stack.intervention import Segment
 from vla_stack.training.loaders import frame_weights

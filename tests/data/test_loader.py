@@ -9,8 +9,9 @@ import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from toy_robot import HEIGHT, WIDTH, make
 
-from vla_stack.data import ChunkLoader, open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.frame_cache import cache_folder
+from vla_stack.data.loader import ChunkLoader
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
 

@@ -15,10 +15,11 @@ from labelled_toy import add_episode, make_labelled, open_labelled
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from toy_robot import EXTRA, JOINTS, SPEC, frames
 
-from vla_stack.data import EpisodeFacts, EpisodeRecorder, open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.integrity import check
 from vla_stack.data.pending import count_pending
-from vla_stack.data.sidecar import read_facts
+from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.data.sidecar import EpisodeFacts, read_facts
 from vla_stack.errors import UserError
 
 CHILD = """

@@ -13,7 +13,9 @@ import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from toy_robot import EXTRA, JOINTS, SPEC, frames, make, picture, record
 
-from vla_stack.data import Column, EpisodeRecorder, open_dataset, read_robot_spec
+from vla_stack.data.dataset import open_dataset
+from vla_stack.data.features import Column, read_robot_spec
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
 from vla_stack.schema import SchemaError
 

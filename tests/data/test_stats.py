@@ -11,10 +11,10 @@ from lerobot.datasets.compute_stats import aggregate_stats
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from toy_robot import make
 
-from vla_stack.data import ChunkLoader, load_stats, open_dataset
-from vla_stack.data.dataset import read_episode_rows
+from vla_stack.data.dataset import open_dataset, read_episode_rows
 from vla_stack.data.integrity import _row_stats
-from vla_stack.data.stats import _exact, _with_room
+from vla_stack.data.loader import ChunkLoader
+from vla_stack.data.stats import _exact, _with_room, load_stats
 from vla_stack.errors import UserError
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_stack.data import Column, EpisodeRecorder
+from vla_stack.data.features import Column
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
 
 JOINTS = ("joint_1.pos", "joint_2.pos")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from vla_stack.cli import main
-from vla_stack.data import open_dataset
+from vla_stack.data.dataset import open_dataset
 
 CAMERA = {"metaworld/reach-v3": "corner2", "aloha/transfer_cube": "top"}
 TINY = "{chunk_size: 8, n_action_steps: 4, width: 16, expert_width: 16, depth: 1, heads: 1, head_dim: 16}"

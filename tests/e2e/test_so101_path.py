@@ -24,7 +24,7 @@ from robot_drivers import lerobot_port, make_driver
 from robot_drivers.so101_emulator import Emulator
 from robot_drivers.teleop import make_teleop
 from vla_stack.cli import main
-from vla_stack.data import open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.runtime.clock import RealClock
 from vla_stack.runtime.executor import ExecutorConfig

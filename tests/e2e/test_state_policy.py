@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vla_stack.cli import main
-from vla_stack.data import read_robot_spec
+from vla_stack.data.features import read_robot_spec
 from vla_stack.policies.chunk_policy import load_policy
 
 RECIPE = """

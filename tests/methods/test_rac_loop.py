@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from vla_stack import cli
-from vla_stack.data import open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.integrity import check
 from vla_stack.data.layout import read_json
 from vla_stack.data.sidecar import EpisodeFacts, facts_row, read_facts, write_facts

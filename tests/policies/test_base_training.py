@@ -14,7 +14,7 @@ from small_backbone import MAKERS, make_base, make_smolvlm, make_tokenizer
 from small_vla import ROBOT, make_batch, make_observations, make_policy, make_stats
 from transformers import LlamaConfig, SmolVLMConfig, SmolVLMForConditionalGeneration
 
-from vla_stack.data import EpisodeRecorder
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
 from vla_stack.methods import imitation
 from vla_stack.policies.chunk_policy import load_policy

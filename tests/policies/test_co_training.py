@@ -11,7 +11,7 @@ import pytest
 from small_backbone import make_paligemma, make_smolvlm
 
 from vla_stack.cli import main
-from vla_stack.data import EpisodeRecorder
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
 

@@ -235,7 +235,7 @@ def test_mistakes_are_one_clear_line(config, words, tmp_path):
 
 
 def test_unknown_drivers_and_arguments():
-    with pytest.raises(UserError, match="robot 'so101_follower' does not exist.*--robot.type=so101_follower"):
+    with pytest.raises(UserError, match="there is no robot 'so101_follower'.*--robot.type=so101_follower"):
         make_driver("so101_follower")
     with pytest.raises(UserError, match="robot 'replay' has no option 'rot' -- the nearest option is 'root'"):
         make_driver("replay", rot="data")

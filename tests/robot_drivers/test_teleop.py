@@ -191,7 +191,7 @@ def test_a_leader_that_speaks_another_unit_than_the_robot_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "kwargs", "words"),
     [
-        ("so101_leader", {}, "teleoperator 'so101_leader' does not exist.*--teleop.type=so101_leader"),
+        ("so101_leader", {}, "there is no teleoperator 'so101_leader'.*--teleop.type=so101_leader"),
         ("gamepad", {"indx": 1}, "teleoperator 'gamepad': .*indx"),
         ("lerobot", {"teleop_type": "nobody"}, "LeRobot knows no teleoperator 'nobody'.*so101_leader"),
     ],

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from vla_stack.cli import main
-from vla_stack.data import ChunkLoader, open_dataset
+from vla_stack.data.dataset import open_dataset
+from vla_stack.data.loader import ChunkLoader
 from vla_stack.errors import UserError
 from vla_stack.rollout.collect import RECORD, SEED, CollectConfig, Simulator, collect
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from training_fakes import SIDE, record
 
-from vla_stack.data import ChunkLoader
+from vla_stack.data.loader import ChunkLoader
 from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.training.mixture import SOURCE, SOURCES, Layout, Mixture, Part, common_columns
 from vla_stack.training.sources import pooled

@@ -12,7 +12,7 @@ import torch
 from lerobot.policies.factory import make_policy_config
 from training_fakes import tiny_config
 
-from vla_stack.data import EpisodeRecorder
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
 from vla_stack.policies.embodiment import Embodiment
 from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, Observation, RobotSpec

@@ -151,9 +151,9 @@ def test_options_that_processors_read_are_never_ignored(
     [
         (
             "method=imitatoin",
-            "there is no method 'imitatoin' -- the methods are imitation, mixture_of_horizons, own_loss, rac",
+            "there is no method 'imitatoin' -- did you mean 'imitation'? the methods are grape, imitation, mixture",
         ),
-        ("method=ravl", "there is no method 'ravl' -- the methods are imitation, "),
+        ("method=ravl", "there is no method 'ravl' -- "),
         ("method=grape_likelihood", "there is no method 'grape_likelihood'"),
         ("method=imitation_heads", "there is no method 'imitation_heads'"),
         ("method=sac", "'sac' is a loop with a recipe of its own -- vla train configs/rl_wsrl.yaml wsrl.arm=sac"),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from lerobot.configs import FeatureType, PolicyFeature
 
-from vla_stack.data import EpisodeRecorder
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors

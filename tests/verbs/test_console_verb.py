@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from toy_console import ROBOT
 
-from vla_stack.data import EpisodeFacts, EpisodeRecorder, frame_labels, label_columns
+from vla_stack.data.labels import frame_labels, label_columns
+from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.errors import UserError
 from vla_stack.schema import Observation
 from vla_stack.verbs import console as verb

@@ -1,13 +1,12 @@
 """``vla robot`` and ``vla teleop`` on the simulated arm: what they print, write and record."""
 
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
-from vla_stack import cli
+from vla_stack import registry
 from vla_stack.cli import main
 from vla_stack.data.dataset import open_dataset
 from vla_stack.runtime.driver import Capabilities, Fault
@@ -44,7 +43,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(verb, extra, monkeypa
     def absent(name):
         raise ModuleNotFoundError("no module", name="pyarrow")
 
-    monkeypatch.setattr(cli, "importlib", SimpleNamespace(import_module=absent))
+    monkeypatch.setattr(registry, "import_module", absent)
     assert main([verb]) == 1
     assert f"needs the package 'pyarrow' -- in the clone: pip install -e '.[{extra}]'" in capsys.readouterr().err
 
@@ -136,7 +135,7 @@ def test_a_recorded_episode_played_by_hand_is_recorded_again(tmp_path, capsys):
         ),
         (["robot", "check", "--robot-arg", "image_size=big"], "cannot be made with image_size='big'"),
         (["robot", "check", *SMALL, "--robot-arg", "cameras=side,front"], "cameras='side' is unknown -- choose one of"),
-        (["teleop", "--robot-arg", "image_size=16", "--teleop", "mouse"], "teleoperator 'mouse' does not exist"),
+        (["teleop", "--robot-arg", "image_size=16", "--teleop", "mouse"], "there is no teleoperator 'mouse'"),
     ],
 )
 def test_mistakes_are_one_clear_line(argv, words, capsys):

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from world_toys import ROBOT, SIZE, TASKS, record
 
 import sim
-from vla_stack.data import open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.errors import UserError
 from vla_stack.evaluation.constraints.propose import Endpoint
 from vla_stack.methods.ravl import RavlRecipe

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from sim.arm import ARM7
-from vla_stack.data import EpisodeRecorder
 from vla_stack.data.features import Column
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.rollout.collect import COMMAND_SENT, SEED
 from vla_stack.schema import Observation
 

@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, parser, write
 from robot_drivers import make_driver
 from robot_drivers.so101_emulator import Emulator
-from vla_stack.data import EpisodeRecorder, open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.integrity import check
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.runtime.frames import Frame
 from vla_stack.runtime.node import RobotNode
 from vla_stack.schema import Chunks, PolicySpec, RobotSpec

@@ -26,8 +26,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, parser, write
-from vla_stack.data import ChunkLoader, EpisodeRecorder, open_dataset, repair
+from vla_stack.data.dataset import open_dataset
+from vla_stack.data.integrity import repair
 from vla_stack.data.layout import INFO, STAGING, read_info
+from vla_stack.data.loader import ChunkLoader
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
 
 SIDE, MAX_LENGTH, KILLS_PER_DATASET = 64, 30, 10

@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, parser, write
-from vla_stack.data import EpisodeRecorder
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
 
 RECIPE = """

@@ -26,8 +26,8 @@ from datasets import disable_progress_bars
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, parser, write
-from vla_stack.data import ChunkLoader
 from vla_stack.data.frame_cache import cache_folder
+from vla_stack.data.loader import ChunkLoader
 
 HORIZON, BATCH, FPS = 16, 32, 10
 CAMERAS = ("front", "wrist")

@@ -12,9 +12,9 @@ import gymnasium as gym
 import numpy as np
 
 import sim
-from vla_stack.data import EpisodeRecorder
 from vla_stack.data.layout import INFO, read_info
 from vla_stack.data.preferences import ROLLOUTS
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.envs.making import observe
 from vla_stack.evaluation.constraints.score import Weights
 from vla_stack.methods.grape.loop import GrapeLoop, GrapeRecipe, PairRecipe

@@ -26,7 +26,8 @@ from horizons_arms import (
     arms,
 )
 
-from vla_stack.data import ChunkLoader, open_dataset
+from vla_stack.data.dataset import open_dataset
+from vla_stack.data.loader import ChunkLoader
 from vla_stack.evaluation.metrics import boundary_discontinuity
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.rollout.collect import CollectConfig, collect

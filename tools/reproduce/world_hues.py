@@ -11,8 +11,9 @@ import numpy as np
 
 import sim
 from sim.behaviours import Behaviour
-from vla_stack.data import EpisodeRecorder, open_dataset
+from vla_stack.data.dataset import open_dataset
 from vla_stack.data.features import Column
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.rollout.collect import COMMAND_SENT, SEED
 from vla_stack.schema import Observation
 

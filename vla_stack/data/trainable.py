@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.data import Dataset
+from vla_stack.data.dataset import Dataset
 from vla_stack.data.labels import SEGMENT_TYPE
 from vla_stack.errors import UserError
 from vla_stack.intervention import Segment

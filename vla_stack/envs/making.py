@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from vla_stack.envs.state_env import IMAGINED, SEEN, Seeing
 from vla_stack.errors import UserError
+from vla_stack.registry import ENVIRONMENTS
 from vla_stack.schema import Observation, PolicySpec, RobotSpec
 
 
@@ -57,8 +57,8 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
 
 def construct(env_id: str, **options: Any) -> gym.Env:
     """``gym.make`` for ids of all kinds: our tasks, a benchmark's, a world model's, and whatever is registered."""
-    if env_id.startswith(IMAGINED):  # named at run time, as this room is not to load world models for the simulator
-        return importlib.import_module("vla_stack.world_model.dreams").make_env(env_id, **options)
+    if env_id.startswith(IMAGINED):
+        return ENVIRONMENTS.get("imagined")(env_id, **options)
     if is_benchmark(env_id):
         from sim import external
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,22 +11,16 @@ from pathlib import Path
 import yaml
 
 from vla_stack.errors import UserError
+from vla_stack.registry import LOOPS
 from vla_stack.training.recipe_tree import build, plain, read_tree
 from vla_stack.training.train import withdrawn_on_failure, write_run_files
-
-LOOPS = (
-    "rac",
-    "grape",
-    "reinflow",
-    "off_policy",
-)  # modules of this room with RECIPE, a dataclass, and run(recipe, run_dir)
 
 
 def run(loop: str, source: Path, overrides: Sequence[str], resume: Path | None) -> int:
     """Run a loop to its end.
 
     Args:
-        loop: One of ``LOOPS``.
+        loop: Name of a module with ``RECIPE``, a dataclass, and ``run(recipe, run_dir)``.
         source: The recipe.
         overrides: ``key=value``.
         resume: Run directory to continue.
@@ -35,9 +28,7 @@ def run(loop: str, source: Path, overrides: Sequence[str], resume: Path | None) 
     Raises:
         UserError: There is no such loop or key, or the run directory is in use.
     """
-    if loop not in LOOPS:
-        raise UserError(f"{source}: there is no loop '{loop}'", f"the loops are {', '.join(LOOPS)}")
-    module = importlib.import_module(f"vla_stack.methods.{loop}.loop")
+    module = LOOPS.get(loop)
     recipe = build(module.RECIPE, read_tree(source, overrides), str(source))
     run_dir = resume or Path(recipe.output_dir or f"outputs/rounds/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
     if resume is None and (run_dir / "recipe.yaml").exists():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from lerobot.configs import PreTrainedConfig
 from lerobot.policies import PreTrainedPolicy
 from lerobot.policies.factory import get_policy_class
@@ -11,14 +9,10 @@ from lerobot.policies.factory import get_policy_class
 import vla_stack.policies.configuration_moh  # registers the policy type `moh`
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
 from vla_stack.errors import UserError
+from vla_stack.registry import POLICIES
 
 # LeRobot's VLAs as flow policies. They fit any cameras and, by padding, any state and action.
-ADAPTERS = {
-    "smolvla": ("vla_stack.policies.adapters.smolvla", "SmolVLA"),
-    "pi0": ("vla_stack.policies.adapters.pi", "Pi0"),
-    "pi05": ("vla_stack.policies.adapters.pi", "Pi05"),
-}
-PLAIN = {"diffusion": ("vla_stack.policies.adapters.diffusion", "Diffusion")}
+ADAPTERS = ("smolvla", "pi0", "pi05")
 
 
 def policy_class(kind: str) -> type[PreTrainedPolicy]:
@@ -31,9 +25,6 @@ def policy_class(kind: str) -> type[PreTrainedPolicy]:
         known = ", ".join(sorted(PreTrainedConfig.get_known_choices()))
         raise UserError(f"there is no policy type '{kind}'", f"the types are {known}")
     try:
-        if ours := {**ADAPTERS, **PLAIN}.get(kind):
-            module, name = ours
-            return getattr(importlib.import_module(module), name)
-        return get_policy_class(kind)
+        return POLICIES.get(kind) if kind in POLICIES.built_in() else get_policy_class(kind)
     except ImportError as e:
         raise UserError(f"policy type '{kind}' needs a package: {str(e).splitlines()[0]}") from None

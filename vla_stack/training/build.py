@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import json
 from collections.abc import Callable, Iterator
@@ -20,8 +19,8 @@ from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.feature_utils import dataset_to_policy_features
 from torch import Tensor, nn
 
-from vla_stack.data import load_stats, read_robot_spec
-from vla_stack.data.stats import RELATIVE_ACTION
+from vla_stack.data.features import read_robot_spec
+from vla_stack.data.stats import RELATIVE_ACTION, load_stats
 from vla_stack.errors import UserError, check_options
 from vla_stack.policies.chunk_policy import ROBOT
 from vla_stack.policies.configuration_moh import MohConfig, base_config
@@ -31,6 +30,7 @@ from vla_stack.policies.directory import read_config, read_processors
 from vla_stack.policies.registry import ADAPTERS, policy_class
 from vla_stack.policies.shipped import resolve_source
 from vla_stack.policies.weights import first_line
+from vla_stack.registry import METHODS
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
@@ -43,13 +43,6 @@ from vla_stack.training.text_pairs import co_trained, with_pairs
 
 OWN_LOSS = "own_loss"  # the one method that asks no more of a policy than LeRobot does
 HORIZONS = "mixture_of_horizons"  # the one method that asks for more than a flow
-LOSSES = {  # method -> module whose function ``loss`` is trained on
-    "grape": "vla_stack.methods.grape.loss",
-    "imitation": "vla_stack.methods.imitation",
-    HORIZONS: "vla_stack.methods.mixture_of_horizons",
-    OWN_LOSS: "vla_stack.methods.own_loss",
-    "rac": "vla_stack.methods.imitation",  # what it changes is the data
-}
 PROCESSED = (  # options that processors read; weights mean what they were trained on
     *("normalization_mapping", "use_relative_actions", "relative_exclude_joints", "gripper"),
     *("state_input", "max_tokens", "tokenizer_max_length", "vocabulary", "max_words"),
@@ -340,16 +333,12 @@ def dataset_stats(sources: list[Source], metas: list[LeRobotDatasetMetadata], co
 
 
 def find_loss(method: str, options: dict[str, Any]) -> Loss:
-    """The function ``loss`` of ``vla_stack.methods.<method>``, with its options set.
+    """The function ``loss`` of a method, with its options set.
 
     Raises:
         UserError: There is no such method, or it has no such option.
     """
-    if method not in LOSSES:
-        raise UserError(
-            f"there is no method '{method}'", f"the methods are {', '.join(sorted(LOSSES.keys() - LOOPS.keys()))}"
-        )
-    loss: Loss = importlib.import_module(LOSSES[method]).loss
+    loss: Loss = METHODS.get(method).loss
     check_options(f"method '{method}'", options, list(inspect.signature(loss).parameters)[3:])
     return functools.partial(loss, **options)
 

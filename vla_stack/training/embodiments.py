@@ -12,8 +12,7 @@ from lerobot.policies.factory import make_pre_post_processors
 from lerobot.policies.pretrained import PreTrainedPolicy
 from torch import nn
 
-from vla_stack.data import load_stats
-from vla_stack.data.stats import RELATIVE_ACTION
+from vla_stack.data.stats import RELATIVE_ACTION, load_stats
 from vla_stack.errors import UserError
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig

@@ -8,7 +8,7 @@ import numpy as np
 from lerobot.configs import PreTrainedConfig
 from numpy.typing import NDArray
 
-from vla_stack.data import ChunkLoader
+from vla_stack.data.loader import ChunkLoader
 from vla_stack.data.trainable import weights
 from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE

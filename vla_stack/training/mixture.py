@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.data import ChunkLoader, Dataset
+from vla_stack.data.dataset import Dataset
+from vla_stack.data.loader import ChunkLoader
 from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.schema import ACTION, ACTION_IS_PAD, OBS_STATE, TASK, image_key
 

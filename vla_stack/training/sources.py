@@ -11,8 +11,8 @@ import numpy as np
 from lerobot.configs import PreTrainedConfig
 from numpy.typing import NDArray
 
-from vla_stack.data import Dataset, open_dataset, read_robot_spec
-from vla_stack.data.dataset import CHUNK
+from vla_stack.data.dataset import CHUNK, Dataset, open_dataset
+from vla_stack.data.features import read_robot_spec
 from vla_stack.data.layout import ROBOT
 from vla_stack.data.trainable import trainable
 from vla_stack.errors import UserError

@@ -10,7 +10,7 @@ from lerobot.configs import PreTrainedConfig
 from lerobot.policies.pretrained import PreTrainedPolicy
 from torch import Tensor
 
-from vla_stack.data import ChunkLoader
+from vla_stack.data.loader import ChunkLoader
 from vla_stack.data.text_pairs import TextPairLoader
 from vla_stack.errors import UserError
 from vla_stack.policies.backbone_text import BackboneTokenizerStep, image_text_pairs

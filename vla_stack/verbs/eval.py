@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -165,8 +164,10 @@ def _load(name: str, device: str, embodiment: str | None) -> tuple[Path, ChunkPo
     from vla_stack.policies.shipped import resolve_policy
 
     path = resolve_policy(name)
-    if kind_of(path) in STATE_POLICIES:  # named at run time, as loops of rounds stand above this room
-        return path, importlib.import_module("vla_stack.methods.off_policy.state_policy").StatePolicy(path)
+    if kind_of(path) in STATE_POLICIES:
+        from vla_stack.methods.off_policy.state_policy import StatePolicy
+
+        return path, StatePolicy(path)
     return path, load_policy(path, device, embodiment, frozen=True)
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_drivers.teleop import TELEOPS, Intent, Teleop, make_teleop, next_command
+from robot_drivers.teleop import Intent, Teleop, make_teleop, next_command
 from robot_drivers.teleop_keyboard import whole_lines
 from robot_drivers.teleop_replay import Replay
 from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.registry import TELEOPERATORS
 from vla_stack.runtime.clock import Clock, RealClock
 from vla_stack.runtime.driver import Driver, EpisodicDriver, SelfChecking
 from vla_stack.runtime.executor import State
@@ -43,7 +44,11 @@ NEAR = {"rad": 0.2, "m": 0.1}  # by unit: so near the robot a leader must come b
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_robot_arguments(parser)
     add = parser.add_argument
-    add("--teleop", default="keyboard", help=f"{', '.join(TELEOPS)} (default: %(default)s)")
+    add(
+        "--teleop",
+        default="keyboard",
+        help=f"{', '.join(TELEOPERATORS.built_in())} or module:Class (default: %(default)s)",
+    )
     add("--teleop-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the teleoperator")
     add("--kinematics", default="", help="model for moving the tool of a robot in joint space, e.g. so101")
     add("--root", type=Path, help="record into this LeRobotDataset (created, or appended to)")

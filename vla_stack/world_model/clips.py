@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vla_stack.data import open_dataset, read_robot_spec
+from vla_stack.data.dataset import open_dataset
+from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import open_frames
 from vla_stack.errors import UserError
 from vla_stack.rollout.collect import COMMAND_SENT

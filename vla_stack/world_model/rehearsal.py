@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.data import EpisodeRecorder
+from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.schema import Observation, RobotSpec
 from vla_stack.world_model.imagined_env import ImaginedVectorEnv
 from vla_stack.world_model.instructions import paraphrases

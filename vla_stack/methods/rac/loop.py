@@ -18,9 +18,12 @@ import numpy as np
 from tqdm import tqdm
 
 import sim
-from vla_stack.data import Column, EpisodeFacts, EpisodeRecorder, frame_labels, label_columns, open_dataset
-from vla_stack.data.labels import CONTROL_SOURCE, EPISODE_UID
+from vla_stack.data.dataset import open_dataset
+from vla_stack.data.features import Column
+from vla_stack.data.labels import CONTROL_SOURCE, EPISODE_UID, frame_labels, label_columns
 from vla_stack.data.layout import read_info, read_json, write_json
+from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.data.trainable import Trainable
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Phase, Segment

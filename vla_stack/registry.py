@@ -1,0 +1,192 @@
+"""The one registry: what a name of a task, robot, policy, method, ... stands for, inside this project and outside.
+
+A name stands for ``module:attribute`` (or a module), and comes from one of three places:
+
+- :data:`BUILT_IN`, the table of what this project offers;
+- an entry point of the group ``vla_stack.<kind>`` of any installed package: ``docs/extend/`` has a page for each kind;
+- the name itself, where it is written ``module:attribute``: a person may name what is not registered.
+
+Nothing is imported before it is asked for, and no other module imports this project's modules by string.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Any
+
+from vla_stack.errors import UserError
+
+PACKAGE = "vla-stack"
+BUILT_IN: dict[str, dict[str, str]] = {
+    "verbs": {
+        "doctor": "vla_stack.verbs.doctor",
+        "collect": "vla_stack.rollout.collect",
+        "data": "vla_stack.verbs.data",
+        "train": "vla_stack.verbs.train",
+        "policy": "vla_stack.verbs.policy",
+        "eval": "vla_stack.verbs.eval",
+        "constraints": "vla_stack.verbs.constraints",
+        "imagine": "vla_stack.verbs.imagine",
+        "export": "vla_stack.verbs.export",
+        "serve": "vla_stack.verbs.serve",
+        "keys": "vla_stack.verbs.keys",
+        "run": "vla_stack.verbs.run",
+        "robot": "vla_stack.verbs.robot",
+        "teleop": "vla_stack.verbs.teleop",
+        "emulate": "vla_stack.verbs.emulate",
+        "console": "vla_stack.verbs.console",
+        "demo": "vla_stack.verbs.demo",
+    },
+    "methods": {  # modules with `loss`, which `vla train` minimises
+        "grape": "vla_stack.methods.grape.loss",
+        "imitation": "vla_stack.methods.imitation",
+        "mixture_of_horizons": "vla_stack.methods.mixture_of_horizons",
+        "own_loss": "vla_stack.methods.own_loss",
+        "rac": "vla_stack.methods.imitation",  # what it changes is the data
+    },
+    "loops": {  # modules with `RECIPE`, a dataclass, and `run(recipe, run_dir)`
+        "rac": "vla_stack.methods.rac.loop",
+        "grape": "vla_stack.methods.grape.loop",
+        "reinflow": "vla_stack.methods.reinflow.loop",
+        "off_policy": "vla_stack.methods.off_policy.loop",
+    },
+    "policies": {  # classes of policy types; all others are LeRobot's own
+        "smolvla": "vla_stack.policies.adapters.smolvla:SmolVLA",
+        "pi0": "vla_stack.policies.adapters.pi:Pi0",
+        "pi05": "vla_stack.policies.adapters.pi:Pi05",
+        "diffusion": "vla_stack.policies.adapters.diffusion:Diffusion",
+    },
+    "environments": {  # `make(env_id, **options) -> gym.Env`, for ids that begin with the name
+        "imagined": "vla_stack.world_model.dreams:make_env",
+    },
+    "benchmarks": {  # modules with `make(task, **options) -> gym.Env`, for ids `<name>/<task>`
+        "metaworld": "sim.external.metaworld",
+        "aloha": "sim.external.aloha",
+        "libero": "sim.external.libero",
+    },
+    "robots": {
+        "sim": "robot_drivers.simulated:SimulatedRobot",  # a MuJoCo task in real time
+        "lerobot": "robot_drivers.lerobot_robot:LeRobotRobot",  # any robot that LeRobot knows
+        "remote": "robot_drivers.remote:RemoteRobot",  # a robot on another computer, which runs `vla robot serve`
+        "replay": "robot_drivers.replay:ReplayRobot",  # a recorded episode, open loop
+    },
+    "teleoperators": {
+        "keyboard": "robot_drivers.teleop_keyboard:Keyboard",
+        "gamepad": "robot_drivers.teleop_gamepad:Gamepad",
+        "lerobot": "robot_drivers.teleop_lerobot:LeRobotLeader",  # any teleoperator of LeRobot's, such as so101_leader
+        "replay": "robot_drivers.teleop_replay:Replay",  # the commands of a recorded episode
+    },
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name and what it stands for.
+
+    Attributes:
+        name: Under which it is asked for.
+        target: ``module:attribute``, or a module.
+        package: Distribution that registers it; empty where a person wrote the target.
+    """
+
+    name: str
+    target: str
+    package: str = ""
+
+
+class Registry:
+    """The names of one kind.
+
+    Args:
+        kind: In the plural, as in the entry-point group ``vla_stack.<kind>``.
+        noun: In the singular, for messages.
+        hint: What else a person may have meant by a name that is not there; ``{name}`` is that name.
+    """
+
+    def __init__(self, kind: str, noun: str, hint: str = "") -> None:
+        self.kind, self.noun, self.hint = kind, noun, hint
+
+    @property
+    def group(self) -> str:
+        """The group under which other packages register."""
+        return f"vla_stack.{self.kind}"
+
+    def built_in(self) -> dict[str, str]:
+        """What this project registers; other packages are not looked at."""
+        return BUILT_IN.get(self.kind, {})
+
+    def entries(self) -> dict[str, Entry]:
+        """All that is registered: this project's first, then other packages' by name. Imports nothing.
+
+        Raises:
+            UserError: Two packages register the same name.
+        """
+        found = {name: Entry(name, target, PACKAGE) for name, target in self.built_in().items()}
+        for point in sorted(metadata.entry_points(group=self.group)):
+            package = point.dist.name if point.dist else "an unknown package"
+            if (other := found.get(point.name)) is not None:
+                raise UserError(
+                    f"{self.noun} '{point.name}' is registered by {other.package} and by {package}",
+                    f"uninstall {package}, or rename its entry point in {self.group}",
+                )
+            found[point.name] = Entry(point.name, point.value, package)
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        """The registered names."""
+        return tuple(self.entries())
+
+    def entry(self, name: str) -> Entry:
+        """What a name stands for.
+
+        Raises:
+            UserError: Nothing of that name is registered, and it is no ``module:attribute``.
+        """
+        if target := self.built_in().get(name):
+            return Entry(name, target, PACKAGE)
+        if found := self.entries().get(name):
+            return found
+        if ":" in name:
+            return Entry(name, name)
+        names = self.names()
+        near = difflib.get_close_matches(name, names, n=1)
+        remedy = f"did you mean '{near[0]}'? " if near else ""
+        remedy += f"the {self.kind} are {', '.join(names)}; one of your own is module:attribute"
+        raise UserError(f"there is no {self.noun} '{name}'", remedy + self.hint.format(name=name))
+
+    def get(self, name: str) -> Any:
+        """The object behind a name, imported now.
+
+        Raises:
+            UserError: There is no such name, or another package's cannot be imported.
+            ImportError: An optional package that a built-in entry needs is not installed.
+        """
+        found = self.entry(name)
+        module, _, attribute = found.target.partition(":")
+        try:
+            loaded: Any = import_module(module)
+            for part in filter(None, attribute.split(".")):
+                loaded = getattr(loaded, part)
+        except Exception as e:  # another package may raise what it likes
+            if found.package == PACKAGE:
+                raise
+            first = (str(e).splitlines() or [type(e).__name__])[0]
+            whose = f" of the package {found.package}" if found.package else ""
+            remedy = f"mend or uninstall {found.package}" if found.package else "is it installed, and spelt so?"
+            raise UserError(f"{self.noun} '{name}'{whose} cannot be loaded: {first}", remedy) from e
+        return loaded
+
+
+VERBS = Registry("verbs", "verb")
+METHODS = Registry("methods", "method")
+LOOPS = Registry("loops", "loop")
+POLICIES = Registry("policies", "policy type")
+ENVIRONMENTS = Registry("environments", "environment")
+BENCHMARKS = Registry("benchmarks", "benchmark")
+TASKS = Registry("tasks", "task")
+ROBOTS = Registry("robots", "robot", "; one of LeRobot's is --robot.type={name}")
+TELEOPERATORS = Registry("teleoperators", "teleoperator", "; one of LeRobot's is --teleop.type={name}")
+COSTS = Registry("costs", "cost type")
+ALL = (VERBS, METHODS, LOOPS, POLICIES, ENVIRONMENTS, BENCHMARKS, TASKS, ROBOTS, TELEOPERATORS, COSTS)
