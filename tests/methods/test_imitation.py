@@ -91,9 +91,3 @@ def test_the_generator_decides_everything(batch):
     losses = [imitation.loss(Recorder(2), batch, torch.Generator().manual_seed(s))[0].item() for s in seeds]
     assert losses[0] == losses[1] != losses[2]
     assert torch.equal(state, torch.random.get_rng_state())
-
-
-def test_images_are_shifted_for_the_policy_alone(batch):
-    policy, before = Recorder(2), batch[image_key("front")].clone()
-    imitation.loss(policy, batch, torch.Generator().manual_seed(1), shift=2)
-    assert not torch.equal(policy.images, before) and torch.equal(batch[image_key("front")], before)

@@ -112,7 +112,7 @@ def test_imitation_loss_and_gradients_equal_lerobots(case, monkeypatch):
     monkeypatch.setattr(flow, "sample_time", lambda *_: case.t)
     case.ours.zero_grad()
     case.stock.zero_grad()
-    ours, _ = imitation.loss(case.ours, case.batch, torch.Generator(), draws=1, shift=0)
+    ours, _ = imitation.loss(case.ours, case.batch, torch.Generator(), draws=1)
     ours.backward()
 
     actions = pad_vector(case.batch[ACTION], MAX_DIM)
@@ -136,7 +136,7 @@ def test_imitation_loss_and_gradients_equal_lerobots(case, monkeypatch):
 @each_case
 def test_padded_steps_count_in_no_loss(case):
     def value():
-        return imitation.loss(case.ours, batch, torch.Generator().manual_seed(2), shift=0)[0]
+        return imitation.loss(case.ours, batch, torch.Generator().manual_seed(2))[0]
 
     batch = dict(case.batch)
     with torch.no_grad():

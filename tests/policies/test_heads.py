@@ -96,7 +96,7 @@ def test_loss_is_the_head_s(policy, batch):
     """Mean over what is not padding, of |a - a*|, or of the negative log-probability."""
     batch = {**batch, "action_is_pad": torch.zeros(4, 8, dtype=torch.bool)}
     batch["action_is_pad"][1, 5:] = True
-    value, logs = imitation.loss(policy, batch, torch.Generator().manual_seed(0), shift=0)
+    value, logs = imitation.loss(policy, batch, torch.Generator().manual_seed(0))
     context = policy.encode(batch)
     if policy.config.head == "regression":
         error = (policy.action_head(policy.query_states(context)) - batch[ACTION]).abs()
@@ -106,7 +106,7 @@ def test_loss_is_the_head_s(policy, batch):
     torch.testing.assert_close(value, expected)
     assert list(logs) == [f"{policy.config.head}_loss"]
     whole = dict(batch, action_is_pad=torch.zeros(4, 8, dtype=torch.bool))
-    torch.testing.assert_close(policy.forward(whole)[0], imitation.loss(policy, whole, torch.Generator(), shift=0)[0])
+    torch.testing.assert_close(policy.forward(whole)[0], imitation.loss(policy, whole, torch.Generator())[0])
 
 
 def test_padding_is_not_learnt_from(policy, batch):
@@ -114,7 +114,7 @@ def test_padding_is_not_learnt_from(policy, batch):
     padded["action_is_pad"][:, 6:] = True
     changed = {**padded, ACTION: padded[ACTION].clone()}
     changed[ACTION][:, 6:] = 3.0
-    losses = [imitation.loss(policy, b, torch.Generator(), shift=0)[0] for b in (padded, changed)]
+    losses = [imitation.loss(policy, b, torch.Generator())[0] for b in (padded, changed)]
     assert torch.equal(*losses)
 
 
@@ -123,7 +123,7 @@ def test_a_head_learns(batch, policy):
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     losses = []
     for _ in range(40):
-        value, _ = imitation.loss(policy.train(), batch, torch.Generator().manual_seed(0), shift=0)
+        value, _ = imitation.loss(policy.train(), batch, torch.Generator().manual_seed(0))
         optimizer.zero_grad()
         value.backward()
         optimizer.step()

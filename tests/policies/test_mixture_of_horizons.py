@@ -153,8 +153,8 @@ def test_one_horizon_is_the_plain_policy(case):
     mixture = case.mix(policy)
     assert (mixture.weights == 1).all() and (mixture.disagreement == 0).all()
     case.close(mixture.velocity, case.plain(case.horizons[-1]))
-    value, terms = method.loss(policy, case.batch, seeded(), shift=0)
-    plain, _ = imitation.loss(policy.base, case.batch, seeded(), draws=1, shift=0)
+    value, terms = method.loss(policy, case.batch, seeded())
+    plain, _ = imitation.loss(policy.base, case.batch, seeded(), draws=1)
     case.close(value, 2 * plain)
     assert terms["loss_balance"] == 0
 
@@ -163,8 +163,8 @@ def test_one_horizon_is_the_plain_policy(case):
 def test_equal_horizons_are_the_plain_policy_several_times(case):
     policy = case.make(horizons=case.horizons[-1:] * 3)
     case.close(case.mix(policy).velocity, case.plain(case.horizons[-1]))
-    _, terms = method.loss(policy, case.batch, seeded(), shift=0)
-    plain, _ = imitation.loss(policy.base, case.batch, seeded(), draws=1, shift=0)
+    _, terms = method.loss(policy, case.batch, seeded())
+    plain, _ = imitation.loss(policy.base, case.batch, seeded(), draws=1)
     case.close(terms["loss_mixture"] + terms["loss_individual"], 4 * plain.detach())
 
 
@@ -278,7 +278,7 @@ def test_the_mixture_is_never_worse_than_its_branches_on_average(case):
 
 @every_base
 def test_the_loss_is_that_of_the_paper(case):
-    value, terms = method.loss(case.policy, case.batch, seeded(2), shift=0)
+    value, terms = method.loss(case.policy, case.batch, seeded(2))
     generator, actions = seeded(2), case.batch[ACTION]
     noise = flow.sample_noise((*actions.shape[:2], case.policy.noise_dim), generator, "cpu")
     t = flow.sample_time(B, generator, "cpu")
@@ -306,7 +306,7 @@ def test_the_loss_is_that_of_the_paper(case):
 def test_lerobots_training_loop_gets_the_same_loss(case):
     torch.manual_seed(5)
     value, logs = case.policy.forward(case.batch)
-    expected, _ = method.loss(case.policy, case.batch, seeded(5), shift=0)
+    expected, _ = method.loss(case.policy, case.batch, seeded(5))
     case.close(value, expected)
     assert logs["moh_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
@@ -319,7 +319,7 @@ def test_steps_past_the_end_of_an_episode_have_no_say(case, monkeypatch):
 
     def loss_and_gradients():
         policy.zero_grad()
-        value, _ = method.loss(policy, batch, seeded(), shift=0)
+        value, _ = method.loss(policy, batch, seeded())
         value.backward()
         return value.detach(), [p.grad.clone() for p in policy.parameters() if p.grad is not None]
 
@@ -335,7 +335,7 @@ def test_each_branch_averages_over_its_own_real_steps(native):
     is_pad[1:, 1:] = True
     batch = {**native.batch, "action_is_pad": is_pad}
     policy = native.make(horizons=(2, 8), gate_noise=False)
-    _, terms = method.loss(policy, batch, seeded(), shift=0)
+    _, terms = method.loss(policy, batch, seeded())
     generator, actions = seeded(), batch[ACTION]
     noise, t = flow.sample_noise(tuple(actions.shape), generator, "cpu"), flow.sample_time(B, generator, "cpu")
     with torch.no_grad():
@@ -377,7 +377,7 @@ def one_step(horizons, **options):
 
 def test_one_step_branches_predict_actions_by_absolute_error(native):
     policy, actions = one_step((2, 5, 8)), native.batch[ACTION]
-    value, terms = method.loss(policy, native.batch, seeded(), shift=0)
+    value, terms = method.loss(policy, native.batch, seeded())
     with torch.no_grad():
         branches, weights = policy.mix(native.context, actions, torch.zeros_like(native.t))
         for n, h in enumerate((2, 5, 8)):
@@ -390,8 +390,8 @@ def test_one_step_branches_predict_actions_by_absolute_error(native):
     torch.manual_seed(0)
     native.close(policy.forward(native.batch)[0], value)
     single = one_step((8,))
-    plain, _ = imitation.loss(single.base, native.batch, seeded(), shift=0)
-    native.close(method.loss(single, native.batch, seeded(), shift=0)[0], 2 * plain)
+    plain, _ = imitation.loss(single.base, native.batch, seeded())
+    native.close(method.loss(single, native.batch, seeded())[0], 2 * plain)
 
 
 def test_one_step_chunks_need_one_call_and_no_noise(native, monkeypatch):

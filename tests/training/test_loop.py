@@ -18,7 +18,7 @@ from training_fakes import KEY, MadeUp, tiny_parts
 
 from vla_stack.errors import UserError
 from vla_stack.training import checkpoint as ckpt
-from vla_stack.training.build import preprocessed, to_device
+from vla_stack.training.build import preprocessed, to_device, with_float_images
 from vla_stack.training.ema import Ema
 from vla_stack.training.log import Window
 from vla_stack.training.loop import Outcome, Rate, Trainer, learning_rate
@@ -185,16 +185,16 @@ def test_average_follows_its_recurrence_and_swaps_without_copies() -> None:
 
 def test_images_become_float_channels_last_on_the_device() -> None:
     image = np.arange(2 * 3 * 5 * 3, dtype=np.uint8).reshape(2, 3, 5, 3)
-    batch = to_device({KEY: image, "task": ["a", "b"]}, torch.device("cpu"), float_images=True)
+    recorded = to_device({KEY: image, "task": ["a", "b"]}, torch.device("cpu"))
+    assert recorded[KEY].dtype == torch.uint8 and recorded[KEY].shape == image.shape
+    batch = with_float_images(recorded)
     assert batch[KEY].shape == (2, 3, 3, 5) and batch[KEY].is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(batch[KEY].permute(0, 2, 3, 1) * 255, torch.from_numpy(image).float())
-    kept = to_device({KEY: image}, torch.device("cpu"), float_images=False)
-    assert kept[KEY].dtype == torch.uint8 and kept[KEY].shape == image.shape
 
 
 def test_columns_that_a_processor_drops_are_put_back(recipe: Recipe) -> None:
     parts = tiny_parts(recipe)
-    raw = to_device(next(iter(parts.loader)), torch.device("cpu"), parts.float_images)
+    raw = to_device(next(iter(parts.loader)), torch.device("cpu"))
     batch = preprocessed(raw, parts.preprocess)
     assert "weight" not in parts.preprocess(raw)
     assert torch.equal(batch["weight"], raw["weight"])

@@ -168,7 +168,7 @@ def test_a_dataset_that_nobody_described_trains_or_is_asked_about(tmp_path: Path
     assert config.action_feature_names == (
         ["a", "b", "c"] if sure else names["action"] if len(names["action"] or ()) == 3 else None
     )
-    batch = parts.preprocess(to_device(next(iter(parts.loader)), torch.device("cpu"), False))
+    batch = parts.preprocess(to_device(next(iter(parts.loader)), torch.device("cpu")))
     assert torch.isfinite(parts.loss(parts.policy, batch, torch.Generator().manual_seed(0))[0])
 
 

@@ -123,7 +123,7 @@ def recipe(size: Size, name: str, roots: list[Path]) -> Recipe:
     }
     return Recipe(
         name=name,
-        method_options={"draws": 1, "shift": 0, "reweight": name == "lambda"},
+        method_options={"draws": 1, "reweight": name == "lambda"},
         policy=PolicyRecipe("vla", options=options),
         data=DataRecipe(root=tuple(map(str, roots)), episodes=tuple(range(size.demos))),
         optimizer=OptimizerRecipe(

@@ -135,7 +135,7 @@ def start_policy(settings: Settings, seed: int, out: Path) -> Path:
                "expert_width": w, "heads": 2, "head_dim": w // 2, "max_words": 8, "vocabulary": 64}  # fmt: skip
     plan = Recipe(
         name=run.name,
-        method_options={"draws": 2, "shift": 0},
+        method_options={"draws": 2},
         policy=PolicyRecipe("vla", options=options),
         data=DataRecipe(root=(str(demos),)),
         optimizer=OptimizerRecipe(lr=2e-3, warmup_steps=min(30, settings.sft_steps - 1), final_lr_ratio=0.05),

@@ -74,7 +74,7 @@ def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[P
     return Recipe(
         name=name,
         method="mixture_of_horizons" if arm.mixture else "imitation",
-        method_options={"draws": 1, "shift": 2 * settings.images} | arm.method,
+        method_options={"draws": 1} | arm.method,
         policy=PolicyRecipe("moh", options=options) if arm.mixture else PolicyRecipe("vla", options=base),
         data=DataRecipe(root=tuple(map(str, roots)), episodes=tuple(range(settings.demos - settings.held_out))),
         optimizer=OptimizerRecipe(

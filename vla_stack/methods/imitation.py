@@ -17,7 +17,6 @@ from vla_stack.methods import imitation_heads
 from vla_stack.policies import flow
 from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
-from vla_stack.policies.vision import shifted
 from vla_stack.schema import ACTION
 
 WEIGHTS = (0.5, 5.0)  # least and largest of online_weights
@@ -28,7 +27,6 @@ def loss(
     batch: dict[str, Any],
     generator: torch.Generator,
     draws: int = 2,
-    shift: int = 2,
     emphasis: Sequence[int] = (),
     reweight: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -41,9 +39,8 @@ def loss(
         policy: The policy.
         batch: Preprocessed batch of b samples: observations with images uint8 [b, h, w, 3] or float [b, 3, h, w],
             ``action`` [b, h, a] and the padding of :func:`flow.valid_entries`.
-        generator: Source of noise, times and shifts.
+        generator: Source of noise and times.
         draws: (noise, time) pairs an observation; the expert is cheap beside the vision encoder that they share.
-        shift: Largest random shift of images, pixels.
         emphasis: Horizons whose mixture (methods/mixture_of_horizons.py) weighs early steps more; the same weights are
             used here, without the mixture, to tell one effect from the other.
         reweight: Where a chunk's first steps are given, steps that the policy gets wrong count more
@@ -54,8 +51,7 @@ def loss(
         policy's head is another, those of :mod:`vla_stack.methods.imitation_heads`.
     """
     if isinstance(policy, VlaPolicy) and policy.head is not None:
-        return imitation_heads.loss(policy, batch, generator, shift)
-    batch = shifted(batch, shift, generator)
+        return imitation_heads.loss(policy, batch, generator)
     actions = batch[ACTION].repeat_interleave(draws, 0)
     valid = flow.valid_entries(batch).repeat_interleave(draws, 0)
     noise = flow.sample_noise((*actions.shape[:2], policy.noise_dim), generator, actions.device)

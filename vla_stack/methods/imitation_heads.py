@@ -14,26 +14,22 @@ from torch import Tensor
 
 from vla_stack.policies import flow
 from vla_stack.policies.modeling_vla import VlaPolicy
-from vla_stack.policies.vision import shifted
 from vla_stack.schema import ACTION
 
 
-def loss(
-    policy: VlaPolicy, batch: dict[str, Any], generator: torch.Generator, shift: int = 2
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(policy: VlaPolicy, batch: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean error of the policy's one-step head.
 
     Args:
         policy: A policy with ``config.head`` other than ``flow``.
         batch: Preprocessed batch, as in :func:`vla_stack.methods.imitation.loss`.
-        generator: Source of shifts.
-        shift: Largest random shift of images, pixels.
+        generator: Nothing is drawn from it.
 
     Returns:
         The loss and ``{"<head>_loss": loss}``, detached.
     """
     assert policy.head is not None
-    context = policy.encode(shifted(batch, shift, generator))
+    context = policy.encode(batch)
     error = policy.head.error(policy.query_states(context), batch[ACTION])  # [b, h, a]
     valid = flow.valid_entries(batch)
     value = flow.mean_error(error, valid)

@@ -14,7 +14,6 @@ from torch import Tensor
 from vla_stack.policies import flow
 from vla_stack.policies.mixture_of_horizons import Horizons, load_balance
 from vla_stack.policies.modeling_moh import MohPolicy
-from vla_stack.policies.vision import shifted
 from vla_stack.schema import ACTION
 
 
@@ -26,7 +25,6 @@ def loss(
     individual: float = 1.0,
     balance: float = 1e-3,
     draws: int = 1,
-    shift: int = 2,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """``mixture * L_mix + individual * sum_n L_n + balance * L_bal``.
 
@@ -37,17 +35,15 @@ def loss(
         policy: The policy; whether its gate is noisy, or replaced by the mean, is in its configuration.
         batch: Preprocessed batch of b samples: observations with images uint8 [b, h, w, 3] or float [b, 3, h, w],
             ``action`` [b, h, a] and the padding of :func:`flow.valid_entries`.
-        generator: Source of noise, times, the gate's noise and shifts.
+        generator: Source of noise, times and the gate's noise.
         mixture: Weight of the fused velocity's error.
         individual: Weight of the branches' errors.
         balance: Weight of the gate's load balance.
         draws: (noise, time) pairs an observation.
-        shift: Largest random shift of images, pixels.
 
     Returns:
         The loss, and its terms and :func:`gate_metrics`, detached.
     """
-    batch = shifted(batch, shift, generator)
     actions = batch[ACTION].repeat_interleave(draws, 0)
     valid = flow.valid_entries(batch).repeat_interleave(draws, 0)
     context, horizons = policy.encode(batch).repeat(draws), policy.config.horizons

@@ -9,14 +9,10 @@ learnt, with a spatial softmax of the usual scale.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
-
-from vla_stack.schema import OBS_IMAGES
 
 
 def to_float(images: Shaped[Tensor, "b _ _ _"]) -> Float[Tensor, "b 3 h w"]:
@@ -28,38 +24,6 @@ def to_float(images: Shaped[Tensor, "b _ _ _"]) -> Float[Tensor, "b 3 h w"]:
     if images.dtype == torch.uint8:
         return images.permute(0, 3, 1, 2).float().div(127.5).sub(1.0)
     return images.contiguous(memory_format=torch.channels_last).mul(2.0).sub(1.0)
-
-
-def random_shift(
-    images: Shaped[Tensor, "b _ _ _"], pixels: int, generator: torch.Generator
-) -> Shaped[Tensor, "b _ _ _"]:
-    """Shift each image by a random whole number of pixels, repeating its border (DrQ, Yarats et al. 2021).
-
-    Args:
-        images: uint8 ``[b, h, w, 3]`` or float ``[b, 3, h, w]``, as in :func:`to_float`; the result is laid out alike.
-        pixels: Largest shift along each axis.
-        generator: Source of the shifts.
-    """
-    recorded = images.dtype == torch.uint8
-    b, (h, w) = len(images), images.shape[1:3] if recorded else images.shape[2:]
-    shift = torch.randint(-pixels, pixels + 1, (2, b, 1), generator=generator, device=generator.device)
-    rows, cols = shift.to(images.device)
-    rows = (torch.arange(h, device=images.device) + rows).clamp(0, h - 1)
-    cols = (torch.arange(w, device=images.device) + cols).clamp(0, w - 1)
-    sample = torch.arange(b, device=images.device)[:, None, None]
-    if recorded:
-        return images[sample, rows[:, :, None], cols[:, None, :]]
-    # Indices around a slice come first: [b, h, w, c], which is channels-last once permuted.
-    return images[sample, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2)
-
-
-def shifted(batch: dict[str, Any], pixels: int, generator: torch.Generator) -> dict[str, Any]:
-    """A batch with each of its images shifted by :func:`random_shift`; with 0 pixels nothing is drawn either."""
-
-    def is_image(key: str) -> bool:  # `<camera>_is_pad` beside them says which samples have none
-        return key.startswith(f"{OBS_IMAGES}.") and not key.endswith("_is_pad")
-
-    return {k: random_shift(v, pixels, generator) if pixels and is_image(k) else v for k, v in batch.items()}
 
 
 class ImageEncoder(nn.Module):

@@ -32,6 +32,7 @@ from vla_stack.policies.shipped import resolve_source
 from vla_stack.policies.weights import first_line
 from vla_stack.registry import METHODS
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
+from vla_stack.training.augmentation import NONE, Augmentation
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
 from vla_stack.training.loaders import make_loader
@@ -78,6 +79,7 @@ class Parts:
     loss: Loss
     robot: RobotSpec | None = None
     lora: bool = False
+    augmentation: Augmentation = NONE
 
     @property
     def float_images(self) -> bool:
@@ -144,14 +146,19 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
             pre, post = read_processors(keep, config, device.type)
         else:
             pre, post = new_processors(config, dataset_stats(sources, metas, config))
+    inputs = base_config(config).input_features or {}
+    cameras = [key.removeprefix(f"{OBS_IMAGES}.") for key in inputs if key.startswith(f"{OBS_IMAGES}.")]
+    if odd := set(recipe.data.augmentation.camera_shift) - set(cameras):
+        message = f"data.augmentation.camera_shift: the policy has no camera '{sorted(odd)[0]}'"
+        raise UserError(message, f"it has {', '.join(cameras)}")
     described = (sources[0].dataset.root / "meta" / "robot.json").is_file()
     robot = read_robot_spec(sources[0].dataset.root) if described else None
     lora = bool(recipe.policy.lora.rank)
     demonstrations = make_loader(recipe, sources, config, rank)
     if not (pairs := recipe.data.text_pairs).root:
-        return Parts(policy, pre, post, demonstrations, loss, robot, lora)
+        return Parts(policy, pre, post, demonstrations, loss, robot, lora, recipe.data.augmentation)
     loader = with_pairs(pairs, demonstrations, config, pre, seed=recipe.seed * 1000 + rank)
-    return Parts(policy, pre, post, loader, co_trained(loss, pairs.weight), robot, lora)
+    return Parts(policy, pre, post, loader, co_trained(loss, pairs.weight), robot, lora, recipe.data.augmentation)
 
 
 def plan(recipe: Recipe, device: torch.device, checkpoint: Path | None = None) -> tuple[Loss, PreTrainedConfig]:
@@ -343,22 +350,24 @@ def find_loss(method: str, options: dict[str, Any]) -> Loss:
     return functools.partial(loss, **options)
 
 
-def to_device(batch: dict[str, Any], device: torch.device, float_images: bool) -> Batch:
-    """Tensors on ``device``. Images travel as uint8 [B,H,W,3].
+def to_device(batch: dict[str, Any], device: torch.device) -> Batch:
+    """Tensors on ``device`` from numpy arrays; lists stay. Images travel as uint8 [B,H,W,3]."""
+    return {
+        key: torch.from_numpy(value).to(device, non_blocking=True) if isinstance(value, np.ndarray) else value
+        for key, value in batch.items()
+    }
 
-    Args:
-        batch: numpy arrays and lists.
-        device: Where the policy lives.
-        float_images: Make them float32 [B,3,H,W] in [0,1] there, as LeRobot's policies expect; the permuted view keeps
-            its strides through the conversion, so they arrive channels-last at no cost.
+
+def with_float_images(batch: Batch) -> Batch:
+    """Images as float32 [B,3,H,W] in [0,1], as LeRobot's policies expect.
+
+    The permuted view keeps its strides through the conversion, so they arrive channels-last at no cost.
     """
-    out: Batch = {}
-    for key, value in batch.items():
-        tensor = torch.from_numpy(value).to(device, non_blocking=True) if isinstance(value, np.ndarray) else value
-        if float_images and key.startswith(OBS_IMAGES) and tensor.dtype == torch.uint8:
-            tensor = tensor.permute(0, 3, 1, 2).to(torch.float32).div_(255.0)
-        out[key] = tensor
-    return out
+
+    def recorded(key: str) -> bool:
+        return key.startswith(OBS_IMAGES) and batch[key].dtype == torch.uint8
+
+    return {k: v.permute(0, 3, 1, 2).to(torch.float32).div_(255.0) if recorded(k) else v for k, v in batch.items()}
 
 
 def preprocessed(batch: Batch, preprocess: Callable[[Batch], Batch]) -> Batch:

@@ -23,7 +23,8 @@ from torch import nn
 
 from vla_stack.errors import UserError
 from vla_stack.training import checkpoint as ckpt
-from vla_stack.training.build import Batch, Loader, Loss, Objective, preprocessed, to_device
+from vla_stack.training.augmentation import Augmentation, augmented
+from vla_stack.training.build import Batch, Loader, Loss, Objective, preprocessed, to_device, with_float_images
 from vla_stack.training.ema import Ema
 from vla_stack.training.log import Log, Window
 from vla_stack.training.mixture import Mixture
@@ -48,6 +49,8 @@ class Trained(Protocol):
     def preprocess(self) -> Callable[[Batch], Batch]: ...
     @property
     def float_images(self) -> bool: ...
+    @property
+    def augmentation(self) -> Augmentation: ...
     def save_pretrained(self, directory: Path) -> None: ...
 
 
@@ -132,7 +135,8 @@ class Trainer:
             group["lr"] = lr * backbone_scale(self.step, recipe.optimizer) if group["backbone"] else lr
         for micro in range(recipe.accumulate):
             with rate.loading():
-                raw = to_device(next(batches), device, self.parts.float_images)
+                raw = augmented(to_device(next(batches), device), self.parts.augmentation, self.generator)
+                raw = with_float_images(raw) if self.parts.float_images else raw
                 batch = preprocessed(raw, self.parts.preprocess)
             more = micro + 1 < recipe.accumulate
             with self.placement.accumulating(self.objective) if more else nullcontext():

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from vla_stack.errors import UserError
+from vla_stack.training.augmentation import Augmentation
 from vla_stack.training.recipe_tree import build, plain, read_tree
 
 
@@ -118,6 +119,7 @@ class DataRecipe:
         interventions: What is trained on of datasets with intervention labels: ``rac``, ``hg_dagger``,
             ``no_recovery`` or ``all`` (methods/rac.py). Datasets without labels are demonstrations.
         weights: How frames are drawn: ``uniform``, ``iwr``, ``sirius`` or ``balanced``.
+        augmentation: How pictures are changed at random, so that the policy holds up in other light.
         branched: Learn the chunk labels of datasets that have them (``vla collect --noise``); false learns the series
             of actions from every frame, of any length.
     """
@@ -131,6 +133,7 @@ class DataRecipe:
     opening_weight: float = 1.0
     interventions: Literal["rac", "hg_dagger", "no_recovery", "all"] = "rac"
     weights: Literal["uniform", "iwr", "sirius", "balanced"] = "uniform"
+    augmentation: Augmentation = field(default_factory=Augmentation)
     branched: bool = True
 
 
@@ -275,6 +278,11 @@ def _check(recipe: Recipe, path: Path) -> None:
             raise UserError(f"{path}: '{key}' is {value}, expected more than 0")
     if recipe.policy.lora.rank and not recipe.policy.weights:
         raise UserError(f"{path}: 'policy.lora' needs weights to adapt", "give policy.pretrained=DIR, or a hub id")
+    change = recipe.data.augmentation
+    shifts = {"shift": change.shift, **{f"camera_shift.{k}": v for k, v in change.camera_shift.items()}}
+    for key, value in {"strength": change.strength, **shifts}.items():
+        if not value >= 0:
+            raise UserError(f"{path}: 'data.augmentation.{key}' is {value}, expected at least 0")
     if not 0.0 <= recipe.ema < 1.0:
         raise UserError(f"{path}: 'ema' is {recipe.ema}, expected a decay in [0, 1)")
     _check_data(recipe.data, path)

@@ -25,6 +25,7 @@ from sim.registry import TASKS
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 from vla_stack.training import checkpoint as ckpt
+from vla_stack.training.augmentation import NONE, Augmentation
 from vla_stack.training.loop import Evaluate, Loader, Trainer
 from vla_stack.training.memory import capacity, estimate
 from vla_stack.training.placement import Local, native_precision, use_threads
@@ -55,6 +56,7 @@ class Stage:
     loader: Loader
     loss: Callable[[Any, dict[str, Any], torch.Generator], tuple[Tensor, dict[str, Any]]]
     float_images: bool = False
+    augmentation: Augmentation = NONE
 
     @staticmethod
     def preprocess(batch: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,15 @@ from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.directory import read_config, read_policy, read_processors
 from vla_stack.schema import ACTION, RobotSpec
 from vla_stack.training import checkpoint as ckpt
-from vla_stack.training.build import Parts, find_loss, preprocessed, to_device, with_options, without_base_weights
+from vla_stack.training.build import (
+    Parts,
+    find_loss,
+    preprocessed,
+    to_device,
+    with_float_images,
+    with_options,
+    without_base_weights,
+)
 from vla_stack.training.checkpoint import PRETRAINED, trainable
 from vla_stack.training.loop import Trainer
 from vla_stack.training.placement import native_precision, place, use_threads
@@ -102,7 +110,8 @@ def self_scores(policy_dir: Path, rollouts: list[Rollout], draws: int = 8, sigma
     floats, out = not isinstance(base_config(policy.policy.config), VlaConfig), []
     with torch.inference_mode():
         for rollout in rollouts:
-            raw = to_device(stacked(rollout), torch.device("cpu"), floats)
+            raw = to_device(stacked(rollout), torch.device("cpu"))
+            raw = with_float_images(raw) if floats else raw
             batch = preprocessed(raw, policy.preprocessor)
             generator = torch.Generator().manual_seed(0)
             noise = shared_draws(policy.policy, batch[ACTION], batch["pair"], batch["decision"], draws, generator)

@@ -1,0 +1,113 @@
+"""Random light, shadow, patches and shifts on training pictures, so that a policy holds up where they change.
+
+One draw a picture, for whole batches of uint8 pictures on the policy's device. Inference sees pictures as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, UInt8
+from torch import Tensor
+
+from vla_stack.schema import OBS_IMAGES
+
+GAIN = 0.5  # brightness changes by at most this factor up or down
+TINT = 0.2  # and each colour, on its own, by this one
+SHADOWED, DARKEST = 0.5, 0.35  # share of pictures with a half-plane in shadow, and the least light in it
+PATCHED, PATCH = 0.4, 14 / 64  # share of pictures with an erased patch, and its largest side, of the picture's
+REFERENCE = 64  # height of the picture that shifts are given for, pixels
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random changes of the pictures that a policy is trained on.
+
+    Attributes:
+        strength: Of all changes, 1 being those at the top of ``training/augmentation.py``; 0 leaves pictures alone.
+        shift: Largest shift along each axis (DrQ, Yarats et al. 2021) of a 64 px picture, pixels; larger pictures shift
+            by more.
+        camera_shift: The same for cameras that bear less: where one stands still, and the task is a matter of a few
+            pixels, what shifts the picture shifts the goal.
+    """
+
+    strength: float = 1.0
+    shift: float = 3.0
+    camera_shift: dict[str, float] = field(default_factory=dict)
+
+
+NONE = Augmentation(strength=0.0)
+
+
+def augmented(batch: Mapping[str, Any], change: Augmentation, generator: torch.Generator) -> dict[str, Any]:
+    """A batch with changed pictures; the rest of it is the same, and so is the batch that was given.
+
+    Args:
+        batch: Tensors; pictures ``observation.images.<camera>`` uint8 [b, h, w, 3].
+        change: What to change.
+        generator: Source of all of it; with strength 0 nothing is drawn.
+    """
+    out = dict(batch)
+    for key, images in batch.items():
+        camera = key.removeprefix(f"{OBS_IMAGES}.")
+        # `<camera>_is_pad` beside the pictures says which samples have none
+        if camera == key or camera.endswith("_is_pad") or change.strength == 0:
+            continue
+        pixels = change.strength * change.camera_shift.get(camera, change.shift) * images.shape[1] / REFERENCE
+        out[key] = relit(random_shift(images, round(pixels), generator), change.strength, generator)
+    return out
+
+
+def random_shift(images: UInt8[Tensor, "b h w 3"], pixels: int, generator: torch.Generator) -> UInt8[Tensor, "b h w 3"]:
+    """Shift each image by a random whole number of pixels, at most ``pixels`` along each axis, repeating its border."""
+    b, h, w, _ = images.shape
+    shift = torch.randint(-pixels, pixels + 1, (2, b, 1), generator=generator, device=generator.device)
+    rows, cols = shift.to(images.device)
+    rows = (torch.arange(h, device=images.device) + rows).clamp(0, h - 1)
+    cols = (torch.arange(w, device=images.device) + cols).clamp(0, w - 1)
+    first = h * torch.arange(b, device=images.device)[:, None]
+    pixel = (w * (first + rows))[:, :, None] + cols[:, None, :]
+    return images.reshape(-1, 3).index_select(0, pixel.flatten()).view(images.shape)
+
+
+def relit(images: UInt8[Tensor, "b h w 3"], strength: float, generator: torch.Generator) -> UInt8[Tensor, "b h w 3"]:
+    """Another brightness and tint for each image; some get a half-plane in shadow, some an erased patch."""
+    b, h, w, _ = images.shape
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=generator.device).to(images.device)
+
+    def about_one(spread: float, *shape: int) -> Tensor:
+        return 1.0 + strength * spread * (2.0 * uniform(*shape) - 1.0)
+
+    # Masks multiply, as float32: on a CPU `torch.where` and mixed types are ten times slower.
+    colour = about_one(GAIN, b, 1) * about_one(TINT, b, 3)
+    depth = (uniform(b) < SHADOWED) * strength * (1.0 - DARKEST) * uniform(b)
+    light = half_planes(uniform(2, b), h, w).float().mul_(-depth[:, None, None]).add_(1.0)
+    patch = (patches(uniform(4, b), h, w) & (uniform(b) < PATCHED * strength)[:, None, None]).float()
+    seen = images.float().mul_(colour[:, None, None]).mul_(light.mul_(1.0 - patch)[..., None])
+    seen.addcmul_(patch[..., None], (255.0 * uniform(b, 3))[:, None, None])
+    return seen.clamp_(0.0, 255.0).to(torch.uint8)
+
+
+def half_planes(draws: Float[Tensor, "2 b"], h: int, w: int) -> Bool[Tensor, "b h w"]:
+    """The pixels on one side of a line of random direction through a random point of the image."""
+    angle = 2 * torch.pi * draws[0, :, None, None]
+    y = torch.linspace(-0.5, 0.5, h, device=draws.device)[:, None]
+    x = torch.linspace(-0.5, 0.5, w, device=draws.device)
+    return angle.cos() * x + angle.sin() * y > draws[1, :, None, None] - 0.5
+
+
+def patches(draws: Float[Tensor, "4 b"], h: int, w: int) -> Bool[Tensor, "b h w"]:
+    """The pixels of a rectangle of random sides and place inside the image."""
+
+    def span(length: int, side: Float[Tensor, " b"], place: Float[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+        size = (side * PATCH * length).ceil()
+        first = (place * (length - size + 1)).floor()
+        at = torch.arange(length, device=draws.device)
+        return (at >= first[:, None]) & (at < (first + size)[:, None])
+
+    return span(h, draws[0], draws[1])[:, :, None] & span(w, draws[2], draws[3])[:, None, :]
