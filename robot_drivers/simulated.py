@@ -56,7 +56,8 @@ class SimulatedRobot:
         simulated=True,
         task="pick",
         like=_like,
-        by_hand={"max_episode_steps": NEVER, "control_hz": 20.0, "image_size": 128},
+        unlimited={"max_episode_steps": NEVER},
+        by_hand={"control_hz": 20.0, "image_size": 128},
     )
 
     def __init__(self, task: str = "pick", cameras: str | Sequence[str] | None = None, **env_kwargs: Any) -> None:

@@ -74,9 +74,15 @@ class Device(Protocol):
 
 
 class Teleop(Protocol):
-    """A teleoperator for one robot. Called from one thread, once a control step."""
+    """A teleoperator for one robot. Called from one thread, about once a control step.
+
+    Attributes:
+        HELP: What to press, for people.
+        RECORDED: Whether its commands are a recording's, one for each control step.
+    """
 
     HELP: str
+    RECORDED: bool
 
     def connect(self) -> None: ...
 
@@ -116,6 +122,8 @@ class ToolControl:
     inverse kinematics; without a model the first six axes turn its first six joints.
     """
 
+    RECORDED = False
+
     def __init__(self, device: Device, robot: RobotSpec, kinematics: str = "") -> None:
         self._device, self._robot = device, robot
         self.HELP = device.HELP
@@ -151,19 +159,3 @@ class ToolControl:
                 velocity[i] = axes.tool[axis] * JOINT_SPEED
         velocity[self._gripper] = axes.gripper * GRIPPER_SPEED
         return Intent(axes.engaged, velocity=velocity, event=axes.event)
-
-
-def next_command(last: NDArray[np.floating], intent: Intent, robot: RobotSpec) -> NDArray[np.float64] | None:
-    """The command [A] that an intent asks for after ``last``; None asks to hold.
-
-    Velocities are integrated over a control step from the last command, inside the robot's range; where the robot takes
-    velocities they are its commands.
-    """
-    if not intent.engaged:
-        return None
-    if intent.target is not None:
-        return np.asarray(intent.target, np.float64)
-    if intent.velocity is None:
-        return None
-    moved = np.where(robot.rate_mask, 0.0, last) + intent.velocity * np.where(robot.rate_mask, 1.0, robot.dt)
-    return np.clip(moved, robot.action_low, robot.action_high)

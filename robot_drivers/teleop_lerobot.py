@@ -44,6 +44,7 @@ class LeRobotLeader:
         trouble: Why the robot holds, one line; empty where the leader answers.
     """
 
+    RECORDED = False
     HELP = "the robot follows the leader; Ctrl-C ends"
 
     def __init__(

@@ -20,6 +20,7 @@ class Replay:
         episode: Which.
     """
 
+    RECORDED = True
     HELP = "a recorded episode plays; Ctrl-C ends"
 
     def __init__(self, robot: RobotSpec, root: str, episode: int = 0) -> None:

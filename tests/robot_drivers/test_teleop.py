@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from robot_drivers import teleop_keyboard
-from robot_drivers.teleop import Axes, Intent, ToolControl, make_teleop, next_command
+from robot_drivers.teleop import Axes, ToolControl, make_teleop
 from robot_drivers.teleop_gamepad import Gamepad
 from robot_drivers.teleop_keyboard import Keyboard
 from sim.arm import ARM7
@@ -138,15 +138,6 @@ def test_axes_move_the_tool_of_a_robot_that_takes_joint_commands():
 def test_without_a_model_axes_turn_joints():
     velocity = ToolControl(Hand([0, 0, 1, 0, 0, 0]), JOINTS).read(np.append(ARM7.posture, 1.0)).velocity
     np.testing.assert_allclose(velocity, [0, 0, 0.5, 0, 0, 0, 0, 0])
-
-
-def test_next_command_integrates_inside_the_range_and_holds_without_the_dead_man():
-    last = np.array([0.65, 0.0, 0.2, 0.0, 0.5])
-    fast = Intent(True, velocity=np.array([1.0, 0.5, 0, 0, 0]))
-    np.testing.assert_allclose(next_command(last, fast, TOOL), [0.66, 0.05, 0.2, 0.0, 0.5], rtol=1e-6)
-    assert next_command(last, Intent(False, velocity=fast.velocity), TOOL) is None
-    target = np.array([0.4, 0, 0.1, 0, 1])
-    np.testing.assert_array_equal(next_command(last, Intent(True, target=target), TOOL), target)
 
 
 def test_a_leader_says_where_to_be_in_si_and_a_lost_one_disengages(tmp_path):

@@ -72,7 +72,8 @@ class Capabilities:
         task: Name of the task that it has where none is given; empty where a task is an instruction and no more.
         like: Arguments with which its pictures and its rate are those of another robot, which a policy or a dataset
             describes.
-        by_hand: Arguments for a robot that a person drives or supervises.
+        unlimited: Arguments with which its episodes have no end of their own; a person's waiting counts too.
+        by_hand: Arguments for pictures and rate where a person drives it from a page and nothing else says.
     """
 
     guard: Guard = Guard.NONE
@@ -82,6 +83,7 @@ class Capabilities:
     simulated: bool = False
     task: str = ""
     like: Callable[[RobotSpec], dict[str, Any]] = lambda robot: {}
+    unlimited: Mapping[str, Any] = field(default_factory=dict)
     by_hand: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -32,6 +32,7 @@ class OperatorClient:
         endpoint: The node's.
         keys: This computer's keys; the default folder where none is given and the node is on another computer.
         lease: Name of the lease; a new one by default.
+        pictures: Whether to ask for pictures; who does not spares the node their encoding.
 
     Attributes:
         state: The newest state map of the node, empty before the first.
@@ -40,12 +41,15 @@ class OperatorClient:
         rtt_ms: How long the last answered event took, milliseconds.
     """
 
-    def __init__(self, endpoint: str = ENDPOINT, keys: KeyFolder | None = None, lease: str = "") -> None:
+    def __init__(
+        self, endpoint: str = ENDPOINT, keys: KeyFolder | None = None, lease: str = "", pictures: bool = True
+    ) -> None:
         self.endpoint, self.lease = endpoint, lease or secrets.token_hex(8)
         self.state: Message = {}
         self.frames: dict[str, tuple[Message, bytes]] = {}
         self.replies: dict[str, Reply] = {}
         self.rtt_ms = 0.0
+        self._pictures = pictures
         self._curve: CurveKeys | None = None
         if keys is not None or not is_local(channel(endpoint, "event")):
             folder = keys or KeyFolder()
@@ -159,7 +163,7 @@ class OperatorClient:
             socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
             socket.setsockopt(zmq.RCVHWM, 4)
             socket.setsockopt(zmq.RCVBUF, 1 << 16)
-        if kind == zmq.SUB:
+        if kind == zmq.SUB and (self._pictures or name != "video"):
             socket.setsockopt(zmq.SUBSCRIBE, b"")
         if kind == zmq.DEALER:
             socket.setsockopt(zmq.SNDHWM, 64)

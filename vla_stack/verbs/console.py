@@ -20,7 +20,6 @@ from aiohttp import web
 from vla_stack.console.access import LOOPBACK, Access, tls_context
 from vla_stack.console.gateway import About, Gateway
 from vla_stack.console.robot import RobotConfig, robot_process
-from vla_stack.data.features import read_robot_spec
 from vla_stack.data.layout import INFO, read_info
 from vla_stack.data.pending import count_pending
 from vla_stack.data.sidecar import read_facts
@@ -30,12 +29,14 @@ from vla_stack.runtime.driver import Guard
 from vla_stack.runtime.link import Link, ignored_interrupts
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.schema import RobotSpec
+from vla_stack.verbs.holding import leave_holding
 from vla_stack.verbs.robot_arguments import (
     add_execution_arguments,
     add_robot_arguments,
     capabilities,
     driver_maker,
     execution,
+    recorded_options,
     robot_safety,
 )
 from vla_stack.verbs.run import policy_options
@@ -110,6 +111,7 @@ def main(args: argparse.Namespace) -> int:
             with contextlib.suppress(KeyboardInterrupt):
                 asyncio.run(serve(gateway, access, args.host, args.port, tls, robot))
     print(_closing(root))
+    leave_holding(args, interrupted=True)  # nothing else ends it
     return 0
 
 
@@ -117,9 +119,8 @@ def driver_options(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     """Arguments of the driver: pictures and rate as the policy or the dataset has them, or for driving by hand."""
     can = capabilities(args)
     if args.server is not None:
-        return {**can.by_hand, **policy_options(args)}
-    recorded = can.like(read_robot_spec(root)) if (root / INFO).exists() else {}
-    return {**can.by_hand, **recorded}
+        return {**can.unlimited, **policy_options(args)}
+    return {**can.unlimited, **(recorded_options(args, root) or can.by_hand)}
 
 
 def unused_seed(root: Path) -> int:

@@ -24,7 +24,6 @@ from vla_stack.runtime.limits import Limits, read_limits
 from vla_stack.runtime.safety import SafetyConfig
 
 SOFT_START_S = 1.0  # of everything but a simulation
-HOLDS = "the robot holds where it is, its torque on; `vla robot release` lets it go"
 
 
 def add_robot_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +116,14 @@ def driver_arguments(args: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"{args.limits}: max_load: robot '{args.robot}' reports no loads", "remove it")
         out["max_load"] = limits.max_load
     return out
+
+
+def recorded_options(args: argparse.Namespace, root: Path | None) -> dict[str, Any]:
+    """Arguments of the driver with which its pictures and rate are those of a dataset that is continued."""
+    from vla_stack.data.features import read_robot_spec  # a robot that is only run needs no dataset library
+    from vla_stack.data.layout import INFO
+
+    return capabilities(args).like(read_robot_spec(root)) if root and (root / INFO).exists() else {}
 
 
 def robot_limits(args: argparse.Namespace) -> Limits | None:

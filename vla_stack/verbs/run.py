@@ -20,6 +20,7 @@ from vla_stack.runtime.film import Film
 from vla_stack.runtime.node import Episode, RobotNode
 from vla_stack.serving.client import PolicyClient
 from vla_stack.statistics import wilson
+from vla_stack.verbs.holding import leave_holding
 from vla_stack.verbs.robot_arguments import (
     add_execution_arguments,
     add_robot_arguments,
@@ -76,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     )
     args.out.mkdir(parents=True, exist_ok=True)
     episodes: list[dict[str, Any]] = []
-    start = time.monotonic()
+    start, interrupted = time.monotonic(), False
     with node:
         print(f"{node.robot.name} at {node.robot.rate_hz:g} Hz, {args.mode}, policy {node.model_version[:12]}")
         print(node.guard.value, flush=True)
@@ -87,10 +88,14 @@ def main(args: argparse.Namespace) -> int:
                 episodes.append(run_one(node, args, i))
                 _save(args, node, episodes, time.monotonic() - start)
                 print(_line(episodes, args.episodes), flush=True)
+        except KeyboardInterrupt:
+            interrupted = True
         finally:
             if episodes:
                 print(_closing(args.out, episodes))
-    return 0
+    if not args.dry_run:
+        leave_holding(args, interrupted)
+    return 130 if interrupted else 0
 
 
 def policy_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,31 +1,36 @@
-"""``vla teleop``: drive a robot by hand, through its safety envelope, and record demonstrations."""
+"""``vla teleop``: drive a robot by hand, through its safety envelope, and record demonstrations.
+
+The hand is a client of the robot node, as a console's page is: the control process drives, holds, stops and records.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+import tempfile
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from robot_drivers.teleop import Intent, Teleop, make_teleop, next_command
+from robot_drivers.teleop import Teleop, make_teleop
+from robot_drivers.teleop_hand import Hand
 from robot_drivers.teleop_keyboard import whole_lines
-from robot_drivers.teleop_replay import Replay
-from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.console.recording import Recording
+from vla_stack.data.sidecar import EpisodeFacts
+from vla_stack.errors import UserError
+from vla_stack.intervention import Phase
 from vla_stack.registry import TELEOPERATORS
-from vla_stack.runtime.clock import Clock, RealClock
-from vla_stack.runtime.driver import Driver, EpisodicDriver, SelfChecking
-from vla_stack.runtime.executor import State
-from vla_stack.runtime.limits import check_limits, make_envelope
+from vla_stack.runtime.frames import Frame
 from vla_stack.runtime.link import ignored_interrupts
-from vla_stack.runtime.safety import SafetyEnvelope
-from vla_stack.schema import Observation, RobotSpec
+from vla_stack.runtime.node import Episode, Operator, RobotNode
+from vla_stack.runtime.operator_client import OperatorClient
+from vla_stack.verbs.holding import leave_holding
 from vla_stack.verbs.robot_arguments import (
     add_robot_arguments,
+    capabilities,
     driver_maker,
     key_values,
-    robot_limits,
+    recorded_options,
     robot_safety,
 )
 from vla_stack.verbs.run import wait_for_scene
@@ -37,8 +42,9 @@ EXAMPLES = (
     "vla teleop --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --task 'pick the cube' \\\n"
     "      --teleop.type=so101_leader --teleop.port=/dev/ttyACM1 --teleop.id=hand --root data/mine --seconds 20",
 )
-REARM_S = 1.0  # between a STOP and the Enter that re-arms: one that was on its way meant something else
-NEAR = {"rad": 0.2, "m": 0.1}  # by unit: so near the robot a leader must come before the robot follows it
+LOOK_S = 1 / 30  # longest time between two looks at the hand
+START_TIMEOUT_S = 60.0  # of the answer to a start, which comes when the robot has been brought to its own
+START_S = 0.05  # between two attempts to start an episode, which the control process begins when it is ready
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,184 +65,168 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    driver: Driver = driver_maker(args, args.dry_run)()
-    driver.connect()
-    try:
-        if limits := robot_limits(args):
-            check_limits(limits, driver.spec)
-        safety = robot_safety(args)
-        kinematics = args.kinematics or safety.kinematics
-        teleop = make_teleop(args.teleop, driver.spec, kinematics, **key_values(args.teleop_arg, "--teleop-arg"))
-        teleop.connect()
-        try:
-            return _episodes(args, driver, teleop, make_envelope(driver.spec, safety))
-        finally:
-            teleop.disconnect()
-    finally:
-        driver.disconnect()
-
-
-def _episodes(args: argparse.Namespace, driver: Driver, teleop: Teleop, envelope: SafetyEnvelope) -> int:
-    recorder = EpisodeRecorder(args.root, driver.spec) if args.root else None
-    print(f"{driver.spec.name} at {driver.spec.rate_hz:g} Hz. {teleop.HELP}", flush=True)
-    max_ticks = None if args.seconds is None else round(args.seconds * driver.spec.rate_hz)
-    saved, running = 0, False
-    try:
-        for i in range(args.episodes):
-            if args.robot != "sim":  # the robot holds meanwhile: a hand in the scene is no part of a demonstration
-                with whole_lines():
-                    wait_for_scene(f"episode {i + 1} of {args.episodes}: set the scene, then press Enter ")
-            running = True
-            end = Episode(driver, teleop, envelope, RealClock(), recorder).run(args.seed + i, max_ticks)
-            running = False
-            with ignored_interrupts():  # an episode that is over is saved, whoever loses patience meanwhile
-                saved += _keep(end, recorder)
-            verdict = "discarded" if end.event == "discard" else "success" if end.success else "no success"
-            print(f"[{i + 1}/{args.episodes}] {verdict}, {end.ticks} steps, {end.line()}", flush=True)
-    except KeyboardInterrupt:
-        print("\ninterrupted" + ("; the episode that was running is not recorded" if running else ""))
-    finally:
-        if recorder is not None:
-            recorder.close()
+    can, interrupted = capabilities(args), False
+    options = {**can.unlimited, **recorded_options(args, args.root)}
+    with tempfile.TemporaryDirectory(prefix="vla-teleop-") as folder:
+        operator = Operator(f"ipc://{folder}/operator")
+        make = driver_maker(args, args.dry_run, **options)
+        with RobotNode(None, make, safety=(safety := robot_safety(args)), operator=operator) as node:
+            kinematics = args.kinematics or safety.kinematics
+            teleop = make_teleop(args.teleop, node.robot, kinematics, **key_values(args.teleop_arg, "--teleop-arg"))
+            teleop.connect()
+            session = Session(node, operator.endpoint, teleop, args.root)
+            print(f"{node.robot.name} at {node.robot.rate_hz:g} Hz. {teleop.HELP}\n{node.guard.value}", flush=True)
+            try:
+                interrupted = _episodes(args, session)
+            finally:
+                teleop.disconnect()
+                saved = session.close()
     if args.root:
         print(f"{saved} episodes recorded in {args.root}. Next: vla data check {args.root}")
+    if not args.dry_run:
+        leave_holding(args, interrupted)
     return 0
 
 
-def _keep(end: Episode, recorder: EpisodeRecorder | None) -> bool:
-    """Save what was recorded, or forget it where the hand said so; whether it was saved."""
-    if recorder is None:
-        return False
-    if not end.recorded or end.event == "discard":
-        recorder.discard_episode()
-        return False
-    recorder.save_episode(success=end.success)
-    return True
+def _episodes(args: argparse.Namespace, session: Session) -> bool:
+    """Drive them; whether Ctrl-C ended that."""
+    running = False
+    try:
+        for i in range(args.episodes):
+            if not capabilities(args).simulated:  # it holds meanwhile: a hand in the scene is no part of the episode
+                with whole_lines():
+                    wait_for_scene(f"episode {i + 1} of {args.episodes}: set the scene, then press Enter ")
+            running = True
+            episode = session.drive(args.seed + i, args.seconds)
+            running = False
+            with ignored_interrupts():  # an episode that is over is saved, whoever loses patience meanwhile
+                verdict = session.keep(args.seed + i, episode)
+            print(f"[{i + 1}/{args.episodes}] {verdict}, {_line(episode.summary)}", flush=True)
+    except KeyboardInterrupt:
+        print("\ninterrupted" + ("; the episode that was running is not recorded" if running else ""))
+        return True
+    return False
 
 
-class Episode:
-    """One episode by hand: the control loop of a teleoperator. At most one step late; never a burst of steps.
+class Session:
+    """A teleoperator on a robot node, episode after episode, and their recording.
 
-    A hand that says where to be (a leader arm) is followed once it has been near the robot, and after a STOP once Enter
-    has been pressed too: such a hand is always somewhere, whether anybody means it or not. One that says how fast to
-    move re-arms a stopped robot by letting go. A recorded episode is followed from wherever the robot stands, and not
-    beyond a STOP.
-
-    Attributes:
-        event: How it was ended by hand; empty where the task or the time ended it.
-        success: As the hand said, or as the task did.
-        ticks: Control steps.
-        recorded: Frames given to the recorder.
+    Args:
+        node: With an operator and no policy; entered.
+        endpoint: Of the operator's channels.
+        teleop: Connected.
+        root: Dataset to record into, if any.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        teleop: Teleop,
-        envelope: SafetyEnvelope,
-        clock: Clock,
-        recorder: EpisodeRecorder | None = None,
-    ) -> None:
-        self._driver, self._teleop, self._envelope, self._clock = driver, teleop, envelope, clock
-        self._recorder = recorder
-        self._dims, self._replays = len(driver.spec.action), isinstance(teleop, Replay)
-        self._met = False  # the leader has been near the robot since it was last disengaged or the robot stopped
-        self.event, self.success, self.ticks, self.recorded = "", False, 0, 0
-        self.states: Counter[str] = Counter()
-        self.late_ns: list[int] = []
+    def __init__(self, node: RobotNode, endpoint: str, teleop: Teleop, root: Path | None) -> None:
+        self._node, self._client = node, OperatorClient(endpoint, pictures=False)
+        self._hand = Hand(teleop, node.robot, lambda text: print(text, flush=True))
+        self._recording = Recording(root, node.robot, node.joints, self._recorded, undo_s=0.0) if root else None
+        self._before = self._recording.status()["episodes"] if self._recording else 0
+        self._saved, self._error = 0, ""
 
-    def run(self, seed: int, max_ticks: int | None = None) -> Episode:
-        episodic = self._driver if isinstance(self._driver, EpisodicDriver) else None
-        if episodic is not None:
-            print(f"seed {seed}: {episodic.reset(seed)}", flush=True)
-        checking = self._driver if isinstance(self._driver, SelfChecking) else None
-        dt_ns = round(1e9 / self._driver.spec.rate_hz)
-        obs = self._driver.read()
-        last = np.asarray(obs.state[: self._dims], np.float64)
-        self._envelope.reset(last)
-        self._met = False
-        t_k, state, stopped_ns = obs.t_capture_ns, State.HOLD, 0
-        while max_ticks is None or self.ticks < max_ticks:
-            self._clock.sleep_until_ns(t_k)
-            self.late_ns.append(self._clock.now_ns() - t_k)
-            if self.ticks:
-                obs = self._driver.read()
-            intent = self._teleop.read(last)
-            leads, now = intent.target is not None, self._clock.now_ns()
-            rearm = not intent.engaged
-            if leads and state is State.STOP:
-                rearm = intent.event == "success" and now - stopped_ns > REARM_S * 1e9
-                intent = intent._replace(event="" if intent.event == "success" else intent.event)
-            if intent.event or (episodic is not None and episodic.status()["done"]):
-                self.event = intent.event
-                break
-            fault = checking.fault if checking else None
-            stopped = state is State.STOP
-            if stopped and fault is None and rearm:
-                self._envelope.reset(obs.state[: self._dims])
-                stopped = False
-            if fault and fault.stop:
-                self._envelope.stop(fault.kind)
-            if leads:
-                intent = intent._replace(engaged=intent.engaged and not stopped)
-                intent = intent._replace(engaged=self._follows(intent, obs))
-            command = next_command(last, intent, self._driver.spec)
-            age_s = (now - obs.t_capture_ns) * 1e-9
-            verdict = self._envelope.filter(command, age_s, fault.kind if fault else "")
-            if verdict.state is not state and verdict.state is State.STOP:
-                stopped_ns = now
-                why = fault.why if fault else ", ".join(verdict.changes)
-                print(
-                    f"STOP at step {self.ticks}: {why}{'; Enter goes on' if leads and not self._replays else ''}",
-                    flush=True,
-                )
-                self._driver.stop()
-            state = verdict.state
-            if verdict.command is not None:
-                last = self._driver.write(verdict.command).astype(np.float64)
-                if self._recorder is not None and (self.recorded or state is State.RUN):  # from the first motion on
-                    self._recorder.add_frame(obs, last.astype(np.float32))
-                    self.recorded += 1
-            else:
-                last = np.asarray(obs.state[: self._dims], np.float64)
-            self.states[state.value] += 1
-            self.ticks += 1
-            t_k = max(t_k + dt_ns, self._clock.now_ns() - dt_ns)
-        self._driver.hold()
-        done = bool(episodic is not None and episodic.status()["is_success"])
-        self.success = self.event == "success" or done
-        return self
+    def drive(self, seed: int, seconds: float | None = None) -> Episode:
+        """One episode, until the hand, the task or the time ends it; Ctrl-C ends it and is raised again.
 
-    def _follows(self, intent: Intent, obs: Observation) -> bool:
-        """Whether an engaged leader is followed; about once a second the operator is told why it is not."""
-        if not intent.engaged or self._met or self._replays or intent.target is None:
-            self._met = intent.engaged
-            return self._met
-        spec = self._driver.spec
-        why = _apart(intent.target, obs.state[: self._dims], spec)
-        self._met = not why
-        if why and self.ticks % max(1, round(spec.rate_hz)) == 0:
-            print(f"waiting for the leader: {why}", flush=True)
-        return self._met
+        Raises:
+            UserError: As :meth:`RobotNode.run_episode` does.
+        """
+        ended: dict[str, Any] = {}
+        max_ticks = None if seconds is None else round(seconds * self._node.robot.rate_hz)
+        on_frame = self._frame if self._recording else None
 
-    def line(self) -> str:
-        """How it went, for people."""
-        late = np.array(self.late_ns or [0]) * 1e-6
-        held = self.states["hold"] + self.states["stop"]
-        return f"stood still for {held}, late by {np.median(late):.1f} ms (99 %: {np.quantile(late, 0.99):.1f} ms)"
+        def run() -> None:
+            try:
+                ended["episode"] = self._node.run_episode(seed, max_ticks, on_frame=on_frame, mode="teleop")
+            except BaseException as e:
+                ended["error"] = e
+
+        thread = threading.Thread(target=run, name="episode")
+        thread.start()
+        try:
+            self._start(thread)
+            self._steer(thread)
+        except UserError:  # the node does not answer: it may know better why
+            if "error" not in ended:
+                raise
+        finally:
+            if thread.is_alive():
+                self._node.abort()
+            thread.join()
+        if "error" in ended:
+            raise ended["error"]
+        episode: Episode = ended["episode"]
+        return episode
+
+    def keep(self, seed: int, episode: Episode) -> str:
+        """Save what was recorded, or forget it where the hand said so; the verdict in a word."""
+        operator = episode.summary["operator"]
+        discarded = operator["phase"] == Phase.END_DISCARDED
+        success = operator["why"] == "success" or (operator["why"] != "fail" and bool(episode.summary["success"]))
+        if self._recording is not None:
+            facts = EpisodeFacts(str(operator["phase"]), "teleop", 0, episode.summary["duration_s"], seed=seed)
+            self._recording.end(success and not discarded, not discarded, facts)
+        return "discarded" if discarded else "success" if success else "no success"
+
+    def close(self) -> int:
+        """Finish writing; how many episodes this session has added.
+
+        Raises:
+            UserError: Not all of it could be written.
+        """
+        self._client.close()
+        if self._recording is None:
+            return 0
+        with ignored_interrupts():
+            self._recording.close()
+        if self._error:
+            raise UserError(f"not everything was recorded: {self._error}")
+        return self._saved
+
+    def _start(self, thread: threading.Thread) -> None:
+        """Take the lease and start the episode as soon as there is one."""
+        self._hand.begin()
+        while thread.is_alive() and not self._client.call("acquire").ok:
+            time.sleep(START_S)
+        while thread.is_alive() and not self._client.call("start", START_TIMEOUT_S).ok:
+            self._client.teleop()
+            time.sleep(START_S)
+
+    def _steer(self, thread: threading.Thread) -> None:
+        client, period = self._client, min(LOOK_S, self._node.robot.dt)
+        due, seen, told = time.monotonic(), client.state.get("tick", -1), False
+        while thread.is_alive():
+            due = max(due + period, time.monotonic())
+            while (left := due - time.monotonic()) > 0:
+                client.poll(round(1000 * left) + 1)
+            state = client.state
+            if "action" not in state or (state["tick"] == seen and not told):
+                continue  # of the episode before
+            if not told and self._node.stages:
+                print(state.get("instruction", ""), flush=True)
+            told = True
+            said = self._hand.step(state, time.monotonic())
+            client.teleop(said.velocity, said.target, engaged=said.engaged)
+            for event in said.events:
+                client.event(event)
+            for reply in list(client.replies):
+                if not client.replies[reply].ok:
+                    print(client.replies[reply].error, flush=True)
+                del client.replies[reply]
+
+    def _frame(self, frame: Frame) -> None:
+        assert self._recording is not None
+        self._recording.frame(frame.obs, frame.action, frame.joint_command, frame.labels)
+
+    def _recorded(self, status: dict[str, Any]) -> None:
+        """On the recording's thread."""
+        self._saved, self._error = status["episodes"] - getattr(self, "_before", 0), status["error"]
 
 
-def _apart(target: NDArray[np.float64], at: NDArray[np.float32], robot: RobotSpec) -> str:
-    """In which dimension a target [A] is too far from the robot to be followed; '' where it is near.
-
-    Grippers and dimensions in other units than those of :data:`NEAR` do not count, nor do relative commands.
-    """
-    if robot.action_kind != "absolute":
-        return ""
-    endless = [d.kind == "angle" and d.low == -np.inf and d.high == np.inf for d in robot.action]
-    away = np.abs(target - at)
-    away = np.where(endless, np.abs((away + np.pi) % (2 * np.pi) - np.pi), away)
-    near = np.array([np.inf if d.kind == "gripper" else NEAR.get(d.unit, np.inf) for d in robot.action])
-    i = int(np.argmax(away / near))
-    dim = robot.action[i]
-    return "" if away[i] <= near[i] else f"{dim.name} is {away[i]:.2f} {dim.unit} from the robot's, {near[i]:g} at most"
+def _line(summary: dict[str, Any]) -> str:
+    """How it went, for people."""
+    ticks, late = summary["ticks"], summary["lateness_ms"]
+    return (
+        f"{summary['steps']} steps, stood still for {ticks.get('hold', 0) + ticks.get('stop', 0)}, late by "
+        f"{late['p50']:.1f} ms (99 %: {late['p99']:.1f} ms)"
+    )
