@@ -118,7 +118,8 @@ class Bus:
         if not ids:
             return {}
         os.write(fd, frame(BROADCAST, SYNC_READ, bytes((address, 2, *ids))))
-        seen, found, end = b"", {}, time.monotonic() + ANSWER_S
+        seen, end = b"", time.monotonic() + ANSWER_S
+        found: dict[int, bytes] = {}
         while len(found) < len(ids) and (left := end - time.monotonic()) > 0:
             if select.select([fd], [], [], left)[0]:
                 seen += os.read(fd, 256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from robot_drivers.guarding import GuardedBus
@@ -30,7 +31,7 @@ def guarded_buses(robot: Any) -> list[GuardedBus]:
         first, *others = [[table[name] for name in NEEDED] for table in tables]
         if any(other != first for other in others) or {size for _, size in first} != {2}:
             return []
-        modes = insist(arms(robot)[prefix], lambda bus=bus: bus.sync_read("Operating_Mode", normalize=False))
+        modes = insist(arms(robot)[prefix], partial(bus.sync_read, "Operating_Mode", normalize=False))
         if set(modes.values()) - {POSITION, VELOCITY}:
             return []
         ids = {kind: [bus.motors[name].id for name, mode in modes.items() if mode == kind] for kind in (0, 1)}

@@ -11,6 +11,7 @@ import numpy as np
 from lerobot.robots import Robot, RobotConfig
 
 from robot_drivers import EpisodicDriver, make_driver
+from vla_stack.runtime.driver import SelfChecking
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import Camera, RobotSpec
@@ -96,6 +97,11 @@ class VlaRobot(Robot):
 
     def send_action(self, action: dict[str, Any]) -> dict[str, Any]:
         """Send a command after the safety envelope; returns what was sent."""
+        if isinstance(self._driver, SelfChecking) and self._driver.fault is not None and self._driver.fault.stop:
+            logger.warning(f"{self}: {self._driver.fault.why}")
+            self._driver.stop()
+            self._envelope.reset(self._driver.read().state[: len(self._spec.action)])  # it goes on from where it is
+            return action
         verdict = self._envelope.filter(np.array([float(action[d.name]) for d in self._spec.action]))
         if verdict.command is None:
             self._driver.stop()

@@ -25,15 +25,13 @@ from robot_drivers.so101_emulator import Emulator
 from robot_drivers.teleop import make_teleop
 from vla_stack.cli import main
 from vla_stack.data.dataset import open_dataset
-from vla_stack.data.recorder import EpisodeRecorder
-from vla_stack.runtime.clock import RealClock
 from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.runtime.node import RobotNode
-from vla_stack.runtime.safety import SafetyConfig, SafetyEnvelope
+from vla_stack.runtime.node import Operator, RobotNode
+from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import ACTION, OBS_STATE
 from vla_stack.serving.server import PolicyServer
 from vla_stack.verbs.serve import load_directory
-from vla_stack.verbs.teleop import Episode
+from vla_stack.verbs.teleop import Session
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # half a minute on an idle machine
 TICKS, RATE_HZ = 25, 10.0
@@ -80,11 +78,11 @@ def connect_patiently(robot: Any) -> None:
 
 
 def test_teleoperate_record_train_serve_deploy(arm: Emulator, tmp_path: Path) -> None:
-    driver, root, run = driver_of(arm)(), tmp_path / "data", tmp_path / "run"
-    driver.connect()
-    leader = make_teleop("lerobot", driver.spec, "", teleop_type="so101_leader", **arm.device("leader"))
-    leader.connect()
-    with EpisodeRecorder(root, driver.spec) as recorder:
+    root, run, endpoint = tmp_path / "data", tmp_path / "run", f"ipc://{tmp_path}/operator"
+    with RobotNode(None, driver_of(arm), operator=Operator(endpoint)) as node:
+        leader = make_teleop("lerobot", node.robot, "", teleop_type="so101_leader", **arm.device("leader"))
+        leader.connect()
+        session = Session(node, endpoint, leader, root)
         for seed in range(2):
             arm.reset(seed)
             start = arm.status()["angles"]["follower"]
@@ -92,11 +90,11 @@ def test_teleoperate_record_train_serve_deploy(arm: Emulator, tmp_path: Path) ->
             while np.abs(np.subtract(arm.status()["angles"]["leader"], start)).max() > 0.01:
                 pass  # the hand takes its time
             arm.hand("leader", "expert")
-            end = Episode(driver, leader, SafetyEnvelope(driver.spec), RealClock(), recorder).run(seed, TICKS)
-            assert end.recorded > 0 and end.states["run"] > TICKS // 2
-            recorder.save_episode(success=arm.status()["success"])
-    leader.disconnect()
-    driver.disconnect()
+            episode = session.drive(seed, TICKS / RATE_HZ)
+            assert episode.summary["ticks"]["run"] > TICKS // 2
+            session.keep(seed, episode)
+        leader.disconnect()
+        assert session.close() == 2
     dataset = open_dataset(root)
     assert dataset.num_episodes == 2
     moved = np.ptp(dataset.columns[OBS_STATE][:, :5], axis=0).max()
