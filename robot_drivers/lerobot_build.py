@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import importlib.metadata
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
 from robot_drivers.lerobot_port import arms, prepare
 from vla_stack.errors import UserError, check_options
+from vla_stack.registry import import_lerobot_plugins
 
 
 def make_lerobot(kind: str, name: str, fields: Mapping[str, Any], module: str | None = None) -> Any:
@@ -40,10 +40,7 @@ def make_lerobot(kind: str, name: str, fields: Mapping[str, Any], module: str | 
         ) from e
     if module is not None:
         importlib.import_module(module)
-    # LeRobot's own discovery would import policy plug-ins too, which takes seconds and nobody here needs.
-    for plugin in importlib.metadata.distributions():
-        if (plugin.name or "").startswith((f"lerobot_{kind}_", "lerobot_camera_")):
-            importlib.import_module(plugin.name)
+    import_lerobot_plugins(kind, "camera")
     if name not in registry.get_known_choices():  # built-in configs register when they are imported
         for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             with contextlib.suppress(ImportError):

@@ -242,13 +242,12 @@ def _make(task: str, env_kwargs: dict[str, Any]) -> Any:
 
     import sim
 
-    if task not in sim.TASKS:
-        raise UserError(f"there is no task '{task}'", f"the tasks are {', '.join(sim.TASKS)}")
-    creator = gym.envs.registration.load_env_creator(str(gym.spec(sim.TASKS[task].id).entry_point))
+    env_id = sim.TASKS[task].id
+    creator = gym.envs.registration.load_env_creator(str(gym.spec(env_id).entry_point))
     known = [*inspect.signature(creator).parameters, "max_episode_steps", "disable_env_checker"]
     check_options(f"task '{task}'", env_kwargs, known)
     try:
-        return gym.make(sim.TASKS[task].id, **env_kwargs)
+        return gym.make(env_id, **env_kwargs)
     except (TypeError, ValueError) as e:  # of a value that is none of its option's
         given = ", ".join(f"{name}={value!r}" for name, value in env_kwargs.items())
         raise UserError(f"task '{task}' cannot be made with {given}: {e}", f"its options are {', '.join(known)}") from e

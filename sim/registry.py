@@ -1,7 +1,8 @@
-"""The tasks, and their registration with gymnasium."""
+"""The tasks, and their registration with gymnasium: those of the registry, of this project and of other packages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -11,17 +12,7 @@ from gymnasium.wrappers import TimeLimit
 from sim.arm import Arm
 from sim.env import ArmEnv
 from sim.task import TaskConfig, Variant
-from sim.tasks.conveyor import Conveyor
-from sim.tasks.drawer import Drawer
-from sim.tasks.insert import Insert
-from sim.tasks.obstacle import Obstacle
-from sim.tasks.pick import Pick
-from sim.tasks.place import Place
-from sim.tasks.push import Push
-from sim.tasks.so101_pick import So101Pick
-from sim.tasks.stack import Stack
-
-_TASKS: tuple[type[ArmEnv], ...] = (Pick, Place, Push, Stack, Insert, Drawer, Obstacle, Conveyor, So101Pick)
+from vla_stack import registry
 
 
 @dataclass(frozen=True)
@@ -66,21 +57,39 @@ class OwnLimit(TimeLimit):
         super().__init__(env, given or task.config.limit(task.spec_robot.rate_hz))
 
 
-TASKS: dict[str, TaskInfo] = {
-    t.name: TaskInfo(
-        id=f"sim/{t.name}-v0",
-        config=t.config,
-        variants=t.variants,
-        instructions=tuple(t.instruct(v) for v in t.variants),
-        stages=tuple(t.config.rewards),
-        arm=t.arm,
-    )
-    for t in _TASKS
-}
+class Tasks(Mapping[str, TaskInfo]):
+    """The registered tasks by name; a task is imported when it is looked up, and an unknown name is a ``UserError``."""
 
-for _task in _TASKS:
+    def __getitem__(self, name: str) -> TaskInfo:
+        task: type[ArmEnv] = registry.TASKS.get(name)
+        return TaskInfo(
+            id=task_id(name),
+            config=task.config,
+            variants=task.variants,
+            instructions=tuple(task.instruct(v) for v in task.variants),
+            stages=tuple(task.config.rewards),
+            arm=task.arm,
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in registry.TASKS.names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(registry.TASKS.names())
+
+    def __len__(self) -> int:
+        return len(registry.TASKS.names())
+
+
+def task_id(name: str) -> str:
+    """The gymnasium id of a task."""
+    return f"sim/{name}-v0"
+
+
+TASKS = Tasks()
+for _entry in registry.TASKS.entries().values():
     gym.register(
-        id=TASKS[_task.name].id,
-        entry_point=f"{_task.__module__}:{_task.__qualname__}",
+        id=task_id(_entry.name),
+        entry_point=_entry.target,
         additional_wrappers=(WrapperSpec("OwnLimit", f"{__name__}:{OwnLimit.__name__}", {}),),
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from vla_stack import registry
-from vla_stack.cli import VERBS
+from vla_stack.cli import VERBS, main
 from vla_stack.errors import UserError
-from vla_stack.registry import BUILT_IN, METHODS, ROBOTS
+from vla_stack.registry import BUILT_IN, COSTS, METHODS, POLICIES, ROBOTS, TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("vla_stack", "sim", "robot_drivers")
@@ -113,3 +113,19 @@ def test_no_other_file_names_a_module_of_ours_in_a_string():
         and node.value != "vla_stack.cli"  # `python -m` of ourselves
     ]
     assert not found, "\n".join(found)
+
+
+def test_the_list_names_every_entry_and_its_package(install, capsys):
+    install("spring-robot", "class Spring: ...", "[vla_stack.robots]\nspring = spring_robot:Spring\n")
+    assert main(["--list", "robots", "tasks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "robots" and [line.split() for line in lines if "spring" in line] == [
+        ["spring", "spring_robot:Spring", "spring-robot"]
+    ]
+    assert main(["--list", "robot"]) == 2 and "there is no kind 'robot'" in capsys.readouterr().err
+
+
+def test_names_in_files_of_others_are_no_code():
+    for kind in (TASKS, COSTS, POLICIES):
+        with pytest.raises(UserError, match="there is no"):
+            kind.get("os:getcwd")

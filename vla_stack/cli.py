@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 # Numeric libraries start one spinning thread per core in every process; with several processes on a small machine that
 # makes everything slower, measurably so (a tiny policy's training step went from 60 ms to 1.6 s). A person's own
@@ -45,7 +46,26 @@ ROBOT_VERBS = ("run", "robot", "teleop", "console")  # take LeRobot's --robot.* 
 
 def _usage() -> str:
     rows = "\n".join(f"  {verb:<12}{text}" for verb, text in VERBS.items())
-    return f"usage: vla <verb> [options]\n\n{rows}\n\n`vla <verb> --help` shows the options and examples of a verb."
+    return (
+        f"usage: vla <verb> [options]\n\n{rows}\n\n`vla <verb> --help` shows the options and examples of a verb; "
+        "`vla --list` what is registered, ours and installed packages'."
+    )
+
+
+def _list(kinds: Sequence[str]) -> int:
+    """Print what is registered: name, where it is, and which package brings it."""
+    from vla_stack import registry
+
+    known = {kind.kind: kind for kind in registry.ALL if kind is not registry.VERBS}
+    for kind in kinds or known:
+        found = known.get(kind)
+        if found is None:
+            print(f"vla --list: there is no kind '{kind}'; the kinds are {', '.join(known)}", file=sys.stderr)
+            return 2
+        print(kind)
+        for entry in found.entries().values():
+            print(f"  {entry.name:<22}{entry.target:<58}{entry.package}")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,6 +79,8 @@ def main(argv: list[str] | None = None) -> int:
 
         print(__version__)
         return 0
+    if argv[0] == "--list":
+        return _list(argv[1:])
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:
         print(f"vla: there is no verb '{verb}'; the verbs are {', '.join(VERBS)}", file=sys.stderr)
@@ -73,6 +95,9 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         module = registry.VERBS.get(verb)
+    except UserError as e:
+        print(f"vla {verb}: {e}", file=sys.stderr)
+        return 1
     except ModuleNotFoundError as e:
         if e.name and e.name.split(".")[0] in ("vla_stack", "sim", "robot_drivers"):
             raise

@@ -12,6 +12,7 @@ Nothing is imported before it is asked for, and no other module imports this pro
 from __future__ import annotations
 
 import difflib
+import logging
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from vla_stack.errors import UserError
 
 PACKAGE = "vla-stack"
+_log = logging.getLogger(__name__)
 BUILT_IN: dict[str, dict[str, str]] = {
     "verbs": {
         "doctor": "vla_stack.verbs.doctor",
@@ -53,6 +55,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "off_policy": "vla_stack.methods.off_policy.loop",
     },
     "policies": {  # classes of policy types; all others are LeRobot's own
+        "vla": "vla_stack.policies.modeling_vla:VlaPolicy",
+        "moh": "vla_stack.policies.modeling_moh:MohPolicy",
         "smolvla": "vla_stack.policies.adapters.smolvla:SmolVLA",
         "pi0": "vla_stack.policies.adapters.pi:Pi0",
         "pi05": "vla_stack.policies.adapters.pi:Pi05",
@@ -66,6 +70,17 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "aloha": "sim.external.aloha",
         "libero": "sim.external.libero",
     },
+    "tasks": {  # `sim.env.ArmEnv`s, under the gymnasium id sim/<name>-v0
+        "pick": "sim.tasks.pick:Pick",
+        "place": "sim.tasks.place:Place",
+        "push": "sim.tasks.push:Push",
+        "stack": "sim.tasks.stack:Stack",
+        "insert": "sim.tasks.insert:Insert",
+        "drawer": "sim.tasks.drawer:Drawer",
+        "obstacle": "sim.tasks.obstacle:Obstacle",
+        "conveyor": "sim.tasks.conveyor:Conveyor",
+        "so101_pick": "sim.tasks.so101_pick:So101Pick",
+    },
     "robots": {
         "sim": "robot_drivers.simulated:SimulatedRobot",  # a MuJoCo task in real time
         "lerobot": "robot_drivers.lerobot_robot:LeRobotRobot",  # any robot that LeRobot knows
@@ -77,6 +92,14 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "gamepad": "robot_drivers.teleop_gamepad:Gamepad",
         "lerobot": "robot_drivers.teleop_lerobot:LeRobotLeader",  # any teleoperator of LeRobot's, such as so101_leader
         "replay": "robot_drivers.teleop_replay:Replay",  # the commands of a recorded episode
+    },
+    "costs": {  # `cost(trace, **parameters) -> [T]`
+        name: f"vla_stack.evaluation.constraints.costs:{name}"
+        for name in (
+            *("distance", "steps_to", "above", "align_xy", "clearance", "grasped", "at_rest", "path_length"),
+            *("duration", "contact_count", "force_max", "speed_max", "jerk", "tilt", "joint_margin"),
+            *("keepout_box", "height_range"),
+        )
     },
 }
 
@@ -103,10 +126,13 @@ class Registry:
         kind: In the plural, as in the entry-point group ``vla_stack.<kind>``.
         noun: In the singular, for messages.
         hint: What else a person may have meant by a name that is not there; ``{name}`` is that name.
+        literal: Whether ``module:attribute`` is a name, too. Not where names stand in files that others write.
     """
 
-    def __init__(self, kind: str, noun: str, hint: str = "") -> None:
-        self.kind, self.noun, self.hint = kind, noun, hint
+    def __init__(
+        self, kind: str, noun: str, hint: str = "; one of your own is module:attribute", literal: bool = True
+    ) -> None:
+        self.kind, self.noun, self.hint, self.literal = kind, noun, hint, literal
 
     @property
     def group(self) -> str:
@@ -148,12 +174,12 @@ class Registry:
             return Entry(name, target, PACKAGE)
         if found := self.entries().get(name):
             return found
-        if ":" in name:
+        if self.literal and ":" in name:
             return Entry(name, name)
         names = self.names()
         near = difflib.get_close_matches(name, names, n=1)
         remedy = f"did you mean '{near[0]}'? " if near else ""
-        remedy += f"the {self.kind} are {', '.join(names)}; one of your own is module:attribute"
+        remedy += f"the {self.kind} are {', '.join(names)}"
         raise UserError(f"there is no {self.noun} '{name}'", remedy + self.hint.format(name=name))
 
     def get(self, name: str) -> Any:
@@ -172,21 +198,50 @@ class Registry:
         except Exception as e:  # another package may raise what it likes
             if found.package == PACKAGE:
                 raise
-            first = (str(e).splitlines() or [type(e).__name__])[0]
             whose = f" of the package {found.package}" if found.package else ""
             remedy = f"mend or uninstall {found.package}" if found.package else "is it installed, and spelt so?"
-            raise UserError(f"{self.noun} '{name}'{whose} cannot be loaded: {first}", remedy) from e
+            raise UserError(f"{self.noun} '{name}'{whose} cannot be loaded: {_first_line(e)}", remedy) from e
         return loaded
+
+
+def import_lerobot_plugins(*kinds: str) -> list[str]:
+    """Import the installed packages that extend LeRobot, which registers what they bring with LeRobot.
+
+    LeRobot's own discovery imports plug-ins of every kind, which takes seconds that a robot or a policy does not need.
+
+    Args:
+        kinds: Of plug-ins: ``policy``, ``robot``, ``teleoperator``, ``camera``, ``env``.
+
+    Returns:
+        The names of the modules that could be imported. One that could not is a warning in one line, as what is asked
+        for may have nothing to do with it.
+    """
+    imported = []
+    for name in sorted({(d.name or "").replace("-", "_") for d in metadata.distributions()}):
+        if name.startswith(tuple(f"lerobot_{kind}_" for kind in kinds)):
+            try:
+                import_module(name)
+                imported.append(name)
+            except Exception as e:  # other people's code may raise what it likes
+                _log.warning("LeRobot's plug-in %s cannot be imported: %s", name, _first_line(e))
+    return imported
+
+
+def _first_line(e: Exception) -> str:
+    return (str(e).splitlines() or [type(e).__name__])[0]
 
 
 VERBS = Registry("verbs", "verb")
 METHODS = Registry("methods", "method")
 LOOPS = Registry("loops", "loop")
-POLICIES = Registry("policies", "policy type")
+POLICIES = Registry("policies", "policy type", "", literal=False)
 ENVIRONMENTS = Registry("environments", "environment")
 BENCHMARKS = Registry("benchmarks", "benchmark")
-TASKS = Registry("tasks", "task")
-ROBOTS = Registry("robots", "robot", "; one of LeRobot's is --robot.type={name}")
-TELEOPERATORS = Registry("teleoperators", "teleoperator", "; one of LeRobot's is --teleop.type={name}")
-COSTS = Registry("costs", "cost type")
+TASKS = Registry("tasks", "task", "", literal=False)  # a name becomes a gymnasium id
+ROBOTS = Registry("robots", "robot", "; one of LeRobot's is --robot.type={name}, one of your own module:Class")
+_LEADERS = "; one of LeRobot's is --teleop.type={name}, one of your own module:Class"
+TELEOPERATORS = Registry("teleoperators", "teleoperator", _LEADERS)
+    "teleoperators", "teleoperator", "; one of LeRobot's is --teleop.type={name}, one of your own module:Class"
+)
+COSTS = Registry("costs", "cost type", "", literal=False)
 ALL = (VERBS, METHODS, LOOPS, POLICIES, ENVIRONMENTS, BENCHMARKS, TASKS, ROBOTS, TELEOPERATORS, COSTS)

@@ -1,8 +1,9 @@
 """What the files of a policy directory may name, checked before LeRobot reads them.
 
 LeRobot's pipelines import any class that a processor file names and call it with any arguments; some of its policy
-types and steps load code from a repository that the file names. Here a file chooses among our own types and steps, and
-those of LeRobot below, which map tensors to tensors. Others take ``--trust NAME``.
+types and steps load code from a repository that the file names. Here a file chooses among our own types and steps,
+those of packages that somebody installed to bring some, and those of LeRobot below, which map tensors to tensors.
+Others take ``--trust NAME``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from lerobot.configs import PreTrainedConfig
 from lerobot.processor import ProcessorStepRegistry
 
 from vla_stack.errors import UserError
+from vla_stack.policies.registry import is_extension, is_known
 from vla_stack.policies.weights import STATE_FILE, check_weights
 from vla_stack.trust import check_trusted
 
@@ -53,12 +55,12 @@ def check_type(tree: Any, where: str) -> None:
     """Refuse a configuration of a policy type that can run code of a repository; unknown types are the parser's.
 
     Raises:
-        UserError: It is not ours, not in ``POLICIES`` and not trusted.
+        UserError: It is no extension's (:func:`is_extension`), not in ``POLICIES`` and not trusted.
     """
     while isinstance(tree, dict):
         kind = str(tree.get("type"))
-        if kind in PreTrainedConfig.get_known_choices() and kind not in POLICIES:
-            if not _ours(PreTrainedConfig.get_choice_class(kind)):
+        if kind not in POLICIES and is_known(kind):
+            if not is_extension(PreTrainedConfig.get_choice_class(kind)):
                 check_trusted(kind, f"{where}: 'type' is")
         tree = tree.get("base")  # a policy around another one has that one's configuration in its own
 
@@ -78,8 +80,8 @@ def check_processor(file: Path) -> None:
     """Refuse a processor file with a step that is not known, or whose state lies elsewhere.
 
     Raises:
-        UserError: A step is not in the registry, neither ours nor in ``STEPS``, and not trusted; a state file is
-            missing, outside the directory or damaged.
+        UserError: A step is not in the registry, neither an extension's nor in ``STEPS``, and not trusted; a state file
+            is missing, outside the directory or damaged.
         json.JSONDecodeError: It is no JSON.
     """
     tree = read_json(file)
@@ -95,7 +97,7 @@ def check_processor(file: Path) -> None:
             check_trusted(str(path), f"{where} is the class")
         elif name not in ProcessorStepRegistry.list():
             raise UserError(f"{where} is '{name}', no processor step known here", "use the version that wrote it")
-        elif name not in STEPS and not _ours(ProcessorStepRegistry.get(name)):
+        elif name not in STEPS and not is_extension(ProcessorStepRegistry.get(name)):
             check_trusted(name, f"{where} is")
         if "state_file" in step:
             _check_state(file.parent, step["state_file"], where)
@@ -107,7 +109,3 @@ def _check_state(directory: Path, name: Any, where: str) -> None:
     if not (directory / name).is_file():
         raise UserError(f"{where}: {directory / name} is missing", "copy the whole pretrained_model folder")
     check_weights(directory / name)
-
-
-def _ours(kind: type) -> bool:
-    return kind.__module__.startswith("vla_stack.")

@@ -20,7 +20,7 @@ from lerobot.policies import PreTrainedPolicy, make_pre_post_processors
 
 from vla_stack.errors import UserError
 from vla_stack.policies.allowed import check_numbers, check_processor, check_type, read_json
-from vla_stack.policies.registry import policy_class
+from vla_stack.policies.registry import is_known, known_types, policy_class
 from vla_stack.policies.weights import check_weights, find_weights, first_line, not_on_hub
 
 CONFIG = "config.json"
@@ -127,9 +127,8 @@ def _check_keys(tree: Any, where: str) -> None:
         raise UserError(f"it holds a {type(tree).__name__}, a policy's configuration is a mapping of keys to values")
     check_numbers(tree, where)
     check_type(tree, where)
-    known = sorted(PreTrainedConfig.get_known_choices())
-    if tree.get("type") not in known:
-        remedy = f"the types are {', '.join(known)}"
+    if not is_known(str(tree.get("type"))):
+        remedy = f"the types are {', '.join(known_types())}"
         raise UserError(f"'type' is {tree.get('type')!r}, no policy type known here", remedy)
     allowed = [f.name for f in fields(PreTrainedConfig.get_choice_class(tree["type"])) if f.init]
     for key in tree:

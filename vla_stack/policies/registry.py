@@ -1,6 +1,8 @@
-"""Which class a policy type is: ours where it adds something, LeRobot's for all others."""
+"""Which class a policy type is: ours where it adds something, LeRobot's or an installed package's for all others."""
 
 from __future__ import annotations
+
+from functools import cache
 
 from lerobot.configs import PreTrainedConfig
 from lerobot.policies import PreTrainedPolicy
@@ -9,10 +11,38 @@ from lerobot.policies.factory import get_policy_class
 import vla_stack.policies.configuration_moh  # registers the policy type `moh`
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
 from vla_stack.errors import UserError
-from vla_stack.registry import POLICIES
+from vla_stack.registry import POLICIES, import_lerobot_plugins
 
 # LeRobot's VLAs as flow policies. They fit any cameras and, by padding, any state and action.
 ADAPTERS = ("smolvla", "pi0", "pi05")
+
+
+@cache
+def plugins() -> tuple[str, ...]:
+    """Modules of the installed packages ``lerobot_policy_*``, imported once a process: so LeRobot finds them, too."""
+    return tuple(import_lerobot_plugins("policy"))
+
+
+def is_known(kind: str) -> bool:
+    """Whether there is a policy type; installed packages are imported where LeRobot knows none of that name."""
+    known = PreTrainedConfig.get_known_choices
+    if kind not in known():
+        plugins()
+    if kind not in known() and kind in POLICIES.names():
+        POLICIES.get(kind)  # its module registers the configuration
+    return kind in known()
+
+
+def known_types() -> list[str]:
+    """All policy types, for messages."""
+    plugins()
+    return sorted({*PreTrainedConfig.get_known_choices(), *POLICIES.names()})
+
+
+def is_extension(kind: type) -> bool:
+    """Whether a class is ours, or of a package that somebody installed to extend LeRobot or this project."""
+    top = kind.__module__.partition(".")[0]
+    return top in {e.target.partition(":")[0].partition(".")[0] for e in POLICIES.entries().values()} | {*plugins()}
 
 
 def policy_class(kind: str) -> type[PreTrainedPolicy]:
@@ -21,10 +51,9 @@ def policy_class(kind: str) -> type[PreTrainedPolicy]:
     Raises:
         UserError: There is no such type, or it needs a package that is not installed.
     """
-    if kind not in PreTrainedConfig.get_known_choices():
-        known = ", ".join(sorted(PreTrainedConfig.get_known_choices()))
-        raise UserError(f"there is no policy type '{kind}'", f"the types are {known}")
+    if not is_known(kind):
+        raise UserError(f"there is no policy type '{kind}'", f"the types are {', '.join(known_types())}")
     try:
-        return POLICIES.get(kind) if kind in POLICIES.built_in() else get_policy_class(kind)
+        return POLICIES.get(kind) if kind in POLICIES.names() else get_policy_class(kind)
     except ImportError as e:
         raise UserError(f"policy type '{kind}' needs a package: {str(e).splitlines()[0]}") from None

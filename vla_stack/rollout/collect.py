@@ -114,8 +114,6 @@ class CollectConfig:
             options |= {"cameras": (), "privileged": True}
         if external.is_external(self.task):
             return external.make(self.task, **options)
-        if self.task not in sim.TASKS:
-            raise UserError(f"there is no task '{self.task}'", f"the tasks are {', '.join(sim.TASKS)}")
         return gym.make(sim.TASKS[self.task].id, randomisation=self.randomisation, **options)
 
 

@@ -27,7 +27,7 @@ from vla_stack.policies.configuration_moh import MohConfig, base_config
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
 from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.policies.directory import read_config, read_processors
-from vla_stack.policies.registry import ADAPTERS, policy_class
+from vla_stack.policies.registry import ADAPTERS, is_known, known_types, policy_class
 from vla_stack.policies.shipped import resolve_source
 from vla_stack.policies.weights import first_line
 from vla_stack.registry import METHODS
@@ -291,11 +291,9 @@ def nested_config(config: PreTrainedConfig, options: dict[str, Any], device: str
 
 def new_config(kind: str, device: str) -> PreTrainedConfig:
     """The default configuration of a policy type; UserError lists the types where there is none of that name."""
-    try:
-        return make_policy_config(kind, device=device)
-    except ValueError:
-        known = ", ".join(sorted(PreTrainedConfig.get_known_choices()))
-        raise UserError(f"there is no policy type '{kind}'", f"the types are {known}") from None
+    if not is_known(kind):
+        raise UserError(f"there is no policy type '{kind}'", f"the types are {', '.join(known_types())}")
+    return make_policy_config(kind, device=device)
 
 
 def without_base_weights(options: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.evaluation.constraints.trace import Trace
+from vla_stack.registry import COSTS
 
 Floats = NDArray[np.float64]
 # Told apart by name: annotations are text here.
@@ -26,14 +28,26 @@ type Entity = str
 type Group = str
 type Held = str
 KINDS = ("Entity", "Group", "Held", "float")
-COSTS: dict[str, Callable[..., Floats]] = {}
 Condition = Callable[..., NDArray[np.bool_]]
 CONDITIONS: dict[str, Condition] = {}
 
 
+@cache
+def cost_types() -> dict[str, Callable[..., Floats]]:
+    """The cost types by name: those of the registry, then those of files that :func:`load_costs` has run.
+
+    Raises:
+        UserError: An installed package's cannot be imported, or has a parameter of no known kind.
+    """
+    found = {name: COSTS.get(name) for name in COSTS.names()}
+    for name, function in found.items():
+        _check_kinds(function, f"the cost type '{name}' of the package {COSTS.entry(name).package}")
+    return found
+
+
 def register_cost(function: Callable[..., Floats]) -> Callable[..., Floats]:
-    """Make ``function(trace, **parameters) -> [T]`` a cost type of its name."""
-    COSTS[function.__name__] = function
+    """Make ``function(trace, **parameters) -> [T]`` of a person's file a cost type of its name."""
+    cost_types()[function.__name__] = function
     return function
 
 
@@ -60,90 +74,81 @@ def load_costs(path: Path) -> None:
     spec = importlib.util.spec_from_file_location("vla_custom_costs", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise UserError(f"cannot read {path}", "give a Python file with @register_cost functions")
-    before = set(COSTS)
+    before = set(cost_types())
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    for name in set(COSTS) - before:
-        kinds = {kind for kind, _ in parameters(COSTS[name]).values()}
-        if odd := kinds - set(KINDS):
-            raise UserError(f"{path}: '{name}' has a parameter of kind '{odd.pop()}'", f"kinds are {', '.join(KINDS)}")
+    for name in set(cost_types()) - before:
+        _check_kinds(cost_types()[name], f"{path}: '{name}'")
+
+
+def _check_kinds(function: Callable[..., Any], what: str) -> None:
+    kinds = {kind for kind, _ in parameters(function).values()}
+    if odd := kinds - set(KINDS):
+        raise UserError(f"{what} has a parameter of kind '{odd.pop()}'", f"kinds are {', '.join(KINDS)}")
 
 
 # --- Costs -----------------------------------------------------------------------------------------------------------
 
 
-@register_cost
 def distance(trace: Trace, a: Entity, b: Entity) -> Floats:
     """Between two points, m (E.2.1, path and target constraints)."""
     return np.linalg.norm(trace.points[a] - trace.points[b], axis=1)
 
 
-@register_cost
 def steps_to(trace: Trace, a: Entity, b: Entity, step: float = 0.01) -> Floats:
     """Distance in whole steps of ``step`` metres (E.2.3, "efficiency")."""
     return np.floor(distance(trace, a, b) / step)
 
 
-@register_cost
 def above(trace: Trace, a: Entity, b: Entity, by: float = 0.0) -> Floats:
     """1 where ``a`` is not at least ``by`` metres above ``b`` (E.2.1)."""
     return (trace.points[a][:, 2] < trace.points[b][:, 2] + by).astype(np.float64)
 
 
-@register_cost
 def align_xy(trace: Trace, a: Entity, b: Entity) -> Floats:
     """Horizontal distance, m (the evaluator's second stage)."""
     return np.linalg.norm((trace.points[a] - trace.points[b])[:, :2], axis=1)
 
 
-@register_cost
 def clearance(trace: Trace, a: Entity, b: Group, dmin: float = 0.1) -> Floats:
     """How far ``a`` is closer than ``dmin`` to each of ``b``, summed, m (E.2.2)."""
     return np.sum([np.maximum(0.0, dmin - distance(trace, a, one)) for one in members(trace.points, b)], axis=0)
 
 
-@register_cost
 def grasped(trace: Trace, obj: Held) -> Floats:
     """1 where it is not held (the evaluator's grasp stage)."""
     return (~trace.held[obj]).astype(np.float64)
 
 
-@register_cost
 def at_rest(trace: Trace, obj: Entity, speed: float = 0.02) -> Floats:
     """1 where it moves faster than ``speed``, m/s (the prompt's wording)."""
     return (_speed(trace, obj) > speed).astype(np.float64)
 
 
-@register_cost
 def path_length(trace: Trace, a: Entity = "ee") -> Floats:
     """Way of a tick, m; its sum is the length of the path."""
     return _speed(trace, a) * trace.dt
 
 
-@register_cost
 def duration(trace: Trace) -> Floats:
     """Time of a tick, s."""
     return np.full(len(trace), trace.dt)
 
 
-@register_cost
 def contact_count(trace: Trace) -> Floats:
     """1 in ticks that touch something forbidden."""
     return trace.contact.astype(np.float64)
 
 
-@register_cost
 def force_max(trace: Trace) -> Floats:
     """Force on the gripper, N; to be reduced by ``max``, with its limit as ``tau``."""
     return np.linalg.norm(trace.wrench[:, :3], axis=1)
 
 
-@register_cost
 def speed_max(trace: Trace, a: Entity = "ee") -> Floats:
     """Speed, m/s; to be reduced by ``max``."""
     return _speed(trace, a)
 
 
-@register_cost
 def jerk(trace: Trace, a: Entity = "ee") -> Floats:
     """Third difference of the position, m/s^3."""
     out = np.zeros(len(trace))
@@ -152,28 +157,24 @@ def jerk(trace: Trace, a: Entity = "ee") -> Floats:
     return out
 
 
-@register_cost
 def tilt(trace: Trace) -> Floats:
     """Angle between the tool's own axis and the downward one, rad."""
     _, x, y, _ = trace.ee[:, 3:].T
     return np.arccos(np.clip(2.0 * (x * x + y * y) - 1.0, -1.0, 1.0))
 
 
-@register_cost
 def joint_margin(trace: Trace, margin: float = 0.1) -> Floats:
     """How far joints are closer than ``margin`` to a limit, summed, rad."""
     low, high = trace.joint_range.T
     return np.maximum(0.0, margin - np.minimum(trace.q - low, high - trace.q)).sum(1)
 
 
-@register_cost
 def keepout_box(trace: Trace, a: Entity, x0: float, x1: float, y0: float, y1: float, z0: float, z1: float) -> Floats:
     """How deep ``a`` is inside a box, m; 0 outside."""
     p = trace.points[a]
     return np.maximum(0.0, np.minimum(p - [x0, y0, z0], np.array([x1, y1, z1]) - p).min(axis=1))
 
 
-@register_cost
 def height_range(trace: Trace, a: Entity, low: float, high: float) -> Floats:
     """How far ``a`` is below ``low`` or above ``high``, m."""
     z = trace.points[a][:, 2]

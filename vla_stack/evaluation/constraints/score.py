@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
-from vla_stack.evaluation.constraints.costs import CONDITIONS, COSTS
+from vla_stack.evaluation.constraints.costs import CONDITIONS, cost_types
 from vla_stack.evaluation.constraints.spec import Cost, Spec
 from vla_stack.evaluation.constraints.trace import Trace
 
@@ -86,7 +86,7 @@ def segment(spec: Spec, trace: Trace) -> NDArray[np.int64]:
 
 def tick_costs(cost: Cost, trace: Trace) -> Floats:
     """What each tick costs [T], before anything is reduced."""
-    return _call(COSTS[cost.type], trace, **cost.arguments)
+    return _call(cost_types()[cost.type], trace, **cost.arguments)
 
 
 def stage_costs(spec: Spec, trace: Trace) -> tuple[StageCost, ...]:

@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from vla_stack.errors import UserError
-from vla_stack.evaluation.constraints.costs import CONDITIONS, COSTS, members, parameters
+from vla_stack.evaluation.constraints.costs import CONDITIONS, cost_types, members, parameters
 
 MAX_STAGES, MAX_COSTS, MAX_BYTES, LARGEST = 8, 8, 32_768, 1e4
 # Deep nesting takes the YAML reader quadratic time.
@@ -50,7 +50,7 @@ class Cost:
     """One cost of a stage.
 
     Attributes:
-        type: One of ``costs.COSTS``.
+        type: One of ``costs.cost_types``.
         arguments: Its parameters.
         group: Which threshold an objective moves.
         reduce: Of the stage's ticks.
@@ -202,8 +202,8 @@ class Reader:
         )
 
     def cost(self, tree: Any, at: str) -> Cost:
-        kind = self.choice(tree.get("type") if isinstance(tree, dict) else None, f"{at}.type", tuple(COSTS))
-        takes = parameters(COSTS[kind])
+        kind = self.choice(tree.get("type") if isinstance(tree, dict) else None, f"{at}.type", tuple(cost_types()))
+        takes = parameters(cost_types()[kind])
         common = ("type", "group", "reduce", "tau", "weight", "scale")
         needed = [name for name, (_, default) in takes.items() if default is inspect.Parameter.empty]
         self.keys(tree, at, (*common, *takes), needed)
@@ -282,7 +282,7 @@ def schema(entities: Collection[str]) -> dict[str, Any]:
     groups = {"type": "string", "enum": [*sorted(entities), *patterns]}
     of = {"Entity": names, "Held": names, "Group": groups, "float": numbers}
     costs = []
-    for kind, function in COSTS.items():
+    for kind, function in cost_types().items():
         takes = parameters(function)
         own = {n: of[k] for n, (k, _) in takes.items()}
         common: dict[str, Any] = {"group": {"enum": list(GROUPS)}, "reduce": {"enum": list(REDUCES)}}
