@@ -239,8 +239,7 @@ ENVIRONMENTS = Registry("environments", "environment")
 BENCHMARKS = Registry("benchmarks", "benchmark")
 TASKS = Registry("tasks", "task", "", literal=False)  # a name becomes a gymnasium id
 ROBOTS = Registry("robots", "robot", "; one of LeRobot's is --robot.type={name}, one of your own module:Class")
-_LEADERS = "; one of LeRobot's is --teleop.type={name}, one of your own module:Class"
-TELEOPERATORS = Registry("teleoperators", "teleoperator", _LEADERS)
+TELEOPERATORS = Registry(
     "teleoperators", "teleoperator", "; one of LeRobot's is --teleop.type={name}, one of your own module:Class"
 )
 COSTS = Registry("costs", "cost type", "", literal=False)
