@@ -50,27 +50,24 @@ class ActionChunks:
     def __init__(self, dataset: Dataset, horizon: int, trainable: NDArray[np.bool_] | None = None) -> None:
         self._actions = dataset.columns[ACTION]
         frames = np.arange(dataset.num_frames)
-        self._steps = reach(dataset, trainable) if trainable is not None else dataset.frame_end - frames
-        self._labels: NDArray[np.float32] | None = None
-        self._labelled = np.zeros(dataset.num_frames, bool)
-        self._offsets = np.arange(horizon)
-        if CHUNK in dataset.columns:
-            labels = dataset.columns[CHUNK].reshape(dataset.num_frames, -1, self._actions.shape[1])
-            if labels.shape[1] < horizon:
+        steps = reach(dataset, trainable) if trainable is not None else dataset.frame_end - frames
+        given = dataset.columns[CHUNK_STEPS] if CHUNK in dataset.columns else np.zeros_like(steps)
+        self._offsets, self._labelled = np.arange(horizon), given > 0
+        if self._labelled.any():
+            self._labels = dataset.columns[CHUNK].reshape(dataset.num_frames, -1, self._actions.shape[1])
+            if (longest := self._labels.shape[1]) < horizon:
                 raise UserError(
-                    f"{dataset.root}: its chunk labels hold {labels.shape[1]} actions, the policy's chunks {horizon}",
+                    f"{dataset.root}: its chunk labels hold {longest} actions, the policy's chunks {horizon}",
                     f"collect with --branch {horizon}, or train on the series of actions with data.branched=false",
                 )
-            self._labels, given = labels[:, :horizon], dataset.columns[CHUNK_STEPS]
-            self._labelled = given > 0
-            self._steps = np.where(self._labelled & (self._steps > 0), given, self._steps)
-        self.steps = np.minimum(self._steps, horizon)
+            steps = np.where(self._labelled & (steps > 0), given, steps)
+        self.steps = np.minimum(steps, horizon)
 
     def take(self, frames: NDArray[np.int64]) -> NDArray[np.float32]:
         """Chunks [B, horizon, A] of given frames; the last label repeats past a chunk's end."""
         last = np.maximum(self.steps[frames], 1)[:, None] - 1
         chunks = self._actions[frames[:, None] + np.minimum(self._offsets, last)]
-        if self._labels is not None:
-            rows = np.flatnonzero(self._labelled[frames])
+        rows = np.flatnonzero(self._labelled[frames])
+        if len(rows):
             chunks[rows] = self._labels[frames[rows, None], np.minimum(self._offsets, last[rows])]
         return chunks

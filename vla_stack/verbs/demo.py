@@ -35,7 +35,7 @@ NOISE = 0.3  # on what the expert executes, never on what is learnt: shows the p
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", default="pick", help="task of the native family (default: %(default)s)")
     parser.add_argument("--recipe", type=Path, help="training recipe (default: configs/<task>.yaml)")
-    parser.add_argument("--demonstrations", type=int, default=1200, help="expert episodes (default: %(default)s)")
+    parser.add_argument("--demonstrations", type=int, default=1000, help="expert episodes (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="training steps (default: the recipe's)")
     parser.add_argument("--policy", help="run this policy instead of training one")
     parser.add_argument("--episodes", type=int, default=50, help="episodes to run (default: %(default)s)")
