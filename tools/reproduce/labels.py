@@ -1,0 +1,158 @@
+"""Chunk labels branched from the clean expert at every perturbed state, against the series of clean labels.
+
+    python tools/reproduce/labels.py --out outputs/labels
+    python tools/reproduce/labels.py --out outputs/labels --seeds 0 --tasks place    # the most informative cells alone
+
+One dataset a task, collected with noise; both arms see the same frames, of which ``series`` reads the actions that
+follow, each the answer to noise that came in between (``data.branched=false``), and ``branched`` the frame's own chunk
+label. Equal steps, equal starts, equal noise of the policy. On ``-poses`` the policy is given the objects' poses and
+has no cameras: a cheaper, extra arm. Cells that are done are kept; what is there is reported, however many seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from claims import Cell, adopt, claimed, published, same_settings
+
+from results import Check, parser, write
+from vla_stack.data.layout import write_json
+
+ARMS = ("branched", "series")
+HORIZONS = (6, 16)
+EXECUTE = 5
+TASKS = ("stack-poses", "place-poses", "place", "stack")
+START = 40_000  # seed of the first of the starts
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Size of the experiment; ``steps`` of pictures and of poses."""
+
+    demos: int = 600
+    noise: float = 0.3
+    steps: int = 1500
+    steps_poses: int = 500
+    episodes: int = 200
+
+
+SMOKE = Settings(demos=4, steps=2, steps_poses=2, episodes=2)
+
+
+def cells(tasks: list[str], seeds: list[int]) -> list[tuple[Cell, int]]:
+    """Cells and their horizons, the most informative first: both arms of a task and horizon side by side."""
+    return [
+        (Cell(task, f"{arm}-{horizon}", seed), horizon)
+        for seed in seeds
+        for horizon in HORIZONS
+        for task in tasks
+        for arm in ARMS
+    ]
+
+
+def run(cell: Cell, horizon: int, settings: Settings, out: Path) -> dict[str, Any]:
+    """Train a cell and roll it out: its outcomes."""
+    from vla_stack.policies.chunk_policy import load_policy
+    from vla_stack.rollout.collect import CollectConfig, collect
+    from vla_stack.rollout.engine import evaluate
+    from vla_stack.runtime.executor import ExecutorConfig
+    from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
+    from vla_stack.training.train import train
+
+    task, poses = cell.task.removesuffix("-poses"), cell.task.endswith("-poses")
+    root, run_dir = out / "demos" / cell.task, out / "runs" / cell.name
+    with claimed(out / "demos" / f"{cell.task}.lock", wait=True):
+        config = CollectConfig(task, noise=settings.noise, branch=max(HORIZONS), privileged=poses)
+        collect(config, root, settings.demos, workers=1)
+    sizes: dict[str, Any] = {"depth": 3, "width": 64, "expert_width": 96, "heads": 4, "head_dim": 16} if poses else {}
+    steps = settings.steps_poses if poses else settings.steps
+    recipe = Recipe(
+        name=cell.name,
+        policy=PolicyRecipe("vla", options={"chunk_size": horizon, "n_action_steps": EXECUTE, **sizes}),
+        data=DataRecipe(
+            root=(str(root),), opening_frames=2, opening_weight=5.0, branched=cell.arm.startswith("branched")
+        ),
+        optimizer=OptimizerRecipe(lr=2e-3, betas=(0.9, 0.99), warmup_steps=50, final_lr_ratio=0.01),
+        steps=steps,
+        ema=0.99,
+        seed=cell.seed,
+        device="cpu",
+        threads=1,
+        log_every=max(1, steps // 10),
+        save_every=max(1, steps // 4),
+    )
+    policy = train(recipe, run_dir, resume=(run_dir / "recipe.yaml").exists()) / "pretrained_model"
+    result = evaluate(
+        load_policy(policy),
+        f"sim/{task}-v0",
+        settings.episodes,
+        START,
+        ExecutorConfig(mode="sync", execute=EXECUTE),
+        env_options={"privileged": True} if poses else None,
+    )
+    return {**asdict(cell), "horizon": horizon, "outcomes": [int(o) for o in result.outcomes]}
+
+
+def difference(branched: np.ndarray, series: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the mean difference over starts, paired bootstrap."""
+    rng = np.random.default_rng(0)
+    picks = rng.integers(branched.shape[1], size=(10_000, branched.shape[1]))
+    means = (branched - series).mean(0)[picks].mean(1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def report(records: list[dict[str, Any]]) -> list[Check]:
+    """Success of both arms and what lies between them, over the seeds that both have."""
+    outcomes: dict[tuple[str, int], dict[str, dict[int, list[int]]]] = defaultdict(lambda: defaultdict(dict))
+    for r in records:
+        outcomes[r["task"], r["horizon"]][r["arm"].split("-")[0]][r["seed"]] = r["outcomes"]
+    checks = []
+    for (task, horizon), arms in sorted(outcomes.items()):
+        seeds = sorted(set(arms["branched"]) & set(arms["series"]))
+        if not seeds:
+            continue
+        branched, series = (np.array([arms[arm][s] for s in seeds]) for arm in ARMS)
+        where = f"{task}, h={horizon}, {len(seeds)} seed{'s' * (len(seeds) > 1)}"
+        checks.append(Check(f"{where}: success, branched", float(branched.mean())))
+        checks.append(Check(f"{where}: success, series", float(series.mean())))
+        gain, interval = float(branched.mean() - series.mean()), difference(branched, series)
+        why = "" if gain > 0 else "branched labels are not ahead here"
+        checks.append(Check(f"{where}: branched minus series", gain, 0.0, ">", interval, why))
+    return checks
+
+
+def main() -> int:
+    p = parser(__doc__)
+    p.add_argument("--out", type=Path, default=Path("outputs/labels"), help="folder of demonstrations and cells")
+    p.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    p.add_argument("--report", action="store_true", help="write what is there, run nothing")
+    p.add_argument("--smoke", action="store_true", help="the same code, tiny, nothing written")
+    args = p.parse_args()
+    settings = SMOKE if args.smoke else Settings()
+    same_settings(args.out, asdict(settings))
+    adopt("labels", args.out, asdict(settings))
+    for cell, horizon in [] if args.report else cells(args.tasks, args.seeds):
+        file = args.out / "cells" / f"{cell.name}.json"
+        with claimed(file.with_suffix(".lock")) as mine:
+            if mine and not file.exists():
+                write_json(file, run(cell, horizon, settings, args.out))
+    records = [json.loads(path.read_text()) for path in sorted((args.out / "cells").glob("*.json"))]
+    checks = report(records)
+    if not args.smoke:
+        seeds = sorted({r["seed"] for r in records})
+        write("labels", checks, {"execute": EXECUTE, **published(asdict(settings), records)}, seeds=seeds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
