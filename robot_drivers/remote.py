@@ -15,17 +15,18 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import zmq
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.runtime.driver import Capabilities, Fault, Guard, Status
 from vla_stack.runtime.lease import DRIFT
 from vla_stack.schema import Observation, RobotSpec, SchemaError
-from vla_stack.serving.keys import KeyFolder
-from vla_stack.serving.transport import CurveKeys, is_local, new_socket, readable, receive, send, zmq_address
+from vla_stack.serving.connection import Frames
+from vla_stack.serving.dialer import Dialer, no_server
+from vla_stack.serving.keys import client_keys
 
 CONNECT_S, RESET_S = 10.0, 30.0
+MAX_READING_BYTES = 64 << 20
 GREET_S = 0.25  # between two attempts to be known again over a new connection
 LOST_STEPS, STOP_S = 3, 1.0  # without a reading: the link is at fault; and the robot is stopped here
 
@@ -79,14 +80,7 @@ class RemoteRobot:
         Raises:
             UserError: Nobody answers, what answers is no robot, or another computer drives it.
         """
-        keys = None
-        if not is_local(self._endpoint):
-            folder = KeyFolder()
-            identity = folder.identity()
-            keys = CurveKeys(identity.public, identity.secret, folder.server_key(self._endpoint))
-        self._context = zmq.Context()
-        self._socket = new_socket(self._context, zmq.DEALER, keys)
-        self._socket.connect(zmq_address(self._endpoint))
+        self._socket = Dialer(self._endpoint, client_keys(self._endpoint), MAX_READING_BYTES)
         self._token = self._refused = ""
         try:
             about = self._ask({"kind": "hello", "token": ""}, "ready", CONNECT_S)
@@ -138,8 +132,7 @@ class RemoteRobot:
     def disconnect(self) -> None:
         if self._socket is not None:
             self._post({"kind": "bye"})
-            self._socket.close(linger=100)
-            self._context.term()
+            self._socket.close(0.1)
             self._socket = None
 
     def _age_s(self, obs: Observation) -> float:
@@ -149,7 +142,7 @@ class RemoteRobot:
         return self._newest is None or self._age_s(self._newest) > LOST_STEPS * self.spec.dt + 0.1
 
     def _post(self, message: dict[str, Any]) -> bool:
-        return send(self._socket, [msgpack.packb(message)])
+        return bool(self._socket.send([msgpack.packb(message)]))
 
     def _greet(self) -> None:
         """Say who this is: a connection that was lost and made again is a stranger's."""
@@ -158,7 +151,8 @@ class RemoteRobot:
             self._post({"kind": "hello", "token": self._token})
 
     def _ask(self, message: dict[str, Any], kind: str, timeout_s: float) -> dict[str, Any]:
-        deadline, posted = time.monotonic() + timeout_s, False
+        started = time.monotonic()
+        deadline, posted = started + timeout_s, False
         while (left := deadline - time.monotonic()) > 0:
             posted = posted or self._post(message)  # nothing is sent before the connection stands
             for answer in self._take(min(left, 0.1)):
@@ -170,15 +164,15 @@ class RemoteRobot:
                     posted = False  # known again, over a connection that has not carried the question
             if kind != "ready":
                 self._greet()
-        raise UserError(f"no answer from {self._endpoint}", "start `vla robot serve` on the robot's computer")
+            if self._socket.hopeless(started):
+                break
+        raise no_server(self._socket, "the robot", "start `vla robot serve` on the robot's computer")
 
     def _take(self, timeout_s: float) -> list[dict[str, Any]]:
         """Keep the newest reading that has arrived, return other messages."""
         others: list[dict[str, Any]] = []
-        self._socket.poll(round(1000 * timeout_s))
-        while readable(self._socket):
-            frames = receive(self._socket)
-            header = msgpack.unpackb(frames[0].buffer)
+        for frames in self._socket.receive(timeout_s):
+            header = msgpack.unpackb(frames[0])
             kind = header["kind"]
             new_lease = kind == "ready" and header["token"] != self._token  # maybe after a restart, of another clock
             self._compare_clocks(header["sent_ns"], afresh=new_lease)
@@ -206,9 +200,9 @@ class RemoteRobot:
             offset = min(offset, self._offset_ns + round(DRIFT * (now_ns - self._offset_at_ns)))
         self._offset_ns, self._offset_at_ns = offset, now_ns
 
-    def _keep(self, header: dict[str, Any], frames: list[zmq.Frame]) -> None:
+    def _keep(self, header: dict[str, Any], frames: Frames) -> None:
         images: dict[str, NDArray[np.uint8]] = {
-            camera.name: np.frombuffer(frame.buffer, np.uint8).reshape(camera.height, camera.width, 3)
+            camera.name: np.frombuffer(frame, np.uint8).reshape(camera.height, camera.width, 3)
             for camera, frame in zip(self.spec.cameras, frames, strict=True)
         }
         assert self._offset_ns is not None

@@ -14,28 +14,27 @@ from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
-import zmq
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
-from vla_stack.runtime.clock import Clock, RealClock
+from vla_stack.runtime.clock import BEAT_NS, SPIN_NS, Clock, RealClock
 from vla_stack.runtime.driver import Driver, EpisodicDriver, Fault, Guarded, SelfChecking
 from vla_stack.runtime.safety import SafetyEnvelope
 from vla_stack.schema import Observation
 from vla_stack.serving.admission import Admission
 from vla_stack.serving.keys import Role
-from vla_stack.serving.transport import owner, readable, receive, send
+from vla_stack.serving.listener import Listener, Mail, PeerGone
 
 QUIET_STEPS = 3  # without a command before the robot holds
 LEASE_S = 3.0  # that a lease outlives its holder's connection: a new one is made within two
-MAX_MESSAGES, MAX_BYTES = 64, 4096  # per control step, the rest waits its turn; of a frame
+MAX_TURNS, MAX_BYTES = 8, 4096  # of the network a control step, the rest waits; of a message
 READINGS_KEPT = 4  # that a command may answer; one is on the way at a time
 
 
 def serve_driver(
     driver: Driver,
     envelope: SafetyEnvelope,
-    socket: zmq.Socket,
+    listener: Listener,
     running: Callable[[], bool],
     clock: Clock | None = None,
     admission: Admission | None = None,
@@ -45,12 +44,12 @@ def serve_driver(
     Args:
         driver: The robot here.
         envelope: What any command has to pass.
-        socket: A bound ROUTER.
+        listener: Of messages up to :data:`MAX_BYTES`.
         running: Asked each control step; False ends it.
-        clock: For tests.
+        clock: For tests; the network is attended to between control steps too where it is None.
         admission: Only keys that are operators now are listened to; None where nobody outside can reach the socket.
     """
-    return _Service(driver, envelope, socket, clock or RealClock(), admission).run(running)
+    return _Service(driver, envelope, listener, clock, admission).run(running)
 
 
 class _Write(NamedTuple):
@@ -63,10 +62,16 @@ class _Write(NamedTuple):
 
 class _Service:
     def __init__(
-        self, driver: Driver, envelope: SafetyEnvelope, socket: zmq.Socket, clock: Clock, admission: Admission | None
+        self,
+        driver: Driver,
+        envelope: SafetyEnvelope,
+        listener: Listener,
+        clock: Clock | None,
+        admission: Admission | None,
     ) -> None:
-        self._driver, self._envelope, self._socket, self._clock = driver, envelope, socket, clock
-        self._admission = admission
+        self._driver, self._envelope, self._listener = driver, envelope, listener
+        self._clock, self._in_real_time, self._admission = clock or RealClock(), clock is None, admission
+        self._inbox: list[Mail] = []  # what came between two control steps
         self._episodic = driver if isinstance(driver, EpisodicDriver) else None
         self._checking = driver if isinstance(driver, SelfChecking) else None
         self._beat = driver.beat if isinstance(driver, Guarded) else None
@@ -88,9 +93,16 @@ class _Service:
             if self._episode:
                 self._tick(command)
             t_k = max(t_k + dt_ns, self._clock.now_ns() - dt_ns)
-            self._clock.sleep_until_ns(t_k, self._beat)
+            self._wait(t_k)
         self._driver.hold()
         return self._commands
+
+    def _wait(self, t_ns: int) -> None:
+        while self._in_real_time and (left_ns := t_ns - self._clock.now_ns() - SPIN_NS) > 0:
+            if self._beat is not None:
+                self._beat()
+            self._inbox += self._listener.receive(min(left_ns, BEAT_NS) * 1e-9)
+        self._clock.sleep_until_ns(t_ns, self._beat)
 
     def _tick(self, command: _Write | None) -> None:
         obs = self._driver.read()
@@ -135,15 +147,15 @@ class _Service:
     def _messages(self) -> _Write | None:
         """Do what was asked; the newest command that came."""
         command = None
-        for _ in range(MAX_MESSAGES):
-            if not readable(self._socket):
+        for _ in range(MAX_TURNS):
+            mail, self._inbox = self._inbox + self._listener.receive(), []
+            if not mail:
                 break
-            peer, *rest = receive(self._socket)
-            try:
-                message = msgpack.unpackb(rest[0].buffer)
-                command = self._take(bytes(peer.buffer), owner(peer) if self._admission else "", message, command)
-            except (KeyError, TypeError, ValueError, IndexError, OverflowError, msgpack.UnpackException):
-                continue  # not ours; a robot has no use for an argument about it
+            for peer, key, frames in mail:
+                try:
+                    command = self._take(peer, key, msgpack.unpackb(frames[0]), command)
+                except (KeyError, TypeError, ValueError, IndexError, OverflowError, msgpack.UnpackException):
+                    continue  # not ours; a robot has no use for an argument about it
         return command
 
     def _take(self, peer: bytes, key: str, message: dict[str, Any], command: _Write | None) -> _Write | None:
@@ -195,7 +207,9 @@ class _Service:
             self._token, self._key = secrets.token_hex(16), key
         if peer != self._peer:  # what was on its way over another connection is lost
             self._under_way = False
+            self._listener.vouch(self._peer, False)
         self._peer, self._heard_ns = peer, self._clock.now_ns()
+        self._listener.vouch(peer)
         stages = list(self._episodic.stages) if self._episodic else []
         self._answer(peer, kind="ready", spec=self._driver.spec.to_json(), stages=stages, token=self._token)
 
@@ -212,6 +226,7 @@ class _Service:
 
     def _release(self) -> None:
         self._rest()
+        self._listener.vouch(self._peer, False)
         self._token, self._key, self._peer, self._episode = "", "", b"", 0
 
     def _reset(self, seed: int, episode: int, arming: int) -> None:
@@ -252,8 +267,8 @@ class _Service:
 
     def _send(self, peer: bytes, frames: list[Any]) -> bool:
         try:
-            return send(self._socket, [peer, *frames])
-        except zmq.ZMQError:  # it has left
+            return self._listener.send(peer, frames)
+        except PeerGone:
             if peer == self._peer:
                 self._rest()
                 self._peer, self._heard_ns = b"", self._clock.now_ns()

@@ -92,7 +92,7 @@ def test_a_control_process_that_dies_is_one_clear_line(server):
 
 
 def test_a_server_that_is_not_there_is_one_clear_line():
-    with pytest.raises(UserError, match="no answer within 0.3 s -- start one with: vla serve"):
+    with pytest.raises(UserError, match="nobody listens there -- start one with: vla serve"):
         with RobotNode("ipc:///tmp/vla-nobody-is-here", real_time_robot, hello_timeout_s=0.3):
             pass
 

@@ -186,7 +186,7 @@ def test_hello_names_the_field_that_differs(serve, connect):
 
 def test_nobody_answers(tmp_path):
     client = PolicyClient(f"ipc://{tmp_path}/nobody")
-    with pytest.raises(UserError, match="no answer within 0.05 s -- start one with: vla serve"):
+    with pytest.raises(UserError, match="nobody listens there -- start one with: vla serve"):
         client.hello(ROBOT, timeout_s=0.05)
     assert not client.request(observation(), rid=0, epoch=0, origin=0, seed=0)
     client.ping()
@@ -261,17 +261,18 @@ def test_the_client_needs_neither_torch_nor_lerobot():
     assert done.stdout == "[]\n"
 
 
-def test_a_connection_that_libzmq_gave_up_is_made_again(scripted, client, monkeypatch):
+def test_a_connection_that_ended_on_an_oversized_frame_is_made_again(scripted, client, monkeypatch):
     client.ping()
     scripted.take_kind(Kind.PING)
-    scripted._router.send_multipart([scripted._peer, bytes(wire.MAX_FRAME_BYTES + 1)])  # ends the connection for good
+    scripted._router.send_multipart([scripted._peer, bytes(wire.MAX_FRAME_BYTES + 1)])  # ends the connection
     before = client.last_pong_ns
     monkeypatch.setattr("vla_stack.serving.client.SILENCE_NS", HELLO_INTERVAL_NS)
-    for _ in range(int(WAIT_S * 10)):
+    for _ in range(int(WAIT_S * 100)):
         client.ping()
-        client.poll(timeout_ms=100)
-        if scripted._router.poll(0) and scripted.take().kind is Kind.PING:
-            scripted.give(Message(Kind.PONG, SID, fields={"t0": 1, "t1": 2, "t2": 3}))
+        client.poll(timeout_ms=10)
+        while scripted._router.poll(0):
+            if scripted.take().kind is Kind.PING:
+                scripted.give(Message(Kind.PONG, SID, fields={"t0": 1, "t1": 2, "t2": 3}))
         if client.last_pong_ns != before:
             return
     raise AssertionError("never connected again")

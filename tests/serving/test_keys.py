@@ -17,7 +17,6 @@ from vla_stack.serving.client import PolicyClient
 from vla_stack.serving.keys import KeyFolder, Peer, Role
 from vla_stack.serving.server import PolicyServer
 from vla_stack.serving.sessions import LEASE_NS, Sessions
-from vla_stack.serving.transport import CurveKeys, new_socket, send
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 
@@ -47,11 +46,11 @@ def computer(tmp_path, name, server, role=Role.ROBOT) -> KeyFolder:
 def ask(server, folder: KeyFolder, message: Message) -> Message | None:
     """What a raw peer with these keys is answered; None if nothing comes."""
     identity, context = folder.identity(), zmq.Context()
-    keys = CurveKeys(identity.public, identity.secret, folder.server_key(server.endpoint))
-    socket = new_socket(context, zmq.DEALER, keys)
-    socket.setsockopt(zmq.IMMEDIATE, 0)
+    socket = context.socket(zmq.DEALER)
+    socket.curve_publickey, socket.curve_secretkey = identity.public.encode(), identity.secret.encode()
+    socket.curve_serverkey = folder.server_key(server.endpoint).encode()
     socket.connect(server.endpoint)
-    send(socket, wire.encode(message))
+    socket.send_multipart(wire.encode(message))
     answer = wire.decode(socket.recv_multipart()) if socket.poll(500 if message.kind is Kind.PING else 20_000) else None
     context.destroy(linger=0)
     return answer
@@ -83,7 +82,7 @@ def test_a_server_with_another_key_is_not_believed(server, tmp_path):
     folder = computer(tmp_path, "arm1", server)
     folder.trust(server.endpoint, KeyFolder(tmp_path / "impostor").create("x").public)
     client = PolicyClient(server.endpoint, folder)
-    with pytest.raises(UserError, match="no answer within"):
+    with pytest.raises(UserError, match="the one that is pinned"):
         client.hello(ROBOT, timeout_s=0.5)
     client.close()
 

@@ -25,11 +25,11 @@ from serving_fakes import (
 
 from vla_stack.errors import UserError
 from vla_stack.schema import Chunks, Continuation
-from vla_stack.serving import messages, wire
+from vla_stack.serving import listener, messages, wire
 from vla_stack.serving.client import PolicyClient
+from vla_stack.serving.endpoint import is_local
 from vla_stack.serving.server import PolicyServer, ServerConfig
 from vla_stack.serving.sessions import Sessions
-from vla_stack.serving.transport import is_local, zmq_address
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 
@@ -280,12 +280,13 @@ def test_stop_finishes_what_is_in_progress(serve, connect):
 # -- the hostile and the broken ----------------------------------------------------------------------------------
 
 
-def test_one_peers_garbage_does_not_concern_the_others(serve, connect, raw):
+def test_one_peers_garbage_does_not_concern_the_others(serve, connect, raw, monkeypatch):
+    monkeypatch.setattr(listener, "STRANGER_BURST", 1e6)
     server = serve(TickPolicy())
     client = connect(server.endpoint)
     peer = raw(server.endpoint)
     valid = [bytes(f) for f in wire.encode(messages.infer(observation(), "nobody", 0, 0, 0, 0))]
-    garbage = [[b""], [b"\xc1"], [b"", b""], valid[:1], valid[::-1], [*valid, b"more"], [b"x"] * 500, [b"\x91" * 9000]]
+    garbage = [[b""], [b"\xc1"], [b"", b""], valid[:1], valid[::-1], [*valid, b"more"], [b"x"] * 30, [b"\x91" * 9000]]
     rng = np.random.default_rng(0)
     for n in range(200):
         frames = garbage[n % len(garbage)] if n % 2 else [rng.bytes(int(rng.integers(300))) for _ in range(3)]
@@ -295,7 +296,7 @@ def test_one_peers_garbage_does_not_concern_the_others(serve, connect, raw):
             assert client.request(observation(n), rid=n, epoch=0, origin=n, seed=0)
             assert collect(client, 1)[0].actions[0, 0] == n
     assert server.metrics.rejected["internal"] == 0
-    peer.send(b"x" * (wire.MAX_FRAME_BYTES + 1))  # ZeroMQ closes the connection of whoever sends this
+    peer.send(b"x" * (wire.MAX_FRAME_BYTES + 1))  # ends its connection
     assert client.request(observation(1), rid=999, epoch=0, origin=1, seed=0)
     assert collect(client, 1)[0].rid == 999
 
@@ -396,7 +397,6 @@ def test_off_this_machine_keys_are_needed(endpoint, end, tmp_path, monkeypatch):
 
 
 def test_addresses():
-    assert zmq_address("tcp://localhost:5555") == "tcp://127.0.0.1:5555"
     assert is_local("tcp://localhost:5555") and is_local("ipc:///tmp/x") and not is_local("tcp://10.0.0.1:5555")
     for malformed in ("127.0.0.1:5555", "tcp://127.0.0.1", "udp://127.0.0.1:1", "ipc://"):
         with pytest.raises(UserError, match="is not tcp://HOST:PORT or ipc://PATH"):

@@ -4,7 +4,7 @@
 
 Every arm is a server in a process of its own on loopback with a policy that takes no time. The arms take turns in
 short bursts within one run, so that what else the machine does meets all alike. Figures are ratios to *echo*: bare
-ZeroMQ (ROUTER and DEALER, raw multipart, no copies, our socket options) that carries the same bytes and does nothing
+ZeroMQ (ROUTER and DEALER, raw multipart, no copies) that carries the same bytes and does nothing
 with them. Then 1, 4 and 8 robots at once, each a process that asks again as soon as it is answered.
 """
 

@@ -14,7 +14,6 @@ import numpy as np
 import zmq
 
 from vla_stack.schema import Observation
-from vla_stack.serving.transport import new_socket
 
 HORIZON, ACTIONS = 50, 32
 
@@ -28,7 +27,7 @@ def free_port() -> int:
 
 
 def serve_echo(pipe: Any, payload: str, endpoint: str) -> None:
-    router = new_socket(zmq.Context(), zmq.ROUTER)  # the same socket options as ours
+    router = zmq.Context().socket(zmq.ROUTER)
     router.bind(endpoint)
     pipe.send(router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
     reply = np.zeros((HORIZON, ACTIONS), np.float32)
@@ -41,7 +40,7 @@ class Echo:
     """Carries the same bytes in the same frames and does nothing with them."""
 
     def __init__(self, payload: str, address: str) -> None:
-        self._socket = new_socket(zmq.Context.instance(), zmq.DEALER)
+        self._socket = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.connect(address)
 
     def round_trip(self, obs: Observation) -> Any:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import select
 import time
 from typing import Any
 
 import msgpack
-import zmq
 
 from vla_stack.errors import UserError
 from vla_stack.runtime.lease import holder_name
 from vla_stack.runtime.link import Message
-from vla_stack.runtime.operator_messages import ENDPOINT, Event, Reply, Teleop, channel, read_reply
+from vla_stack.runtime.operator_messages import ENDPOINT, PRESENT, TAKEN, Event, Reply, Teleop, channel, read_reply
 from vla_stack.schema import SchemaError
-from vla_stack.serving.keys import KeyFolder
-from vla_stack.serving.transport import CurveKeys, is_local, new_socket, readable, receive, send, zmq_address
+from vla_stack.serving.dialer import Dialer
+from vla_stack.serving.keys import KeyFolder, client_keys
 
 MAX_STATE_BYTES = 1 << 16
 MAX_PICTURE_BYTES = 4 << 20
-RESEND_S = 0.25
+RESEND_S, PRESENT_S, TURN_S, ESTOP_S = 0.25, 1.0, 0.05, 2.0
 
 
 class OperatorClient:
@@ -49,22 +50,13 @@ class OperatorClient:
         self.frames: dict[str, tuple[Message, bytes]] = {}
         self.replies: dict[str, Reply] = {}
         self.rtt_ms = 0.0
-        self._pictures = pictures
-        self._curve: CurveKeys | None = None
-        if keys is not None or not is_local(channel(endpoint, "event")):
-            folder = keys or KeyFolder()
-            identity = folder.identity()
-            self._curve = CurveKeys(identity.public, identity.secret, folder.server_key(channel(endpoint, "teleop")))
-        self._context = zmq.Context()
-        self._teleop = self._connect(zmq.PUB, "teleop")
-        self._events = self._connect(zmq.DEALER, "event")
-        self._states = self._connect(zmq.SUB, "state")
-        self._video = self._connect(zmq.SUB, "video")
+        self._curve = client_keys(channel(endpoint, "teleop"), keys)  # of the node, for all channels
+        self._teleop, self._events, self._states = map(self._connect, ("teleop", "event", "state"))
+        self._video = self._connect("video") if pictures else None
+        self._dialers = [self._teleop, self._events, self._states, *([self._video] if self._video else [])]
         self._seq = 0
         self._waiting: dict[str, tuple[Event, int, float]] = {}  # id -> event, when first sent, when to send it again
-        self._poller = zmq.Poller()
-        for socket in (self._events, self._states, self._video):
-            self._poller.register(socket, zmq.POLLIN)
+        self._present_at = 0.0  # when it is due again to say that somebody watches
 
     @property
     def holds_lease(self) -> bool:
@@ -83,7 +75,8 @@ class OperatorClient:
         self._seq += 1
         numbers = [None if v is None else tuple(float(x) for x in v) for v in (velocity, target)]
         message = Teleop(self.lease, self._seq, time.monotonic_ns() - age_ns, engaged, numbers[0], numbers[1], rewind)
-        send(self._teleop, [message.pack()])
+        self._teleop.send([message.pack()], newest=True)
+        self._teleop.receive()
 
     def event(self, name: str, **args: Any) -> str:
         """Send an event, again and again until it is answered; returns its id. Never waits."""
@@ -112,25 +105,35 @@ class OperatorClient:
 
     def poll(self, timeout_ms: int = 0) -> bool:
         """Take what has come into :attr:`state`, :attr:`frames` and :attr:`replies`; whether there was anything."""
-        self._resend()
-        self._poller.poll(timeout_ms)
+        end = time.monotonic() + timeout_ms * 1e-3
+        while True:
+            self._resend()
+            news = self._take_turn()
+            left = end - time.monotonic()
+            if news or left <= 0:
+                return news
+            open_ones = [s for s in self._dialers if s.fileno() >= 0]
+            select.select(open_ones, [s for s in open_ones if s.waiting], [], min(left, TURN_S))
+
+    def _take_turn(self) -> bool:
         news = False
-        while readable(self._events):
-            frames = receive(self._events)
+        self._teleop.receive()  # nothing comes, but the connection may have to be made again
+        for frames in self._events.receive():
+            with contextlib.suppress(SchemaError):
+                self._take(read_reply(frames[-1]))
             news = True
-            try:
-                self._take(read_reply(frames[-1].buffer))
-            except SchemaError:
-                continue
-        while readable(self._states):
-            frames = receive(self._states)
+        for frames in self._states.receive():
+            self.state = msgpack.unpackb(frames[-1])
             news = True
-            self.state = msgpack.unpackb(frames[-1].buffer)
-        while readable(self._video):
-            frames = receive(self._video)
-            if news := len(frames) == 3:
-                camera, about, jpeg = (frame.buffer for frame in frames)
+        for frames in self._video.receive() if self._video else ():
+            self._video.send([TAKEN])
+            for camera, about, jpeg in zip(*[iter(frames)] * 3, strict=False):
                 self.frames[bytes(camera).decode()] = (msgpack.unpackb(about), bytes(jpeg))
+                news = True
+        if time.monotonic() > self._present_at:
+            self._present_at = time.monotonic() + PRESENT_S
+            for dialer in self._dialers:
+                dialer.send([PRESENT])
         return news
 
     def estop(self) -> None:
@@ -139,41 +142,28 @@ class OperatorClient:
         Raises:
             UserError: The node did not confirm it: use the hardware's own stop.
         """
-        socket = self._connect(zmq.DEALER, "estop")
-        socket.setsockopt(zmq.IMMEDIATE, 0)  # also where the connection is only being made
+        dialer, end, sent = self._connect("estop"), time.monotonic() + ESTOP_S, False
         try:
-            socket.send(msgpack.packb({"lease": self.lease}))
-            if not socket.poll(2000):
-                raise UserError("the robot node did not confirm the stop", "press the robot's own emergency stop")
+            while not dialer.receive(0.1 if sent else 0.002):
+                sent = sent or dialer.send([msgpack.packb({"lease": self.lease})])
+                if time.monotonic() > end:
+                    raise UserError("the robot node did not confirm the stop", "press the robot's own emergency stop")
         finally:
-            socket.close(linger=0)
+            dialer.close()
 
     def close(self) -> None:
         """Close all sockets; the lease ends one second later unless it was released."""
-        self._context.destroy(linger=0)
+        for dialer in self._dialers:
+            dialer.close(0.01)
 
-    def _connect(self, kind: int, name: str) -> zmq.Socket:
-        socket = new_socket(self._context, kind, self._curve)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_PICTURE_BYTES if name == "video" else MAX_STATE_BYTES)
-        if name in ("teleop", "state"):
-            socket.setsockopt(zmq.CONFLATE, 1)
-        if name == "video":
-            # libzmq ends the process (#3937) where a heartbeat gives up a connection that a full queue holds up.
-            socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
-            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-            socket.setsockopt(zmq.RCVHWM, 4)
-            socket.setsockopt(zmq.RCVBUF, 1 << 16)
-        if kind == zmq.SUB and (self._pictures or name != "video"):
-            socket.setsockopt(zmq.SUBSCRIBE, b"")
-        if kind == zmq.DEALER:
-            socket.setsockopt(zmq.SNDHWM, 64)
-        socket.connect(zmq_address(channel(self.endpoint, name)))
-        return socket
+    def _connect(self, name: str) -> Dialer:
+        limit = MAX_PICTURE_BYTES if name == "video" else MAX_STATE_BYTES
+        return Dialer(channel(self.endpoint, name), self._curve, limit)
 
     def _resend(self) -> None:
         now = time.monotonic()
         for event, sent_ns, due in list(self._waiting.values()):
-            if now >= due and send(self._events, [event.pack()]):
+            if now >= due and self._events.send([event.pack()]):
                 self._waiting[event.id] = (event, sent_ns, now + RESEND_S)
 
     def _take(self, reply: Reply) -> None:

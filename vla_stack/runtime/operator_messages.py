@@ -1,12 +1,13 @@
 """What an operator and a robot node say to each other: names, sizes and checks of the five channels.
 
-    teleop   operator -> node, conflated: only the newest hand position matters, an older one is dropped, not queued
+    teleop   operator -> node: only the newest hand position matters, an older one is dropped, not queued
     event    operator <-> node, acknowledged: each is applied once, however often it is sent
-    state    node -> operators, conflated: one map a control step
-    video    node -> operators: [camera, header, JPEG], the newest picture of each camera
+    state    node -> operators: the newest map, one a control step
+    video    node -> operators: [camera, header, JPEG]..., the newest pictures, when those before were acknowledged
     estop    operator -> node: any message at all stops the robot
 
-Everything is msgpack of plain values. What does not fit its description is dropped (teleop) or refused by name (event);
+Everything is msgpack of plain values, but for a word that says once a second that somebody is there, and another one
+that acknowledges pictures. What does not fit its description is dropped (teleop) or refused by name (event);
 for the e-stop there is nothing that does not fit.
 """
 
@@ -23,6 +24,7 @@ from vla_stack.schema import SchemaError
 
 CHANNELS = ("teleop", "event", "state", "video", "estop")
 ENDPOINT = "tcp://127.0.0.1:5560"  # of the first channel; the others follow it
+PRESENT, TAKEN = b"present", b"taken"  # an operator is there (any channel); has the pictures (video)
 MAX_BYTES = 8192  # of a message to the node; the widest robot's teleop message has a tenth of it
 LEASE_EVENTS = ("acquire", "release")
 OWNER_EVENTS = ("keep", "undo", "instruct", "reset")  # for whoever runs the node: recording, instructions, scenes

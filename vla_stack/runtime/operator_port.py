@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import selectors
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -21,7 +22,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import msgpack
-import zmq
 
 from vla_stack.errors import UserError
 from vla_stack.intervention import EVENTS
@@ -32,6 +32,7 @@ from vla_stack.runtime.operator_messages import (
     LEASE_EVENTS,
     MAX_BYTES,
     OWNER_EVENTS,
+    PRESENT,
     Event,
     Reply,
     channel,
@@ -41,8 +42,9 @@ from vla_stack.runtime.operator_messages import (
 from vla_stack.runtime.video_port import VideoPort
 from vla_stack.schema import Observation, RobotSpec, SchemaError
 from vla_stack.serving.admission import Admission
+from vla_stack.serving.endpoint import is_local
 from vla_stack.serving.keys import KeyFolder, Role
-from vla_stack.serving.transport import is_local, new_socket, owner, readable, receive, send, zmq_address
+from vla_stack.serving.listener import Listener, Mail, PeerGone
 
 log = logging.getLogger(__name__)
 REPLIES_KEPT = 512
@@ -50,6 +52,7 @@ MAX_SKEW_NS = 3600 * 10**9  # a hand message that says it was sent longer ago, o
 MAY_NOT_DRIVE = "this key may not drive: vla keys allow --role operator"
 REPEAT_NS = 200_000_000  # the last state is published again after this long without a new one
 TURN_MS = 50
+DRIVER_HZ = 500.0  # messages of who drives, by one channel
 
 
 class OperatorPort:
@@ -92,16 +95,14 @@ class OperatorPort:
         self._state: Message = {"phase": "reset", "tick": -1, "run": "hold", "why": "no episode is running"}
         self._published_ns = 0
         self._closing = threading.Event()
-        self._context = zmq.Context()
         self._admission: Admission | None = None
         if keys is not None or not is_local(channel(endpoint, "event")):
-            self._admission = Admission(self._context, keys or KeyFolder())
+            self._admission = Admission(keys or KeyFolder())
+        self._bound: list[Listener] = []
         try:
-            self._teleop = self._bind(zmq.SUB, "teleop")
-            self._events = self._bind(zmq.ROUTER, "event")
-            self._states = self._bind(zmq.PUB, "state")
-            self._stops = self._bind(zmq.ROUTER, "estop")
-            self._video = VideoPort(self._bind(zmq.XPUB, "video"))
+            self._teleop, self._events, self._states = (self._bind(name) for name in ("teleop", "event", "state"))
+            self._stops = self._bind("estop")
+            self._video = VideoPort(self._bind("video"))
         except BaseException:
             self._end()
             raise
@@ -129,34 +130,18 @@ class OperatorPort:
         self._video.close()
         self._end()
 
-    def _bind(self, kind: int, name: str) -> zmq.Socket:
-        socket = new_socket(self._context, kind, self._admission.curve if self._admission else None)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
-        if name in ("teleop", "state"):
-            socket.setsockopt(zmq.CONFLATE, 1)
-        if name == "teleop":
-            socket.setsockopt(zmq.SUBSCRIBE, b"")
-        if name == "video":  # a slow reader loses pictures rather than seeing old ones
-            socket.setsockopt(zmq.HEARTBEAT_IVL, 0)  # see operator_client.py
-            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-            socket.setsockopt(zmq.SNDHWM, 2)
-            socket.setsockopt(zmq.SNDBUF, 1 << 16)
-        address = channel(self.endpoint, name)
-        try:
-            socket.bind(zmq_address(address))
-        except zmq.ZMQError as e:
-            raise UserError(f"cannot bind {address} for the operator: {e}", "choose another endpoint") from None
-        return socket
+    def _bind(self, name: str) -> Listener:
+        self._bound.append(Listener(channel(self.endpoint, name), self._admission, MAX_BYTES, DRIVER_HZ))
+        return self._bound[-1]
 
     def _end(self) -> None:
-        if self._admission:
-            self._admission.close()
-        self._context.destroy(linger=0)
+        for listener in self._bound:
+            listener.close()
         self._control.close()
         self._estop.close()
 
-    def _may_drive(self, frame: zmq.Frame) -> bool:
-        return self._admission is None or self._admission.has_role(owner(frame), Role.OPERATOR)
+    def _may_drive(self, key: str) -> bool:
+        return self._admission is None or self._admission.has_role(key, Role.OPERATOR)
 
     # -- teleop, events, state ------------------------------------------------------------------------------------
 
@@ -172,24 +157,32 @@ class OperatorPort:
                 self._closing.wait(TURN_MS * 1e-3)
 
     def _take_turns(self) -> None:
-        poller = zmq.Poller()
-        for source in (self._teleop, self._events, self._control.fileno()):
-            poller.register(source, zmq.POLLIN)
-        while not self._closing.is_set():
-            poller.poll(TURN_MS)
-            while readable(self._teleop):
-                self._guarded("teleop", self._take_teleop, receive(self._teleop))
-            while readable(self._events):
-                self._guarded("event", self._take_event, receive(self._events))
-            while self._unsent and self._post("event", id=self._unsent[0].id, name=self._unsent[0].name):
-                self._unsent.popleft()
-            if self._lease.expired(time.monotonic_ns()):
-                self.counters["lease lost"] += 1
-                self._post("lost")
-            for message in self._control.receive():
-                self._guarded("answer", self._take_answer, message)
-            if time.monotonic_ns() - self._published_ns > REPEAT_NS:
-                self._guarded("state", self._publish)
+        listeners = (self._teleop, self._events, self._states)
+        with selectors.DefaultSelector() as selector:
+            for source in (*listeners, self._control):
+                selector.register(source, selectors.EVENT_READ)
+            while not self._closing.is_set():
+                selector.select(TURN_MS * 1e-3)
+                self._turn()
+
+    def _turn(self) -> None:
+        for listener, name, take in (
+            (self._teleop, "teleop", self._take_teleop),
+            (self._events, "event", self._take_event),
+        ):
+            for mail in listener.receive():
+                if mail.frames != [PRESENT]:
+                    self._guarded(name, take, mail)
+        self._states.receive()  # watchers say that they are there
+        while self._unsent and self._post("event", id=self._unsent[0].id, name=self._unsent[0].name):
+            self._unsent.popleft()
+        if self._lease.expired(time.monotonic_ns()):
+            self.counters["lease lost"] += 1
+            self._post("lost")
+        for message in self._control.receive():
+            self._guarded("answer", self._take_answer, message)
+        if time.monotonic_ns() - self._published_ns > REPEAT_NS:
+            self._guarded("state", self._publish)
 
     def _guarded(self, what: str, take: Callable[..., None], *args: Any) -> None:
         """One message; the first of each kind that something goes wrong with is logged, all are counted."""
@@ -205,18 +198,19 @@ class OperatorPort:
             log.exception("%s", what)
         self.counters[f"{what} failed"] += 1
 
-    def _take_teleop(self, frames: list[zmq.Frame]) -> None:
+    def _take_teleop(self, mail: Mail) -> None:
         now_ns = time.monotonic_ns()
         try:
-            message = read_teleop(frames[-1].buffer, len(self._robot.action))
+            message = read_teleop(mail.frames[-1], len(self._robot.action))
         except SchemaError:
             self.counters["teleop malformed"] += 1
             return
-        sent_ns = self._lease.accept(message, now_ns) if self._may_drive(frames[-1]) else None
+        sent_ns = self._lease.accept(message, now_ns) if self._may_drive(mail.key) else None
         if sent_ns is None or abs(now_ns - sent_ns) > MAX_SKEW_NS:
             self.counters["teleop not accepted"] += 1
             return
         self.counters["teleop"] += 1
+        self._teleop.vouch(mail.peer)
         self._post(
             "teleop",
             t_ns=sent_ns,
@@ -226,34 +220,36 @@ class OperatorPort:
             rewind=message.rewind,
         )
 
-    def _take_event(self, frames: list[zmq.Frame]) -> None:
-        peer, *parts = frames
+    def _take_event(self, mail: Mail) -> None:
+        peer, parts = mail.peer, mail.frames
         try:
             if len(parts) != 1:
                 raise SchemaError(f"an event is one frame, not {len(parts)}")
-            event = read_event(parts[0].buffer)
+            event = read_event(parts[0])
         except SchemaError as e:
             self.counters["event malformed"] += 1
-            self._send(bytes(peer.buffer), Reply("", False, str(e)))
+            self._send(peer, Reply("", False, str(e)))
             return
         if event.id in self._replies:
             self.counters["event repeated"] += 1
             if (reply := self._replies[event.id]) is not None:
-                self._send(bytes(peer.buffer), reply)
+                self._send(peer, reply)
             else:
-                self._asked[event.id] = bytes(peer.buffer)
+                self._asked[event.id] = peer
             return
-        self._asked[event.id] = bytes(peer.buffer)
+        self._asked[event.id] = peer
         self._replies[event.id] = None
         while len(self._replies) > REPLIES_KEPT:
             self._asked.pop(self._replies.popitem(last=False)[0], None)
         try:
-            reply = self._apply(event) if self._may_drive(peer) else Reply(event.id, False, MAY_NOT_DRIVE)
+            reply = self._apply(event) if self._may_drive(mail.key) else Reply(event.id, False, MAY_NOT_DRIVE)
         except EOFError:
             raise
         except Exception as e:
             self._log_failure("event")
             reply = Reply(event.id, False, str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}")
+        if reply is None or reply.ok:
+            self._events.vouch(peer)
         if reply is not None:
             self._answer(reply)
 
@@ -299,14 +295,16 @@ class OperatorPort:
 
     def _send(self, peer: bytes, reply: Reply) -> None:
         try:
-            send(self._events, [peer, reply.pack()])
-        except zmq.ZMQError:
+            self._events.send(peer, [reply.pack()])
+        except PeerGone:
             self.counters["reply unsent"] += 1  # its console has left
 
     def _publish(self) -> None:
         self._published_ns = time.monotonic_ns()
         facts = {"lease": holder_name(self._lease.token), "counters": dict(self.counters), **self.facts}
-        send(self._states, [msgpack.packb({**self._state, **facts, "t_sent_ns": self._published_ns})])
+        state = msgpack.packb({**self._state, **facts, "t_sent_ns": self._published_ns})
+        for peer in list(self._states.peers):
+            self._states.send(peer, [state], newest=True)
 
     def _post(self, kind: str, **fields: Any) -> bool:
         sent = self._control.post(kind, **fields)
@@ -332,12 +330,9 @@ class OperatorPort:
 
     def _hear_stop(self, timeout_ms: int) -> bool:
         """Whether somebody asks for a stop."""
-        if not self._stops.poll(timeout_ms):
-            return False
-        peer = receive(self._stops)[0]
-        self.counters["estop"] += 1
-        try:
-            send(self._stops, [bytes(peer.buffer), b"stopping"])
-        except zmq.ZMQError:
-            pass  # whoever stopped the robot has left; it stops all the same
-        return True
+        mail = self._stops.receive(timeout_ms * 1e-3)
+        for peer, _, _ in mail:
+            self.counters["estop"] += 1
+            with contextlib.suppress(PeerGone):  # whoever stopped the robot has left; it stops all the same
+                self._stops.send(peer, [b"stopping"])
+        return bool(mail)

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import zmq
-from zmq.auth.thread import ThreadAuthenticator
-
+from vla_stack.errors import UserError
+from vla_stack.serving.curve import CurveKeys
 from vla_stack.serving.keys import AllowList, KeyFolder, Role
-from vla_stack.serving.transport import CurveKeys
 from vla_stack.serving.wire import Code, Kind, WireError
 
 
 class Admission:
-    """ZeroMQ's authenticator (ZAP) on the allow-list of a key folder, and the roles behind it.
+    """The allow-list of a key folder, and the roles behind it.
 
     Args:
-        context: Context of the server's socket; exists before the socket binds.
         folder: The server's keys.
 
     Raises:
         UserError: There are no keys, or the allow-list is damaged.
     """
 
-    def __init__(self, context: zmq.Context, folder: KeyFolder) -> None:
+    def __init__(self, folder: KeyFolder) -> None:
         identity, self._allowed = folder.identity(), AllowList(folder)
         self.curve = CurveKeys(identity.public, identity.secret)
-        self._authenticator = ThreadAuthenticator(context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback("*", credentials_provider=self._allowed)
+
+    def admits(self, key: str) -> bool:
+        """Whether the owner of a key may connect."""
+        try:
+            return self._allowed.peer(key) is not None
+        except UserError:  # damaged while the server runs: nobody new
+            return False
 
     def check(self, kind: Kind, key: str) -> None:
         """Whether the owner of a key may send a message of this kind.
@@ -44,7 +45,3 @@ class Admission:
         """Whether the owner of a key is on the allow-list in that role."""
         peer = self._allowed.peer(key)
         return peer is not None and peer.role is role
-
-    def close(self) -> None:
-        """Stop the authenticator."""
-        self._authenticator.stop()

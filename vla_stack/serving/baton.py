@@ -15,7 +15,6 @@ class Baton:
     An idle inference thread holds it: it receives a request, computes and replies by itself, and no thread has to be
     woken in between, which costs more than all the rest of a round trip. While it computes, the standby thread takes
     over: at once where computing usually takes longer than ``SHORT_NS``, otherwise when it has taken ``PATIENCE_S``.
-    ZeroMQ allows a socket to change threads with a full memory fence in between, which a lock is.
 
     The inference thread begins without the baton, computing (it loads the policy).
     """

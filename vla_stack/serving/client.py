@@ -11,30 +11,20 @@ from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 
-import zmq
-
 from vla_stack.errors import UserError
 from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
 from vla_stack.serving import messages, wire
-from vla_stack.serving.keys import KeyFolder
+from vla_stack.serving.dialer import Dialer, no_server
+from vla_stack.serving.keys import KeyFolder, client_keys
 from vla_stack.serving.pixels import PixelRing
-from vla_stack.serving.transport import (
-    CurveKeys,
-    is_local,
-    new_socket,
-    readable,
-    receive,
-    send,
-    wait_readable,
-    zmq_address,
-)
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
 POLICY_CHANGED = "POLICY_CHANGED"
 HELLO_INTERVAL_NS = 200_000_000
 SILENCE_NS = 3_000_000_000
+PUSH_S = 0.002  # that sending a picture may take at once; the rest goes with the next polls
 PENDING = 64  # requests remembered; older ones will not be answered any more
-BURST = 64  # messages taken by one poll
+TURNS = 8  # of the connection, by one poll: a server that floods its robots must not hold one up
 REMEDIES = {  # how a refusal names what differs (``messages.robot_difference``) -> what to do about it
     "this robot: rate_hz": "leave out --robot-arg rate_hz or control_hz, and `vla run` takes the policy's rate",
     "this robot: camera": "give the robot the policy's cameras, by --robot-arg cameras and image_size",
@@ -93,14 +83,9 @@ class PolicyClient:
 
     def __init__(self, endpoint: str, keys: KeyFolder | None = None) -> None:
         self._endpoint = endpoint
-        curve = None
-        if keys is not None or not is_local(endpoint):
-            folder = keys or KeyFolder()
-            identity = folder.identity()
-            curve = CurveKeys(identity.public, identity.secret, folder.server_key(endpoint))
-        self._context = zmq.Context()
-        self._curve = curve
-        self._connect()
+        self._socket = Dialer(endpoint, client_keys(endpoint, keys), wire.MAX_FRAME_BYTES)
+        self._connection = 0  # the one that the server knows this robot by
+        self._heard_ns = time.monotonic_ns()
         self._robot: RobotSpec | None = None
         self._sid = ""
         self._epoch = 0
@@ -114,15 +99,10 @@ class PolicyClient:
         self.last_pong_ns: int | None = None
         self.discarded: Counter[str] = Counter()
 
-    def _connect(self) -> None:
-        self._socket = new_socket(self._context, zmq.DEALER, self._curve)
-        self._socket.connect(zmq_address(self._endpoint))
-        self._heard_ns = time.monotonic_ns()
-
     @property
     def connected(self) -> bool:
         """Whether there is a session: requests can be sent."""
-        return bool(self._sid) and self._hello_sent_ns is None
+        return bool(self._sid) and self._hello_sent_ns is None and self._connection == self._socket.connections
 
     def hello(self, robot: RobotSpec | None, timeout_s: float = 30.0) -> PolicySpec:
         """Open a session and wait until the server is ready; the only call that waits.
@@ -134,16 +114,17 @@ class PolicyClient:
         """
         self._robot, self.policy, self._sid = robot, None, ""
         self._say_hello()
-        deadline = time.monotonic_ns() + int(timeout_s * 1e9)
+        started = time.monotonic()
+        deadline = started + timeout_s
         last = ServerError("", "no answer")
         while self.policy is None:
-            left_ns = deadline - time.monotonic_ns()
-            if left_ns <= 0:
-                raise UserError(
-                    f"policy server {self._endpoint}: {last.text} within {timeout_s:g} s",
-                    f"start one with: vla serve --policy DIR --endpoint {self._endpoint}",
-                )
-            for item in self.poll(timeout_ms=min(100, left_ns // 1_000_000)):
+            left_s = deadline - time.monotonic()
+            start = f"start one with: vla serve --policy DIR --endpoint {self._endpoint}"
+            if self._socket.hopeless(started) or (left_s <= 0 and not self._socket.ready):
+                raise no_server(self._socket, "policy server", start)
+            if left_s <= 0:
+                raise UserError(f"policy server {self._endpoint}: {last.text} within {timeout_s:g} s", start)
+            for item in self.poll(timeout_ms=min(100, round(left_s * 1e3))):
                 if isinstance(item, ServerError):
                     last = item
                     if item.code not in (Code.NOT_READY, Code.BUSY):
@@ -196,19 +177,23 @@ class PolicyClient:
         if self._hello_sent_ns is not None and time.monotonic_ns() - self._hello_sent_ns > HELLO_INTERVAL_NS:
             self._say_hello()
         items: list[ActionChunk | ServerError] = []
-        if not wait_readable((self._socket,), timeout_ms):
-            return items
-        self._heard_ns = time.monotonic_ns()
-        for _ in range(BURST):
-            try:
-                item = self._handle(wire.decode([frame.buffer for frame in receive(self._socket)]))
-            except WireError as e:
-                self.discarded["malformed"] += 1
-                item = ServerError(e.code, f"server's message is malformed: {e.text}")
-            if item is not None:
-                items.append(item)
-            if not readable(self._socket):
+        for _ in range(TURNS):
+            arrived = self._socket.receive(timeout_ms * 1e-3)
+            if self._socket.connections != self._connection and self._socket.ready:
+                self._connection = self._socket.connections
+                if self._sid or self._hello_sent_ns is not None:
+                    self._say_hello()  # a server knows nothing of who comes by a new connection
+            if not arrived:
                 break
+            timeout_ms, self._heard_ns = 0, time.monotonic_ns()
+            for frames in arrived:
+                try:
+                    item = self._handle(wire.decode(frames))
+                except WireError as e:
+                    self.discarded["malformed"] += 1
+                    item = ServerError(e.code, f"server's message is malformed: {e.text}")
+                if item is not None:
+                    items.append(item)
         return items
 
     def reset(self, epoch: int) -> None:
@@ -220,12 +205,11 @@ class PolicyClient:
     def ping(self) -> None:
         """Send a PING; a later :meth:`poll` updates :attr:`clock`. Never blocks.
 
-        Connects anew where nothing has been heard for seconds: libzmq reconnects after a connection is lost, but not
-        after it has closed one itself, as it does on an oversized frame.
+        Connects anew where nothing has been heard for seconds.
         """
-        if time.monotonic_ns() - self._heard_ns > SILENCE_NS:
-            self._socket.close(linger=0)
-            self._connect()
+        if self._socket.ready and time.monotonic_ns() - self._heard_ns > SILENCE_NS:
+            self._socket.restart()
+            self._heard_ns = time.monotonic_ns()
         self._send(Message(Kind.PING, self._sid, self._epoch, fields={"t0": time.monotonic_ns()}))
 
     def close(self) -> None:
@@ -235,11 +219,12 @@ class PolicyClient:
         if self._sid:
             self._send(Message(Kind.BYE, self._sid, self._epoch))
         self._take_ring(None)
-        self._socket.close(linger=100)
-        self._context.term()
+        self._socket.close(0.1)
 
     def _send(self, message: Message) -> bool:
-        return send(self._socket, wire.encode(message))
+        sent = self._socket.send(wire.encode(message))
+        self._socket.flush(PUSH_S)
+        return sent
 
     def _say_hello(self) -> None:
         self._hello_sent_ns = time.monotonic_ns()

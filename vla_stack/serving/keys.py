@@ -24,6 +24,8 @@ import zmq
 from zmq.utils import z85
 
 from vla_stack.errors import UserError
+from vla_stack.serving.curve import CurveKeys
+from vla_stack.serving.endpoint import is_local
 
 KEY_LENGTH = 40  # Z85 text of 32 bytes
 
@@ -153,6 +155,10 @@ class KeyFolder:
             )
         return check_key(key)
 
+    def pins(self, endpoint: str) -> bool:
+        """Whether a key is pinned for the server at an endpoint."""
+        return endpoint.startswith("tcp://") and address(endpoint) in self._read("trusted.json")
+
     def _read(self, name: str) -> dict[str, Any]:
         file = self.path / name
         try:
@@ -173,7 +179,7 @@ class KeyFolder:
 
 
 class AllowList:
-    """The allow-list of a running server: re-read when its file changes. Called by ZeroMQ's authenticator (ZAP).
+    """The allow-list of a running server: re-read when its file changes.
 
     Args:
         folder: The server's keys.
@@ -197,12 +203,22 @@ class AllowList:
             self._peers, self._stamp = self._folder.allowed(), stamp
         return self._peers.get(public)
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a connection with this key may be made (pyzmq's credentials provider)."""
-        try:
-            return self.peer(key.decode("ascii", "replace")) is not None
-        except UserError:  # damaged while the server runs: nobody new
-            return False
+
+def client_keys(endpoint: str, folder: KeyFolder | None = None) -> CurveKeys | None:
+    """Keys for a connection to a server; None where it lies on this machine and no key is pinned for it.
+
+    Args:
+        endpoint: Of the server.
+        folder: This computer's keys, which are then used in any case; the default folder where None.
+
+    Raises:
+        UserError: Keys are needed and missing.
+    """
+    wanted, folder = folder is not None or not is_local(endpoint), folder or KeyFolder()
+    if not wanted and not folder.pins(endpoint):
+        return None
+    identity = folder.identity()
+    return CurveKeys(identity.public, identity.secret, folder.server_key(endpoint))
 
 
 def check_key(text: Any) -> str:

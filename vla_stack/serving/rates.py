@@ -1,29 +1,32 @@
-"""How often a peer may speak, decided before anything that it says is parsed."""
+"""How often a peer may speak, decided before anything that it says is looked at."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 
-PEERS = 1024  # remembered; who spoke longest ago is forgotten first
-
-
-class RateLimit:
-    """A token bucket for each peer: bursts of one second's worth, then ``per_second``.
+class Allowance:
+    """A token bucket: a burst, then ``per_second``.
 
     Args:
-        per_second: Messages of one peer; infinity admits everything.
+        per_second: Messages; infinity allows everything.
+        burst: Messages that may come at once; by default one second's worth.
     """
 
-    def __init__(self, per_second: float) -> None:
-        self._per_second = per_second
-        self._buckets: OrderedDict[str | bytes, tuple[float, int]] = OrderedDict()  # peer -> tokens, when counted
+    def __init__(self, per_second: float, burst: float | None = None) -> None:
+        self._per_second, self._burst = per_second, per_second if burst is None else burst
+        self._tokens, self._counted_ns = self._burst, 0
 
-    def admit(self, peer: str | bytes, now_ns: int) -> bool:
-        """Whether a message that just came from ``peer`` may be looked at."""
-        tokens, counted_ns = self._buckets.pop(peer, (self._per_second, now_ns))
-        tokens = min(self._per_second, tokens + (now_ns - counted_ns) * 1e-9 * self._per_second)
-        admitted = tokens >= 1.0
-        self._buckets[peer] = (tokens - admitted, now_ns)
-        if len(self._buckets) > PEERS:
-            self._buckets.popitem(last=False)
+    def has(self, now_ns: int) -> bool:
+        """Whether another message may come at ``now_ns``."""
+        passed, self._counted_ns = max(0, now_ns - self._counted_ns), now_ns
+        self._tokens = min(self._burst, self._tokens + passed * 1e-9 * self._per_second)
+        return self._tokens >= 1.0
+
+    def spend(self) -> None:
+        """A message has come."""
+        self._tokens -= 1.0
+
+    def admit(self, now_ns: int) -> bool:
+        """Spend one where there is one."""
+        if admitted := self.has(now_ns):
+            self.spend()
         return admitted

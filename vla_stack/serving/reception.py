@@ -16,17 +16,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-import zmq
-
 from vla_stack.schema import RobotSpec
 from vla_stack.serving import messages, wire
 from vla_stack.serving.admission import Admission
 from vla_stack.serving.events import EventLog
+from vla_stack.serving.listener import Listener, PeerGone
 from vla_stack.serving.metrics import Metrics
 from vla_stack.serving.pixels import PixelRing
-from vla_stack.serving.rates import RateLimit
+from vla_stack.serving.rates import Allowance
 from vla_stack.serving.sessions import Session, Sessions
-from vla_stack.serving.transport import send
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result
 
@@ -43,8 +41,6 @@ class Limits(Protocol):
     @property
     def max_sessions(self) -> int: ...
     @property
-    def max_rate_hz(self) -> float: ...
-    @property
     def idle_s(self) -> float: ...
 
 
@@ -52,7 +48,7 @@ class Reception:
     """The server's side of every conversation.
 
     Args:
-        router: Replies leave through it.
+        listener: Replies leave through it.
         mailbox: Requests go here.
         limits: Caps.
         stopping: Whether the server has been told to stop.
@@ -69,7 +65,7 @@ class Reception:
 
     def __init__(
         self,
-        router: zmq.Socket,
+        listener: Listener,
         mailbox: Mailbox,
         limits: Limits,
         stopping: Callable[[], bool],
@@ -77,9 +73,9 @@ class Reception:
         metrics: Metrics,
         events: EventLog,
     ) -> None:
-        self._router, self._mailbox, self._stopping = router, mailbox, stopping
+        self._listener, self._mailbox, self._stopping = listener, mailbox, stopping
         self._admission, self._metrics, self._events = admission, metrics, events
-        self._rates, self._refusals = RateLimit(limits.max_rate_hz), RateLimit(REFUSALS_HZ)
+        self._refusals = Allowance(REFUSALS_HZ)
         self.sessions = Sessions(limits.max_sessions, int(limits.idle_s * 1e9))
         self.policy: ChunkPolicy | None = None
         self.unanswered = 0
@@ -90,9 +86,6 @@ class Reception:
     def handle(self, peer: bytes, frames: list[memoryview], key: str) -> None:
         """Answer a message, whatever it holds."""
         received_ns = time.monotonic_ns()
-        if not self._rates.admit(key or peer, received_ns):
-            self._metrics.reject("rate")
-            return
         message = Message(Kind.ERR)
         try:
             message = wire.decode(frames)
@@ -168,6 +161,7 @@ class Reception:
         if replaced is not None:
             self._end(replaced, "replaced")
             session.policy = replaced.policy  # its epoch goes on
+        self._listener.vouch(peer)
         session.policy = session.policy or policy
         self._metrics.sessions = len(self.sessions)
         self._begin_epoch(session, message.epoch)
@@ -259,11 +253,9 @@ class Reception:
 
     def _send(self, peer: bytes, frames: list[bytes | memoryview]) -> None:
         try:
-            if not send(self._router, [peer, *frames]):  # the peer does not read
+            if not self._listener.send(peer, frames):  # the peer does not read
                 self._metrics.reject("unread")
-        except zmq.ZMQError as e:
-            if e.errno != zmq.EHOSTUNREACH:
-                raise
+        except PeerGone:
             self._metrics.reject("gone")
             session = self.sessions.of(peer, time.monotonic_ns())
             if session is not None:
@@ -271,7 +263,7 @@ class Reception:
 
     def _refuse(self, about: Job | Message, e: WireError, peer: bytes = b"") -> None:
         self._metrics.reject(e.code.lower())
-        if self._refusals.admit("", time.monotonic_ns()):
+        if self._refusals.admit(time.monotonic_ns()):
             self._events.write("refused", about.sid, code=str(e.code), text=e.text, rid=about.rid, epoch=about.epoch)
         peer = about.peer if isinstance(about, Job) else peer
         self._send(peer, wire.encode(wire.error(e.code, e.text, about.sid, about.epoch, about.rid)))
@@ -283,6 +275,7 @@ class Reception:
     def _end(self, session: Session, why: str) -> None:
         """A session is over; what it had queued is not worth computing."""
         self.sessions.close(session)
+        self._listener.vouch(session.peer, False)
         self._metrics.sessions = len(self.sessions)
         self._metrics.delay(session.sid, None)
         self._events.write("end", session.sid, why=why)

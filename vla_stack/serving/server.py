@@ -5,10 +5,9 @@ The inference thread (``worker.py``) runs the policy and, while it has nothing t
 (``baton.py``). What a message does is in ``reception.py``; the metrics page (``metrics.py``) and the audit log
 (``events.py``) are optional.
 
-Off this machine every connection is encrypted, and ZeroMQ's authenticator lets in only peers of the allow-list, whose
+Off this machine every connection is encrypted, and only peers of the allow-list are let in, whose
 roles are checked here (``keys.py``). One key drives one robot: a second session with it is refused while the first
-lives. Limits: ZeroMQ caps the size of a frame, not the number of frames of an unfinished message, so a peer that is
-allowed to connect can make libzmq hold memory.
+lives. What a peer may cost is bounded in ``listener.py``; who has a session may send pictures, at a robot's rate.
 """
 
 from __future__ import annotations
@@ -21,23 +20,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import zmq
-
-from vla_stack.errors import UserError
 from vla_stack.schema import PolicySpec
 from vla_stack.serving.admission import Admission
 from vla_stack.serving.baton import Baton
+from vla_stack.serving.endpoint import is_local
 from vla_stack.serving.events import EventLog
 from vla_stack.serving.keys import KeyFolder
+from vla_stack.serving.listener import Listener
 from vla_stack.serving.metrics import Metrics, MetricsPage
 from vla_stack.serving.reception import Reception
-from vla_stack.serving.transport import is_local, new_socket, owner, readable, receive, wait_readable, zmq_address
+from vla_stack.serving.wire import MAX_HEADER_BYTES, MAX_TOTAL_BYTES
 from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker, load_warm
 
 log = logging.getLogger(__name__)
 
-READ_NS = 250_000_000  # a client loses what it has not read when the connection ends (a property of ZMQ_IMMEDIATE)
-BURST = 32  # messages read before finished inferences are sent again
+READ_NS = 250_000_000  # a libzmq client loses what it has not read when the connection ends
 HOUSEKEEPING_NS = 100_000_000
 
 
@@ -49,7 +46,7 @@ class ServerConfig:
         metrics_port: Port of the metrics page on loopback, 0 for any free one, None for no page.
         max_sessions: Robots at the same time.
         max_batch: Requests that are computed together, where that many wait.
-        max_rate_hz: Messages of one robot per second; those beyond are dropped unread.
+        max_rate_hz: Messages of one robot per second; those beyond are not read before their time.
         idle_s: Silence in seconds after which a session is forgotten.
         drain_s: Longest time in seconds that shutting down waits for requests in progress.
     """
@@ -96,24 +93,15 @@ class PolicyServer:
         self._config = config
         self._load, self._on_ready = load, on_ready
         self._events = EventLog(log_file)
-        self._context = zmq.Context()
-        self._admission: Admission | None = None
-        if keys is not None or not is_local(endpoint):
-            self._admission = Admission(self._context, keys or KeyFolder())
-        self._router = new_socket(self._context, zmq.ROUTER, self._admission.curve if self._admission else None)
-        try:
-            self._router.bind(zmq_address(endpoint))
-        except zmq.ZMQError as e:
-            if self._admission:
-                self._admission.close()
-            self._context.destroy()
-            raise UserError(f"cannot bind {endpoint}: {e}", "stop the other server or choose another port") from None
-        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self._wake_in = self._context.socket(zmq.PAIR)
-        self._wake_out = self._context.socket(zmq.PAIR)
-        self._wake_in.bind("inproc://wake")
-        self._wake_out.connect("inproc://wake")
-        self._sockets = (self._router, self._wake_in)
+        self._admission = Admission(keys or KeyFolder()) if keys is not None or not is_local(endpoint) else None
+        self._listener = Listener(
+            endpoint,
+            self._admission,
+            MAX_HEADER_BYTES + MAX_TOTAL_BYTES,
+            config.max_rate_hz,
+            self._note_refusal,
+        )
+        self.endpoint = self._listener.endpoint
         self._mailbox = Mailbox(config.max_batch)
         self._results: queue.SimpleQueue[list[Result] | ChunkPolicy | BaseException] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[ChunkPolicy] = queue.SimpleQueue()  # by reload(), to be served
@@ -126,7 +114,7 @@ class PolicyServer:
         self._stop = threading.Event()
         self.metrics = Metrics()
         self._reception = Reception(
-            self._router, self._mailbox, config, self._stop.is_set, self._admission, self.metrics, self._events
+            self._listener, self._mailbox, config, self._stop.is_set, self._admission, self.metrics, self._events
         )
         self._turned_ns = time.monotonic_ns()
         self._page: MetricsPage | None = None
@@ -182,18 +170,12 @@ class PolicyServer:
 
     def _turn(self) -> None:
         """Wait for messages and answer them; the baton's holder calls this."""
-        ready = wait_readable(self._sockets, 100)
-        if self._wake_in in ready:
-            self._collect()
-        if self._router in ready:
-            for _ in range(BURST):
-                peer, *parts = receive(self._router)
-                key = owner(peer) if self._admission else ""
-                self._reception.handle(peer.bytes, [part.buffer for part in parts], key)
-                if not readable(self._router):
-                    break
+        mail = self._listener.receive(0.1)
+        self._collect()
+        for peer, key, frames in mail:
+            self._reception.handle(peer, frames, key)
         now_ns = time.monotonic_ns()
-        if now_ns - self._turned_ns > HOUSEKEEPING_NS or not ready:
+        if now_ns - self._turned_ns > HOUSEKEEPING_NS or not mail:
             self._turned_ns = now_ns
             self._reception.forget_silent(now_ns)
             while not self._loaded.empty():
@@ -204,17 +186,10 @@ class PolicyServer:
         self._mailbox.close()
         if self._page:
             self._page.close()
-        self._router.close(linger=500)  # the last replies still leave
-        if self._admission:
-            self._admission.close()
-        self._wake_in.close()
-        # The inference thread owns the other end of the pair; where it hangs inside the policy, only the end of the
-        # process ends it.
-        if self._worker.ident is not None:
+        self._listener.drain(0.5)  # the last replies still leave
+        self._listener.close()
+        if self._worker.ident is not None:  # where it hangs inside the policy, only the end of the process ends it
             self._worker.join(timeout=1.0)
-        if not self._worker.is_alive():
-            self._wake_out.close()
-            self._context.term()
         self._events.write("stopped", drained=not self._reception.unanswered)
         self._events.close()
 
@@ -257,7 +232,7 @@ class PolicyServer:
             self._accept(item)
             return
         self._results.put(item)
-        self._wake_out.send(b"")
+        self._listener.wake()
         while not (self._leads or self._retired):
             self._leads = self._baton.take(timeout=0.1)
         if self._leads:  # the other thread may have left before it saw the result
@@ -268,15 +243,19 @@ class PolicyServer:
         self._results.put(failure)
         if self._leads:
             self._baton.compute()
-        self._wake_out.send(b"")
+        self._listener.wake()
 
     # -- replies -------------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
         """Accept what the inference thread has left here."""
-        while self._wake_in.poll(0):
-            self._wake_in.recv()
+        while not self._results.empty():
             self._accept(self._results.get())
+
+    def _note_refusal(self, why: str) -> None:
+        log.warning("refused %s", why)
+        self.metrics.reject("connection")
+        self._events.write("refused connection", why=why)
 
     def _accept(self, item: list[Result] | ChunkPolicy | BaseException) -> None:
         if isinstance(item, list):

@@ -172,31 +172,22 @@ def _release(args: argparse.Namespace, driver: Driver) -> int:
 
 
 def _serve(args: argparse.Namespace, driver: Driver) -> int:
-    import zmq
-
     from robot_drivers.remote_service import MAX_BYTES, serve_driver
     from vla_stack.serving.admission import Admission
+    from vla_stack.serving.endpoint import is_local
     from vla_stack.serving.keys import KeyFolder
-    from vla_stack.serving.transport import is_local, new_socket, zmq_address
+    from vla_stack.serving.listener import Listener
 
-    context = zmq.Context()
-    admission = None if is_local(args.endpoint) else Admission(context, KeyFolder())
-    socket = new_socket(context, zmq.ROUTER, admission.curve if admission else None)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
+    admission = None if is_local(args.endpoint) else Admission(KeyFolder())
+    listener = Listener(args.endpoint, admission, MAX_BYTES)
     try:
-        socket.bind(zmq_address(args.endpoint))
         print(f"{driver.spec.name} at {args.endpoint}; Ctrl-C ends; {driver.capabilities.guard.value}", flush=True)
         envelope = make_envelope(driver.spec, robot_safety(args))
-        serve_driver(driver, envelope, socket, lambda: True, admission=admission)
-    except zmq.ZMQError as e:
-        raise UserError(f"cannot listen at {args.endpoint}: {e}", "choose another endpoint") from None
+        serve_driver(driver, envelope, listener, lambda: True, admission=admission)
     except KeyboardInterrupt:
         print("\nended: the robot holds")
     finally:
-        socket.close(linger=0)
-        if admission:
-            admission.close()
-        context.term()
+        listener.close()
     return 0
 
 
