@@ -125,16 +125,21 @@ class OperatorClient:
         for frames in self._states.receive():
             self.state = msgpack.unpackb(frames[-1])
             news = True
-        for frames in self._video.receive() if self._video else ():
-            self._video.send([TAKEN])
-            for camera, about, jpeg in zip(*[iter(frames)] * 3, strict=False):
-                self.frames[bytes(camera).decode()] = (msgpack.unpackb(about), bytes(jpeg))
-                news = True
+        if self._video is not None:
+            news |= self._take_pictures(self._video)
         if time.monotonic() > self._present_at:
             self._present_at = time.monotonic() + PRESENT_S
             for dialer in self._dialers:
                 dialer.send([PRESENT])
         return news
+
+    def _take_pictures(self, video: Dialer) -> bool:
+        pictures = video.receive()
+        for frames in pictures:
+            video.send([TAKEN])
+            for camera, about, jpeg in zip(*[iter(frames)] * 3, strict=False):
+                self.frames[bytes(camera).decode()] = (msgpack.unpackb(about), bytes(jpeg))
+        return bool(pictures)
 
     def estop(self) -> None:
         """Stop the robot, with or without the lease; from any thread. Waits until the node has it, at most 2 s.

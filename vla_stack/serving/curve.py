@@ -62,10 +62,8 @@ class _Curve:
 
     def seal(self, flags: int, payload: bytes | memoryview) -> tuple[int, bytes]:
         """An encrypted frame: its flags travel inside."""
-        number = self._next()
-        box = crypto_box_afternm(
-            b"%c%b" % (COMMAND_INSIDE if flags & COMMAND else flags, payload), self._ours + number, self._shared
-        )
+        number, inside = self._next(), COMMAND_INSIDE if flags & COMMAND else flags
+        box = crypto_box_afternm(bytes((inside,)) + payload, self._ours + number, self._shared)
         return 0, MESSAGE + number + box
 
     def open(self, flags: int, frame: bytes | memoryview) -> tuple[int, memoryview]:

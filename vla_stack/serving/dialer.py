@@ -52,7 +52,7 @@ class Dialer:
         self.connections, self.trouble, self.refused = 0, "", False
         self._connection: Connection | None = None
         self._known = False  # whether the connection that stands is counted
-        self._address: tuple[str, int] | str | None = None
+        self._address: tuple[str, int] | None = None
         self._begun = self._retry = 0.0
         self._wait_s = RETRY_S
         self._closed = False
@@ -123,9 +123,9 @@ class Dialer:
         self._closed = True
 
     def _connect(self) -> None:
-        if self._family == socket.AF_INET and not self._resolve():
+        address: tuple[str, int] | str | None = self._host if self._family == socket.AF_UNIX else self._resolve()
+        if address is None:
             return
-        address = self._address if self._family == socket.AF_INET else self._host
         stream = socket.socket(self._family, socket.SOCK_STREAM)
         mechanism: Mechanism = CurveClient(self._keys) if self._keys else Null()
         stream.setblocking(False)
@@ -140,8 +140,8 @@ class Dialer:
             return
         self._connection, self._known = Connection(stream, mechanism, b"DEALER", self._max_bytes, _ANY), False
 
-    def _resolve(self) -> bool:
-        """Whether the address is known; names are looked up on a thread, as that may take long."""
+    def _resolve(self) -> tuple[str, int] | None:
+        """The address, None where it is not known yet; names are looked up on a thread, as that may take long."""
         if self._address is None:
             with suppress(OSError, ValueError):
                 host = "127.0.0.1" if self._host == "localhost" else self._host
@@ -149,7 +149,7 @@ class Dialer:
         if self._address is None and (self._names is None or not self._names.is_alive()):
             self._names = threading.Thread(target=self._look_up, daemon=True)
             self._names.start()
-        return self._address is not None
+        return self._address
 
     def _look_up(self) -> None:
         try:
