@@ -15,10 +15,11 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from vla_stack import cli
 from vla_stack.data import trainable as rac
 from vla_stack.data.dataset import open_dataset
+from vla_stack.data.digests import write_json
 from vla_stack.data.edit import backfill, merge, relabel
 from vla_stack.data.integrity import check
 from vla_stack.data.labels import SEGMENT_TYPE, label_columns, reach
-from vla_stack.data.layout import INFO, read_info, write_json
+from vla_stack.data.layout import INFO, read_info
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.data.sidecar import read_facts
@@ -214,8 +215,8 @@ def test_datasets_of_different_robots_or_columns_are_not_merged(
 
 def test_a_dataset_whose_rate_is_not_its_robots_is_not_merged(tmp_path: Path) -> None:
     first, second = record(tmp_path / "first"), record(tmp_path / "second")
-    write_json(second / INFO, read_info(second) | {"fps": 20})
-    with pytest.raises(UserError, match="second has 20 fps, .*first 10"):
+    write_json(second, INFO, read_info(second) | {"fps": 10.5})
+    with pytest.raises(UserError, match="second has 10.5 fps, .*first 10"):
         merge([first, second], tmp_path / "all")
 
 

@@ -6,7 +6,7 @@ so that a broken file is a sentence at the start and not a wrong batch later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from vla_stack.data import digests
 from vla_stack.data.features import NUMERIC
-from vla_stack.data.layout import TASKS, read_info
+from vla_stack.data.layout import INFO, ROBOT, SIDECAR, STATS, TASKS, place, read_info
 from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
 
 CAMERA_DTYPES = ("video", "image")
+ABSURD = 1e6  # a value so many times larger than 1, and than half of its column, is damage
 CHUNK = "chunk.action"  # columns of chunk labels, see vla_stack.data.chunks
 CHUNK_STEPS = "chunk.steps"
 
@@ -77,16 +79,12 @@ class Dataset:
 
     def data_file(self, episode: int) -> Path:
         row = self.episodes[episode]
-        name = self.info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
-        return self.root / name
+        return place(self.root, self.info["data_path"], row["data/chunk_index"], row["data/file_index"])
 
     def video_file(self, episode: int, key: str) -> Path:
         row = self.episodes[episode]
-        return self.root / self.info["video_path"].format(
-            video_key=key,
-            chunk_index=row[f"videos/{key}/chunk_index"],
-            file_index=row[f"videos/{key}/file_index"],
-        )
+        numbers = row[f"videos/{key}/chunk_index"], row[f"videos/{key}/file_index"]
+        return place(self.root, self.info["video_path"], *numbers, video_key=key)
 
 
 def read_parquet(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> pa.Table:
@@ -96,11 +94,11 @@ def read_parquet(path: Path, wanted: Callable[[str], bool] = lambda name: True) 
         UserError: It is missing or was never finished.
     """
     try:
-        with pq.ParquetFile(path, memory_map=True) as file:
+        with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
             return file.read(columns=[n for n in file.schema_arrow.names if wanted(n)])
     except FileNotFoundError:
         raise UserError(f"{path} is missing", "copy it again, or run `vla data repair`") from None
-    except (pa.ArrowException, OSError) as e:
+    except (pa.ArrowException, OSError, ValueError) as e:
         reason = str(e).splitlines()[0]
         raise UserError(f"{path} is not a readable parquet file ({reason})", "run `vla data repair`") from None
 
@@ -109,8 +107,29 @@ def read_episode_rows(root: Path, with_stats: bool = False) -> list[dict[str, An
     """Rows of ``meta/episodes`` in order of their episode."""
     rows: list[dict[str, Any]] = []
     for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
-        rows += read_parquet(path, lambda name: with_stats or not name.startswith("stats/")).to_pylist()
+        rows += read_rows(path, with_stats)
     return sorted(rows, key=lambda r: r["episode_index"])
+
+
+def read_rows(path: Path, with_stats: bool = True) -> list[dict[str, Any]]:
+    """Rows of one file of ``meta/episodes``.
+
+    Raises:
+        UserError: It cannot be read, or a row does not say where its episode lies.
+    """
+    rows = read_parquet(path, lambda name: with_stats or not name.startswith("stats/")).to_pylist()
+    needed = (
+        "episode_index",
+        "dataset_from_index",
+        "dataset_to_index",
+        "length",
+        "data/chunk_index",
+        "data/file_index",
+    )
+    for row in rows:
+        if missing := [name for name in needed if not isinstance(row.get(name), int)]:
+            raise UserError(f"{path} does not say '{missing[0]}' of every episode", "run `vla data repair`")
+    return rows
 
 
 def read_tasks(root: Path) -> tuple[str, ...]:
@@ -169,6 +188,7 @@ def open_dataset(root: str | Path) -> Dataset:
         UserError: The dataset is incomplete or contradicts itself; names the file and the remedy.
     """
     root = Path(root)
+    digests.require_unchanged(root, light_files(root))
     info = read_info(root)
     if info["total_episodes"] == 0:
         raise UserError(f"{root} holds no episode yet", "record one, e.g. with `vla collect`")
@@ -184,10 +204,24 @@ def open_dataset(root: str | Path) -> Dataset:
     if start[0] != 0 or (start[1:] != end[:-1]).any() or end[-1] != info["total_frames"] or (end <= start).any():
         raise UserError(f"{root}/meta/episodes: the episodes' frame ranges do not join up", repair)
     dataset = Dataset(root, info, read_tasks(root), {}, tuple(rows), start, end, np.repeat(end, end - start))
-    files = list(dict.fromkeys(dataset.data_file(e) for e in range(len(rows))))
+    users: dict[Path, list[int]] = {}
+    for episode in range(len(rows)):
+        users.setdefault(dataset.data_file(episode), []).append(episode)
+    files = list(users)
+    if not any(feature["dtype"] == "image" for feature in info["features"].values()):  # whose files are large
+        episodes = {path.relative_to(root).as_posix(): group for path, group in users.items()}
+        digests.require_unchanged(root, episodes, episodes)
     dataset.columns.update(_read_columns(root, info, files))
     _check_columns(dataset, repair)
     return dataset
+
+
+def light_files(root: Path, data: Iterable[Path] = ()) -> list[str]:
+    """Files of a dataset that are small enough to be compared whenever it is opened, by their paths in there."""
+    about = [root / name for name in (INFO, STATS, TASKS, ROBOT, SIDECAR)]
+    return [
+        p.relative_to(root).as_posix() for p in (*about, *sorted((root / "meta/episodes").glob("*/*.parquet")), *data)
+    ]
 
 
 def _check_columns(dataset: Dataset, repair: str) -> None:
@@ -204,13 +238,43 @@ def _check_columns(dataset: Dataset, repair: str) -> None:
         )
     if columns["task_index"].max(initial=0) >= len(dataset.tasks):
         raise UserError(f"{dataset.root / TASKS} lists {len(dataset.tasks)} tasks, the frames refer to more", repair)
+    _check_rate(dataset)
     for key in (OBS_STATE, ACTION, CHUNK):
-        if key in columns and not np.isfinite(columns[key]).all():
-            frame = int(np.flatnonzero(~np.isfinite(columns[key].reshape(frames, -1)).all(1))[0])
-            episode = int(columns["episode_index"][frame])
-            raise UserError(
-                f"{dataset.data_file(episode)}: '{key}' is not finite in episode {episode}, "
-                f"frame {frame - dataset.episode_from[episode]}",
-                f"copy the others: `lerobot-edit-dataset --repo_id local/x --root {dataset.root} --new_root COPY "
-                f"--operation.type delete_episodes --operation.episode_indices '[{episode}]'`",
-            )
+        if key in columns:
+            _check_values(dataset, key)
+
+
+def _check_rate(dataset: Dataset) -> None:
+    """Frames follow each other at the rate that is promised; LeRobot's and our own loader count on it."""
+    if "timestamp" not in dataset.columns:
+        return
+    gaps = np.diff(dataset.columns["timestamp"])[dataset.frame_end[:-1] == dataset.frame_end[1:]]
+    gap = float(np.median(gaps)) if len(gaps) else 1.0 / dataset.fps
+    if not 0.9 < gap * dataset.fps < 1.1:
+        raise UserError(
+            f"{dataset.root / INFO} says {dataset.fps:g} frames per second, the frames of "
+            f"{dataset.data_file(0)} are {gap:g} s apart",
+            "restore the one that was changed from a copy",
+        )
+
+
+def _check_values(dataset: Dataset, key: str) -> None:
+    """What a policy reads or learns is a number that a robot can have."""
+    values = dataset.columns[key].reshape(dataset.num_frames, -1)
+    size = np.abs(values)
+    if size.max() <= ABSURD:  # false for NaN
+        return
+    usual = np.median(np.nan_to_num(size, posinf=np.inf), axis=0)
+    wrong = ~np.isfinite(values) | (size > ABSURD * np.maximum(usual, 1.0))
+    if not wrong.any():
+        return
+    frame = int(np.flatnonzero(wrong.any(1))[0])
+    episode = int(dataset.columns["episode_index"][frame])
+    value = values[frame][wrong[frame]][0]
+    what = f"{value:.3g}, which no robot has," if np.isfinite(value) else "not finite"
+    raise UserError(
+        f"{dataset.data_file(episode)}: '{key}' is {what} in episode {episode}, "
+        f"frame {frame - dataset.episode_from[episode]}",
+        f"restore the file, or copy the others: `lerobot-edit-dataset --repo_id local/x --root {dataset.root} "
+        f"--new_root COPY --operation.type delete_episodes --operation.episode_indices '[{episode}]'`",
+    )

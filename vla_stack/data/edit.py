@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vla_stack.data import stats as statistics
 from vla_stack.data.chunks import without_chunks
 from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, Dataset, open_dataset, read_episode_rows, read_parquet
+from vla_stack.data.digests import write_json, write_parquet
 from vla_stack.data.features import INDEX_FEATURES, NUMERIC, Features, arrow_column, read_robot_spec
 from vla_stack.data.integrity import count_frames
 from vla_stack.data.labels import (
@@ -30,7 +29,7 @@ from vla_stack.data.labels import (
     demo_labels,
     label_columns,
 )
-from vla_stack.data.layout import INFO, STATS, read_info, read_json, sync_file, sync_folder, write_json
+from vla_stack.data.layout import INFO, STATS, read_info, read_json
 from vla_stack.data.sidecar import EpisodeFacts, facts_row, read_facts, write_facts
 from vla_stack.data.store import Episode, EpisodeStore, check_same, clear_staging, locked
 from vla_stack.errors import UserError
@@ -58,10 +57,14 @@ def backfill(root: Path) -> list[str]:
             for path in dict.fromkeys(dataset.data_file(e) for e in range(dataset.num_episodes)):
                 table = read_parquet(path)
                 rows = table["index"].to_numpy()
-                _replace(path, _completed(table, features, {k: v[rows] for k, v in columns.items()}))
+                write_parquet(
+                    root,
+                    path.relative_to(root).as_posix(),
+                    _completed(table, features, {k: v[rows] for k, v in columns.items()}),
+                )
             _add_row_stats(root, dataset, {name: columns[name] for name in missing})
             _update_stats(root, {name: columns[name] for name in missing})
-            write_json(root / INFO, read_info(root) | {"features": features})
+            write_json(root, INFO, read_info(root) | {"features": features})
             write_facts(root, [facts_row(EpisodeFacts(), int(u), 0, 0) for u in np.unique(columns[EPISODE_UID])])
     clear_staging(root)
     return missing
@@ -114,7 +117,7 @@ def relabel(root: Path, episode: int, frames: range, segment: Segment) -> int:
             column[rows] = new
             table = table.set_column(table.column_names.index(name), name, arrow_column(column, dataset.features[name]))
             whole[name] = np.concatenate([dataset.columns[name][:a], new, dataset.columns[name][b:]])
-        _replace(path, table)
+        write_parquet(root, path.relative_to(root).as_posix(), table)
         _update_stats(root, whole)
         uid, facts = int(dataset.columns[EPISODE_UID][a]), read_facts(root)
         if uid in facts:
@@ -256,19 +259,11 @@ def _add_row_stats(root: Path, dataset: Dataset, columns: dict[str, NDArray[Any]
             for name in rows[0] if f"stats/{key}/count" not in table.column_names else ():
                 kind = pa.list_(pa.int64() if name == "count" else pa.float64())
                 table = table.append_column(f"stats/{key}/{name}", pa.array([r[name].tolist() for r in rows], kind))
-        _replace(path, table)
+        write_parquet(root, path.relative_to(root).as_posix(), table)
 
 
 def _update_stats(root: Path, columns: dict[str, NDArray[Any]]) -> None:
     """Statistics of some columns, over the whole dataset."""
     entries = statistics.to_json({name: statistics.column_stats(values) for name, values in columns.items()})
     old = read_json(root / STATS) if (root / STATS).exists() else {}
-    write_json(root / STATS, old | entries)
-
-
-def _replace(path: Path, table: pa.Table) -> None:
-    tmp = path.with_name(f".{path.name}.tmp")
-    pq.write_table(table, tmp, compression="snappy")
-    sync_file(tmp)
-    os.replace(tmp, path)
-    sync_folder(path.parent)
+    write_json(root, STATS, old | entries)

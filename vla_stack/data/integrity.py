@@ -18,11 +18,12 @@ import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from av.error import FFmpegError
 
 from vla_stack.data import stats as statistics
-from vla_stack.data.dataset import open_dataset, read_parquet, read_tasks
+from vla_stack.data.dataset import open_dataset, read_parquet, read_rows, read_tasks
+from vla_stack.data.deep import changed_files, deep_problems
+from vla_stack.data.digests import DIGESTS, drop_damaged, write_json, write_parquet
 from vla_stack.data.layout import (
     EPISODES_PATH,
     INFO,
@@ -30,11 +31,10 @@ from vla_stack.data.layout import (
     STATS,
     TASKS,
     make_folder,
+    place,
     read_info,
     read_json,
-    sync_file,
     sync_folder,
-    write_json,
 )
 from vla_stack.data.rebuild import rebuild_rows
 from vla_stack.data.store import clear_staging, locked, write_tasks
@@ -88,9 +88,16 @@ def repair(root: str | Path) -> RepairReport:
     return report
 
 
-def check(root: str | Path) -> list[str]:
-    """Everything that is wrong with a dataset, one sentence each, nothing changed."""
+def check(root: str | Path, deep: bool = False) -> list[str]:
+    """Everything that is wrong with a dataset, one sentence each, nothing changed.
+
+    Args:
+        root: Dataset folder.
+        deep: Read every byte as well, see :mod:`vla_stack.data.deep`.
+    """
     root = Path(root)
+    if changed := changed_files(root, videos=deep):
+        return changed  # whatever else is said of them follows from that, and parsers may die of such files
     info = read_info(root)
     scan = _scan(root)
     problems = [f"{path.relative_to(root)}: {why}" for path, why in scan.unreadable.items()]
@@ -101,12 +108,14 @@ def check(root: str | Path) -> list[str]:
         problems.append(f"episode {beyond[0]} was never committed")
     if (root / STAGING).exists():
         problems.append("a recording is running or died here")
-    if not problems:
+    if deep:
+        problems += deep_problems(root, info, scan.rows)
+    elif not problems:
         try:
             open_dataset(root)
         except UserError as e:
             problems.append(str(e))
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 def repair_locked(root: Path) -> RepairReport:
@@ -130,8 +139,10 @@ def repair_locked(root: Path) -> RepairReport:
             f"{root}: episode {keep} is damaged ({first}) but {len(good) - keep} episodes after it are intact",
             "restore that file from a copy; nothing was changed",
         )
+    actions += [f"took the damaged line {number} out of {DIGESTS}" for number in drop_damaged(root)]
     if rebuilt is not None:
-        _replace_parquet(_file(root, EPISODES_PATH, rebuilt.slice(0, 1).to_pylist()[0], "meta/episodes"), rebuilt)
+        path = _file(root, EPISODES_PATH, rebuilt.slice(0, 1).to_pylist()[0], "meta/episodes")
+        write_parquet(root, path.relative_to(root).as_posix(), rebuilt)
         actions.append(f"described {rebuilt.num_rows} episodes anew from their data, {TASKS} and videos")
     actions += _truncate(root, info, scan, keep, counted)
     actions += _fix_tasks(root, info, scan, keep)
@@ -139,7 +150,7 @@ def repair_locked(root: Path) -> RepairReport:
     actions += _fix_stats(root, scan, keep, frames)
     fixed = info | {"total_episodes": keep, "total_frames": frames, "splits": {"train": f"0:{keep}"} if keep else {}}
     if fixed != info:
-        write_json(root / INFO, fixed)
+        write_json(root, INFO, fixed)
         actions.append(f"{INFO} now counts {keep} episodes, {frames} frames")
     return RepairReport(counted, keep, frames, tuple(actions))
 
@@ -148,7 +159,7 @@ def _scan(root: Path) -> _Scan:
     scan = _Scan()
     for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
         try:
-            for row in read_parquet(path).to_pylist():
+            for row in read_rows(path):
                 scan.rows[row["episode_index"]] = row
         except UserError as e:
             scan.unreadable[path] = e.message.removeprefix(f"{path} ")
@@ -205,9 +216,7 @@ def _episode_problems(root: Path, info: dict[str, Any], scan: _Scan, episode: in
 
 
 def _file(root: Path, template: str, row: dict[str, Any], prefix: str, **names: str) -> Path:
-    return root / template.format(
-        chunk_index=row[f"{prefix}/chunk_index"], file_index=row[f"{prefix}/file_index"], **names
-    )
+    return place(root, template, row[f"{prefix}/chunk_index"], row[f"{prefix}/file_index"], **names)
 
 
 def count_frames(path: Path) -> int:
@@ -251,20 +260,12 @@ def _cut(root: Path, path: Path, counts: dict[int, int], keep: int, counted: int
     if drop[0] < counted:
         _keep_copy(root, path)
     if kept.num_rows:
-        _replace_parquet(path, kept)
+        write_parquet(root, name.as_posix(), kept)
     else:
         path.unlink()
         sync_folder(path.parent)
     why = "was never committed" if drop[0] >= counted else "cannot be read"
     return [f"took episode {drop[0]} out of {name}: it {why}"]
-
-
-def _replace_parquet(path: Path, table: pa.Table) -> None:
-    tmp = path.with_name(f".{path.name}.tmp")
-    pq.write_table(table, tmp)
-    sync_file(tmp)
-    os.replace(tmp, path)
-    sync_folder(path.parent)
 
 
 def _keep_copy(root: Path, path: Path) -> None:
@@ -302,7 +303,7 @@ def _fix_tasks(root: Path, info: dict[str, Any], scan: _Scan, keep: int) -> list
         actions = [f"rebuilt {TASKS} from the episodes"]
     info["total_tasks"], before = len(tasks), info.get("total_tasks")
     if before != len(tasks):
-        write_json(root / INFO, info)
+        write_json(root, INFO, info)
     return actions
 
 
@@ -318,7 +319,7 @@ def _fix_stats(root: Path, scan: _Scan, keep: int, frames: int) -> list[str]:
     if not parts or not all(parts):
         (root / STATS).unlink(missing_ok=True)
         return []
-    write_json(root / STATS, statistics.to_json(statistics.aggregate(parts)))
+    write_json(root, STATS, statistics.to_json(statistics.aggregate(parts)))
     return [f"{STATS} aggregated anew over {keep} episodes"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,16 @@ INFO = "meta/info.json"
 STATS = "meta/stats.json"
 TASKS = "meta/tasks.parquet"
 ROBOT = "meta/robot.json"
+SIDECAR = "meta/rac_episodes.parquet"  # see sidecar.py
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+SUSPECT = "do not use it before you know who made it"
+# Of files: relative, folders that are no dots, and nothing but the numbers and the key to fill in.
+_TEMPLATE = re.compile(
+    r"(?:(?!\.{1,2}/)(?:[\w. -]|\{(?:chunk_index|file_index)(?::0?\d)?d?\}|\{video_key\})+/)*"
+    r"(?:[\w. -]|\{(?:chunk_index|file_index)(?::0?\d)?d?\}|\{video_key\})+"
+)
 STAGING = ".recording"  # files of the running episode; LeRobot's loader does not look there
 
 
@@ -48,13 +56,13 @@ def make_folder(path: Path) -> None:
         sync_folder(p.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file atomically and durably; on return it survives a power cut."""
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file atomically and durably; on return it survives a power cut."""
     make_folder(path.parent)
     tmp = path.with_name(f".{path.name}.tmp")
     try:
-        with tmp.open("w") as f:
-            json.dump(value, f, indent=1)
+        with tmp.open("wb") as f:
+            f.write(data)
             f.flush()
             os.fsync(f.fileno())
         os.replace(tmp, path)
@@ -62,6 +70,16 @@ def write_json(path: Path, value: Any) -> None:
         tmp.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def encode_json(value: Any) -> bytes:
+    """A value as it stands in a file."""
+    return json.dumps(value, indent=1).encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file; see :func:`replace_file`."""
+    replace_file(path, encode_json(value))
 
 
 def read_json(path: Path) -> Any:
@@ -82,11 +100,13 @@ def read_info(root: Path) -> dict[str, Any]:
     """Read and check ``meta/info.json``.
 
     Raises:
-        UserError: The folder is not a LeRobotDataset v3.
+        UserError: The folder is not a LeRobotDataset v3, or the file names places outside it.
     """
     path = root / INFO
     info = read_json(path)
-    version = info.get("codebase_version", "none")
+    if not isinstance(info, dict):
+        raise UserError(f"{path} holds a {type(info).__name__}, not a dataset's description", "restore it from a copy")
+    version = str(info.get("codebase_version", "none"))
     if not version.startswith("v3."):
         raise UserError(
             f"{path} has dataset version '{version}', this reads v3",
@@ -95,7 +115,59 @@ def read_info(root: Path) -> dict[str, Any]:
     missing = [k for k in ("features", "fps", "total_episodes", "total_frames", "data_path") if k not in info]
     if missing:
         raise UserError(f"{path} lacks {', '.join(missing)}", f"run `vla data repair {root}`")
+    for key in ("total_episodes", "total_frames"):
+        if not isinstance(info[key], int) or info[key] < 0:
+            raise UserError(f"{path}: '{key}' is {info[key]!r}, expected a whole number", "restore it from a copy")
+    if not isinstance(info["fps"], int | float) or not 0 < info["fps"] < 1e5:
+        raise UserError(f"{path}: 'fps' is {info['fps']!r}, expected frames per second", "restore it from a copy")
+    _check_places(path, info)
     return info
+
+
+def _check_places(path: Path, info: dict[str, Any]) -> None:
+    """A file of a dataset may lie where it likes, but inside."""
+    if not isinstance(info["features"], dict):
+        raise UserError(f"{path}: 'features' is no mapping", "restore it from a copy")
+    for key, feature in info["features"].items():
+        if "/" in key or "\\" in key or "\0" in key or key in ("", ".", ".."):
+            raise UserError(f"{path}: the feature '{key}' would be a place outside {path.parent.parent}", SUSPECT)
+        shape = feature.get("shape") if isinstance(feature, dict) else None
+        if not isinstance(shape, list) or not all(isinstance(n, int) and 0 < n < 1 << 20 for n in shape):
+            raise UserError(f"{path}: the feature '{key}' has no shape", "restore it from a copy")
+        if not isinstance(feature.get("dtype"), str):
+            raise UserError(f"{path}: the feature '{key}' has no dtype", "restore it from a copy")
+    for name in ("data_path", "video_path"):
+        template = info.get(name)
+        if template is not None and not (isinstance(template, str) and _TEMPLATE.fullmatch(template)):
+            raise UserError(f"{path}: '{name}' is {template!r}, no place inside {path.parent.parent}", SUSPECT)
+
+
+def place(root: Path, template: str, chunk_index: Any, file_index: Any, **names: str) -> Path:
+    """The file of a dataset that a template and a row's numbers name.
+
+    Raises:
+        UserError: They are no numbers.
+    """
+    if not (isinstance(chunk_index, int) and isinstance(file_index, int)):
+        raise UserError(f"{root}/meta/episodes numbers a file {chunk_index!r}, {file_index!r}", SUSPECT)
+    return root / template.format(chunk_index=chunk_index, file_index=file_index, **names)
+
+
+def check_links(root: Path) -> None:
+    """Refuse to write where a link leads out of a folder: what is written would land there.
+
+    Raises:
+        UserError: Names the first link.
+    """
+    home = root.resolve()
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = Path(folder) / name
+            if path.is_symlink() and not path.resolve().is_relative_to(home):
+                raise UserError(
+                    f"{path} is a link out of {root}, through which nothing is written",
+                    "put what it leads to in its place, or link the whole folder",
+                )
 
 
 def next_file(chunk_index: int, file_index: int, chunk_size: int = CHUNK_SIZE) -> tuple[int, int]:

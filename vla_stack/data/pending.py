@@ -13,10 +13,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from vla_stack.data import stats as statistics
 from vla_stack.data.dataset import read_parquet
+from vla_stack.data.digests import write_pages
 from vla_stack.data.layout import make_folder, read_json, sync_file, sync_folder, write_json
 from vla_stack.data.sidecar import write_facts
 from vla_stack.data.store import Episode
@@ -57,7 +56,7 @@ class PendingEpisodes:
         temporary = self._staging / f"pending-{uid}"
         try:
             temporary.mkdir()
-            pq.write_table(episode.table, temporary / _TABLE, compression="snappy")
+            write_pages(episode.table, temporary / _TABLE)
             sync_file(temporary / _TABLE)
             for key, video in episode.videos.items():
                 os.replace(video, temporary / f"{key}.mp4")

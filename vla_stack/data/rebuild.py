@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vla_stack.data import stats as statistics
 from vla_stack.data.dataset import read_parquet, read_tasks
 from vla_stack.data.features import NUMERIC
-from vla_stack.data.layout import CHUNK_SIZE, EPISODES_PATH, VIDEO_PATH, next_file
+from vla_stack.data.layout import CHUNK_SIZE, EPISODES_PATH, VIDEO_PATH, next_file, place
 from vla_stack.data.store import row_table
 from vla_stack.data.video import decode
 from vla_stack.errors import UserError
@@ -66,7 +66,7 @@ def _row(root: Path, info: Row, episode: int, data: Path, previous: Row | None, 
     for key, feature in info["features"].items():
         if feature["dtype"] == "video":
             where = _following(info, previous, f"videos/{key}")
-            path = root / str(info.get("video_path") or VIDEO_PATH).format(video_key=key, **where)
+            path = place(root, str(info.get("video_path") or VIDEO_PATH), **where, video_key=key)
             pictures = _histogram(image for _, image in decode(path))
             if pictures["count"][0] != length:
                 raise UserError(f"{path} holds {pictures['count'][0]} frames, episode {episode} has {length}")

@@ -6,18 +6,15 @@ that a crash kept out and the next commit of the same uid replaces.
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vla_stack.data.dataset import read_parquet
-from vla_stack.data.layout import make_folder, sync_file, sync_folder
-
-SIDECAR = "meta/rac_episodes.parquet"
+from vla_stack.data.digests import write_parquet
+from vla_stack.data.layout import SIDECAR
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,4 @@ def write_facts(root: Path, rows: list[dict[str, Any]]) -> None:
     """Add rows, replacing those of the same uid; atomic and durable."""
     merged = read_facts(root) | {row["episode_uid"]: row for row in rows}
     columns = {name: pa.array([row[name] for row in merged.values()], kind) for name, kind in _TYPES.items()}
-    path = root / SIDECAR
-    make_folder(path.parent)
-    tmp = path.with_name(f".{path.name}.tmp")
-    pq.write_table(pa.table(columns), tmp)
-    sync_file(tmp)
-    os.replace(tmp, path)
-    sync_folder(path.parent)
+    write_parquet(root, SIDECAR, pa.table(columns))

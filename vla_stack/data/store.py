@@ -10,19 +10,19 @@ last: an episode exists once info.json counts it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from vla_stack import locks
+from vla_stack.data import digests
 from vla_stack.data import stats as statistics
 from vla_stack.data.dataset import read_episode_rows, read_parquet, read_tasks
 from vla_stack.data.features import Features, read_robot_spec
@@ -37,13 +37,16 @@ from vla_stack.data.layout import (
     TASKS,
     VERSION,
     VIDEO_PATH,
+    check_links,
+    encode_json,
     make_folder,
     next_file,
+    place,
     read_info,
     read_json,
+    replace_file,
     sync_file,
     sync_folder,
-    write_json,
 )
 from vla_stack.data.sidecar import write_facts
 from vla_stack.errors import UserError
@@ -73,23 +76,16 @@ class Episode:
 
 
 @contextlib.contextmanager
-def locked(root: Path):
-    """Hold the dataset's writer lock; the kernel lets go of it when the process dies.
+def locked(root: Path) -> Iterator[Path]:
+    """Hold the dataset's writer lock; gives the folder for unfinished files.
 
     Raises:
-        UserError: Another process holds it.
+        UserError: Another process holds it, or a link leads out of the folder.
     """
+    check_links(root)
     staging = root / STAGING
     staging.mkdir(parents=True, exist_ok=True)
-    with (staging / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{root} is being written by another process", "wait for it to end, or record into another folder"
-            ) from None
-        if not (staging / "lock").exists() or os.fstat(lock.fileno()).st_ino != (staging / "lock").stat().st_ino:
-            raise UserError(f"{root} was just released by another process", "try again")
+    with locks.locked(staging / "lock", root, "wait for it to end, or record into another folder"):
         yield staging
 
 
@@ -153,8 +149,9 @@ class EpisodeStore:
         self._stats: dict[str, statistics.Stats] | None = None
         self._last: dict[str, Any] | None = None
         self._rows: pa.Table | None = None
-        write_json(self.root / ROBOT, spec.to_json())
-        write_json(self.root / INFO, self.info)
+        digests.begin(self.root)
+        digests.write_json(self.root, ROBOT, spec.to_json())
+        digests.write_json(self.root, INFO, self.info)
 
     def _open(self, spec: RobotSpec, features: Features) -> None:
         self.info = read_info(self.root)
@@ -183,10 +180,10 @@ class EpisodeStore:
         episode, length = self._placed(episode), episode.table.num_rows
         row, rows = self._append_row(episode, length)
         moves = {self.staging / "data.parquet": self._path(DATA_PATH, row, "data")}
-        pq.write_table(episode.table, self.staging / "data.parquet", compression="snappy")
+        digests.write_pages(episode.table, self.staging / "data.parquet")
         for key, path in episode.videos.items():
             moves[path] = self._path(VIDEO_PATH, row, f"videos/{key}", video_key=key)
-        pq.write_table(rows, self.staging / "episodes.parquet", compression="snappy")
+        digests.write_pages(rows, self.staging / "episodes.parquet")
         moves[self.staging / "episodes.parquet"] = self._path(EPISODES_PATH, row, "meta/episodes")
 
         info = self.info | {
@@ -235,8 +232,11 @@ class EpisodeStore:
     def _publish(self, moves: Mapping[Path, Path], stats: Mapping[str, statistics.Stats], info: dict[str, Any]) -> None:
         if len(self.tasks) != self.info["total_tasks"]:
             write_tasks(self.root, self.tasks)
+        texts = {STATS: encode_json(statistics.to_json(stats)), INFO: encode_json(info)}
+        names = {target.relative_to(self.root).as_posix(): source for source, target in moves.items()}
         for source in moves:
             sync_file(source)
+        digests.record(self.root, names | texts)
         for source, target in moves.items():
             make_folder(target.parent)
             _before(source).unlink(missing_ok=True)
@@ -245,8 +245,8 @@ class EpisodeStore:
             os.replace(source, target)
         for folder in {target.parent for target in moves.values()}:
             sync_folder(folder)
-        write_json(self.root / STATS, statistics.to_json(stats))
-        write_json(self.root / INFO, info)  # the commit
+        for name, text in texts.items():  # the last one is the commit
+            replace_file(self.root / name, text)
         for source in moves:
             _before(source).unlink(missing_ok=True)
 
@@ -262,14 +262,12 @@ class EpisodeStore:
                 target.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # `repair` aggregates them anew
             if self._stats:
-                write_json(self.root / STATS, statistics.to_json(self._stats))
+                digests.write_json(self.root, STATS, statistics.to_json(self._stats))
             else:
                 (self.root / STATS).unlink(missing_ok=True)
 
     def _path(self, template: str, row: Mapping[str, Any], prefix: str, **names: str) -> Path:
-        return self.root / template.format(
-            chunk_index=row[f"{prefix}/chunk_index"], file_index=row[f"{prefix}/file_index"], **names
-        )
+        return place(self.root, template, row[f"{prefix}/chunk_index"], row[f"{prefix}/file_index"], **names)
 
     def _append_row(self, episode: Episode, length: int) -> tuple[dict[str, Any], pa.Table]:
         """The episode's row of ``meta/episodes``, in LeRobot's columns, and the file that will hold it."""
@@ -324,13 +322,7 @@ def write_tasks(root: Path, tasks: list[str]) -> None:
         for name, (a, b) in types.items()
     ]
     describe = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
-    path = root / TASKS
-    make_folder(path.parent)
-    tmp = path.with_name(".tasks.parquet.tmp")
-    pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(describe)}), tmp)
-    sync_file(tmp)
-    os.replace(tmp, path)
-    sync_folder(path.parent)
+    digests.write_parquet(root, TASKS, table.replace_schema_metadata({"pandas": json.dumps(describe)}))
 
 
 def check_same(

@@ -7,25 +7,29 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_stack.data import digests
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.edit import backfill, merge, relabel
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import cache_folder
 from vla_stack.data.integrity import check, repair
 from vla_stack.data.labels import CONTROL_SOURCE, SEGMENT_TYPE
-from vla_stack.data.layout import ROBOT
+from vla_stack.data.layout import ROBOT, read_info
 from vla_stack.data.pending import count_pending
 from vla_stack.data.preference_view import view_pair
 from vla_stack.data.preferences import PAIRS
+from vla_stack.data.store import clear_staging, locked
 from vla_stack.data.view import view
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
 from vla_stack.schema import SUCCESS
 
-HELP = "Inspect, check, repair, label, merge or view a LeRobotDataset v3, whoever wrote it."
+HELP = "Inspect, check, seal, repair, label, merge or view a LeRobotDataset v3, whoever wrote it."
 EXAMPLES = (
     "vla data info datasets/pick",
     "vla data check datasets/pick      # every file, every video's length; exit code 1 if something is wrong",
+    "vla data check datasets/pick --deep    # every byte, picture and number: digests, limits, statistics",
+    "vla data seal datasets/pick       # digests of all files as they are now; recorders keep their own",
     "vla data repair datasets/pick     # back to the last good episode after a crash",
     "vla data backfill datasets/pick   # add the columns of interventions to demonstrations",
     "vla data relabel datasets/rac --episode 3 --frames 10:25 --segment recovery",
@@ -41,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--episode", type=int, default=0, help="relabel, view: which one, or which pair of preferences (0)"
     )
+    parser.add_argument("--deep", action="store_true", help="check: decode every picture, compare every number")
     parser.add_argument("--frames", help="relabel: first and one past the last, e.g. 10:25")
     parser.add_argument("--segment", choices=[s.name.lower() for s in Segment], help="relabel: what they are")
     parser.add_argument("--into", type=Path, help="merge: the new dataset")
@@ -100,13 +105,24 @@ def _print_tasks(dataset: Dataset) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     root = args.root[0]
-    problems = check(root)
+    problems = check(root, args.deep)
     for problem in problems:
         print(f"  {problem}")
     if problems:
-        print(f"{root}: {len(problems)} problems -- run `vla data repair {root}`")
+        print(f"{root}: {len(problems)} problems -- run `vla data repair {root}`, or restore what is named from a copy")
         return 1
-    print(f"{root}: nothing wrong")
+    sealed = digests.read(root) is not None
+    print(f"{root}: nothing wrong" + ("" if sealed else f"; it keeps no digests, see: vla data seal {root}"))
+    return 0
+
+
+def _seal(args: argparse.Namespace) -> int:
+    root = args.root[0]
+    read_info(root)
+    with locked(root):
+        count = digests.seal(root)
+    clear_staging(root)
+    print(f"{root}: {count} files recorded as they are now")
     return 0
 
 
@@ -141,7 +157,7 @@ def _relabel(args: argparse.Namespace) -> int:
 
 def _merge(args: argparse.Namespace) -> int:
     if args.into is None or len(args.root) < 2:
-        raise UserError("merge needs two datasets and --into", EXAMPLES[5])
+        raise UserError("merge needs two datasets and --into", EXAMPLES[7])
     print(f"{args.into}: {merge(args.root, args.into)} episodes. Next: vla data check {args.into}")
     return 0
 
@@ -159,6 +175,7 @@ def _view(args: argparse.Namespace) -> int:
 VERBS = {
     "info": _info,
     "check": _check,
+    "seal": _seal,
     "repair": _repair,
     "backfill": _backfill,
     "relabel": _relabel,
