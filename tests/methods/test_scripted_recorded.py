@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from vla_stack.data import digests
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.recorder import EpisodeRecorder
@@ -195,6 +196,7 @@ def rewrite(root, name, values):
         info = json.loads((root / "meta/info.json").read_text())
         del info["features"][name]
         (root / "meta/info.json").write_text(json.dumps(info))
+    digests.seal(root)
 
 
 def refused(root, match, recipe=RECIPE, episodes=3):
@@ -211,9 +213,11 @@ def test_another_robot_is_refused(moves, tmp_path):
     robot = json.loads(path.read_text())
     robot["state"][2]["name"] = "height"
     path.write_text(json.dumps(robot))
+    digests.seal(path.parents[1])
     refused(path.parents[1], r"named/meta/robot.json: entry 2 of observation.state is height in m, of 23; in sim/pick")
     robot["state"][2]["name"] = "tcp_z.pos"
     path.write_text(json.dumps(robot | {"state": robot["state"][:-1]}))
+    digests.seal(path.parents[1])
     refused(path.parents[1], r"entry 22 of observation.state is missing, of 22; in sim/pick-v0 it is goal_joint in m")
 
 

@@ -12,6 +12,7 @@ import torch
 from lerobot.policies.factory import make_policy_config
 from training_fakes import tiny_config
 
+from vla_stack.data import digests
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
 from vla_stack.policies.embodiment import Embodiment
@@ -141,6 +142,7 @@ def renamed(root: Path, **names: object) -> None:
     for key, value in names.items():
         info["features"][{"state": OBS_STATE, "action": ACTION}[key]]["names"] = value
     (root / "meta" / "info.json").write_text(json.dumps(info))
+    digests.seal(root)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +179,7 @@ def test_deltas_are_not_made_relative(tmp_path: Path, kind: str) -> None:
     root = record(tmp_path / "data", 3, {"front": 16})
     file = root / "meta" / "robot.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "action_kind": "delta"}))
+    digests.seal(root)
     config = new_config() if kind == "vla" else make_policy_config(kind, use_relative_actions=True, device="cpu")
     sources = open_sources(DataRecipe(root=(str(root),)), config)
     settle_relative(config, sources, known=True)
@@ -204,6 +207,7 @@ def test_pooled_statistics_are_those_that_all_have() -> None:
 def test_a_robot_without_a_name_is_asked_for(roots: dict[str, str], tmp_path: Path) -> None:
     root = record(tmp_path / "theirs", 3, {"front": 16})
     (root / "meta" / "robot.json").unlink()
+    digests.seal(root)
     sources = (SourceRecipe(str(root)), SourceRecipe(roots["small"]))
     with pytest.raises(UserError, match=r"data.sources\[0\]: .* does not name its robot .* set data.sources\[0\]"):
         open_sources(DataRecipe(sources=sources), new_config())
