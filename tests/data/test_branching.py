@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.utils.feature_utils import dataset_to_policy_features
+from vla_stack.data.collect import CollectConfig, Simulator, collect
 
 import sim
 from sim import external

@@ -19,9 +19,9 @@ from tiny_vlas import KINDS, tiny_options, tiny_pi
 import sim  # noqa: F401  registers the environments
 from vla_stack.cli import main
 from vla_stack.data.stats import load_stats
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.anatomy import made_up
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.rollout.engine import evaluate
 from vla_stack.schema import Observation
 from vla_stack.serving.client import PolicyClient
 from vla_stack.serving.server import PolicyServer, ServerConfig

@@ -9,9 +9,9 @@ import pytest
 
 from sim import external
 from vla_stack.cli import main
-from vla_stack.envs.making import make_env
+from vla_stack.envs import make
 from vla_stack.errors import UserError
-from vla_stack.rollout.episode import standstill
+from vla_stack.rollout.agents import standstill
 from vla_stack.schema import Camera, Chunks, Dim, PolicySpec, RobotSpec
 from vla_stack.verbs import eval as verb
 
@@ -54,7 +54,7 @@ class Rehearsed:
 )
 def test_the_environment_is_made_as_the_policy_knows_it(env_id, options):
     robot = spec_of(env_id, image_size=(12, 16), **options)
-    env = make_env(env_id, PolicySpec(robot=robot, horizon=8))
+    env = make(env_id, 1, PolicySpec(robot=robot, horizon=8)).row(0)
     assert env.unwrapped.spec_robot == robot
     env.close()
 
@@ -62,16 +62,16 @@ def test_the_environment_is_made_as_the_policy_knows_it(env_id, options):
 def test_a_policy_of_another_arm_is_refused_in_one_line():
     robot = spec_of("aloha/transfer_cube", control_hz=10)
     with pytest.raises(UserError, match="metaworld/reach-v3: there is no camera 'top'|there is no camera 'top'"):
-        make_env("metaworld/reach-v3", PolicySpec(robot=robot, horizon=8))
+        make("metaworld/reach-v3", 1, PolicySpec(robot=robot, horizon=8))
     blind = RobotSpec(robot.name, robot.state, robot.action, (), 20.0)
     with pytest.raises(UserError, match=r"metaworld/reach-v3 has action \[hand_x.pos"):
-        make_env("metaworld/reach-v3", PolicySpec(robot=blind, horizon=8))
+        make("metaworld/reach-v3", 1, PolicySpec(robot=blind, horizon=8))
 
 
 def test_a_policy_without_a_description_gets_the_benchmarks_own_rate_and_actions():
     dims = tuple(Dim(f"x_{i}", "1") for i in range(4))
     robot = RobotSpec("lerobot/act", dims, dims, (Camera("corner2", 12, 16),), 10.0)
-    env = make_env("metaworld/reach-v3", PolicySpec(robot=robot, horizon=8), {"control_mode": "ee_abs"})
+    env = make("metaworld/reach-v3", 1, PolicySpec(robot=robot, horizon=8), {"control_mode": "ee_abs"}).row(0)
     assert env.unwrapped.spec_robot.rate_hz == 80.0
     env.close()
 

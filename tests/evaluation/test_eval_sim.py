@@ -12,8 +12,8 @@ import pytest
 from sim import TASKS, make_expert
 from sim.arm import ARM7
 from vla_stack.errors import UserError
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.evaluation.video import film
-from vla_stack.rollout.engine import evaluate
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Chunks, PolicySpec
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from vla_stack.errors import UserError
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.evaluation.report import write_report, write_run_report
 from vla_stack.evaluation.video import film, replay, write_mp4
-from vla_stack.rollout.engine import evaluate
 from vla_stack.rollout.records import EpisodeRecord, EvalResult, load_records
 
 

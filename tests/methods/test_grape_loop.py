@@ -146,7 +146,7 @@ def test_the_noise_of_a_rollout_is_its_own_whoever_shares_its_batch(policy):
     sampler = Sampler(load_policy(policy), sigma=0.5)
     size = len(sampler.policy.spec.robot.state)
     observations = [Observation(np.full(size, x, np.float32), {}, "pick", 0, 0) for x in (0.1, 0.3)]
-    both, (alone,) = sampler(observations, [1, 2]), sampler(observations[1:], [2])
+    both, (alone,) = sampler._sample(observations, [1, 2]), sampler._sample(observations[1:], [2])
     np.testing.assert_allclose(both[1]["chain"], alone["chain"], atol=1e-4)
     network = sampler.policy.policy
     with torch.inference_mode():

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from vla_stack.errors import UserError
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods import run as verb
 from vla_stack.methods.expo import ExpoRecipe
 from vla_stack.methods.off_policy import learner as learners
@@ -23,7 +24,6 @@ from vla_stack.methods.off_policy.rollout_workers import LocalRollouts
 from vla_stack.methods.off_policy.state_policy import StatePolicy
 from vla_stack.methods.wsrl import WsrlRecipe
 from vla_stack.ray_cluster import connect
-from vla_stack.rollout.engine import evaluate
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Observation
 from vla_stack.training.recipe_tree import build, read_tree

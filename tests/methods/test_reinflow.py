@@ -12,7 +12,7 @@ from tiny_vlas import make_processors, make_vla, tiny_pi
 from vla_stack.methods.advantages import Experience, advantages, following
 from vla_stack.methods.reinflow.loss import Learner, ReinFlowConfig, mean_entry, minibatches, observe
 from vla_stack.policies import flow
-from vla_stack.policies.chain import NOISE_LIMIT, chain_log_prob, normal
+from vla_stack.policies.chain import NOISE_LIMIT, chain_log_prob, normal, sample_chain
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.processor_moh import make_moh_pre_post_processors
@@ -53,6 +53,12 @@ def test_undiscounted_steps_of_one_action_give_the_textbook_estimate() -> None:
     follow, last = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([False, False, True])
     gain = advantages(reward, follow, last, value, following(value, torch.zeros(3), last), 1.0)
     assert gain.tolist() == pytest.approx([0.7, 0.5, 0.3])  # lambda = 1: return minus value
+
+
+def deployed(learner: Learner, context, noise: torch.Tensor) -> torch.Tensor:
+    """The chain without noise: how the policy acts where it is served."""
+    std = torch.zeros(1, learner.config.denoising_steps, 1, 1)
+    return sample_chain(learner.policy, context, noise, std, torch.Generator())
 
 
 def make_data(learner: Learner, rows: int = 6, seed: int = 0) -> Experience:
@@ -146,9 +152,9 @@ def test_a_step_makes_good_chains_likelier_and_bad_ones_less() -> None:
 def test_without_noise_it_acts_as_it_is_deployed() -> None:
     learner = make_learner()
     data = make_data(learner)
-    noise, g = data.chain[:, 0], torch.Generator().manual_seed(0)
+    noise = data.chain[:, 0]
     batch = make_vla_pre_post_processors(learner.policy.config, None)[0](make_batch(6))
-    chain = learner.act(data.context, data.inputs, noise, g, explore=False)
+    chain = deployed(learner, data.context, noise)
     learner.policy.config.num_inference_steps = 2
     assert torch.equal(chain[:, -1], learner.policy.predict_action_chunk(batch, noise))
     assert not torch.equal(chain[:, -1], data.chain[:, -1])
@@ -294,12 +300,12 @@ def test_the_deployed_chunk_moves_to_where_the_reward_is() -> None:
     def distance(chain: torch.Tensor) -> torch.Tensor:
         return (chain[:, -1, 0] - wanted).square().mean(-1)
 
-    before = distance(learner.act(context, inputs, noise, g, explore=False)).mean()
+    before = distance(deployed(learner, context, noise)).mean()
     for k in range(8):
         chain = learner.act(context, inputs, noise, g)
         reward, nothing = -distance(chain), torch.zeros_like(inputs)
         one, state = torch.ones(rows, dtype=torch.long), batch[OBS_STATE]
         data = Experience(context, inputs, state, chain, one, reward, torch.zeros(rows), ends, nothing, ends, rows)
         learner.update(data, g, warmup=k < 1)
-    after = distance(learner.act(context, inputs, noise, g, explore=False)).mean()
+    after = distance(deployed(learner, context, noise)).mean()
     assert after < 0.8 * before, (after, before)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import sim
 from vla_stack import cli
 from vla_stack.errors import UserError
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.reinflow import loop as reinflow
 from vla_stack.methods.reinflow.loop import ReinFlowLoop, ReinFlowRecipe
 from vla_stack.methods.reinflow.loss import ReinFlowConfig
@@ -27,10 +28,11 @@ from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.rollout.engine import evaluate
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import ACTION, OBS_STATE
 from vla_stack.training import checkpoint as ckpt
+from vla_stack.training.recipe_tree import build, read_tree
+from vla_stack.world_model import success
 
 CONFIG = Path(__file__).parents[2] / "configs" / "rl_reinflow.yaml"
 SMALL = {"chunk_size": 3, "n_action_steps": 3, "depth": 2, "width": 8, "expert_width": 8, "heads": 2, "head_dim": 4}
@@ -115,6 +117,21 @@ def test_the_checkpoint_is_served_with_as_many_steps_as_it_was_trained_with(run:
         policy, "sim/place-v0", 2, executor=ExecutorConfig(mode="sync"), env_options={"max_episode_steps": 5}
     )
     assert len(result.episodes) == 2
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_success_in_training_is_what_an_evaluation_of_the_checkpoint_says(run: Path, num_envs: int) -> None:
+    recipe = build(ReinFlowRecipe, read_tree(run / "recipe.yaml"), "recipe.yaml")
+    result = evaluate(
+        load_policy(run / "checkpoints/last/pretrained_model"),
+        recipe.env,
+        recipe.eval_episodes,
+        recipe.eval_seed,
+        ExecutorConfig(mode="sync"),
+        num_envs=num_envs,
+        env_options=recipe.env_options,
+    )
+    assert [int(e.success) for e in result.episodes] == records(run)[-1]["eval_success"]
 
 
 def test_a_mixture_of_horizons_too_is_served_with_the_steps_of_its_training(tmp_path: Path) -> None:
@@ -225,11 +242,11 @@ def test_judges_pay_in_training_and_are_not_asked_in_evaluations(start: Path, tm
             raw, reward, _, truncated, info = self.env.step(action)
             return raw, reward, True, truncated, info | {"is_success": True}
 
-    monkeypatch.setattr(reinflow, "Judged", Lenient)
-    monkeypatch.setattr(reinflow, "showing", lambda name, options: options | {"cameras": ("wrist",), "image_size": 16})
+    monkeypatch.setattr(success, "Judged", Lenient)
+    monkeypatch.setattr(success, "showing", lambda name, options: options | {"cameras": ("wrist",), "image_size": 16})
     size = {"num_envs": 2, "eval_episodes": 2, "env_options": {"max_episode_steps": 2}}
     loop = ReinFlowLoop(ReinFlowRecipe(policy=str(start), judge="judges", **size), tmp_path)
-    seen = loop.practice.live([0, 1], torch.Generator().manual_seed(0))
+    seen = loop.practise([0, 1])
     assert seen.success.all() and seen.reward.tolist() == [1.0, 1.0]
     assert loop.evaluate()["eval_success"] == [0, 0]
     with pytest.raises(UserError, match="reward=task pays none"):

@@ -6,9 +6,13 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from vla_stack.methods.reinflow.rollouts import Rollouts
+from vla_stack.methods.reinflow.rollouts import FINAL, Explorer, FinalObservation
 from vla_stack.policies.transformer import PrefixContext
-from vla_stack.schema import OBS_STATE, Dim, RobotSpec
+from vla_stack.rollout.agents import PolicyAgent
+from vla_stack.rollout.engine import run
+from vla_stack.rollout.plan import Plan, Start
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import OBS_STATE, Dim, PolicySpec, RobotSpec
 
 STATE = (Dim("seed", "m"), Dim("step", "m"))
 ROBOT = RobotSpec(name="test/scripted", state=STATE, action=(Dim("x.pos", "m"),), cameras=(), rate_hz=10.0)
@@ -20,16 +24,14 @@ SCRIPT = {0: (5, True, False), 1: (4, False, True), 2: (3, True, True)}
 class Scripted(gym.Env):
     """Pays 1, 2, 4, ... a step; its state is its seed and the steps so far. Termination is success."""
 
-    def __init__(self) -> None:
-        self.seen: dict[int, list[float]] = {}
+    observation_space = gym.spaces.Dict({"agent_pos": gym.spaces.Box(-9, 9, (2,), np.float32)})
+    action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
     def reset(self, *, seed, options=None):
         self.seed, self.steps = seed, 0
-        self.seen[seed] = []
         return self._observation(), {"task": "", "is_success": False}
 
     def step(self, action):
-        self.seen[self.seed].append(float(action[0]))
         self.steps += 1
         end, terminates, truncates = SCRIPT[self.seed]
         terminated, truncated = self.steps == end and terminates, self.steps == end and truncates
@@ -59,25 +61,29 @@ class Actor:
 
     policy, config = Network(), SimpleNamespace(gamma=GAMMA)
 
-    def act(self, context, inputs, noise, generator, explore):
+    def act(self, context, inputs, noise, generator):
         chunk = (10 * context.summary[:, 0] + context.summary[:, 1])[:, None, None] + torch.zeros_like(noise)
         return torch.stack((noise, chunk + 0.1 * torch.arange(4)[:, None]), dim=1)
 
 
-def live(reward):
+gym.register("Scripted-v0", entry_point=Scripted)
+
+
+def live(reward, num_envs=2):
     policy = SimpleNamespace(
-        spec=SimpleNamespace(robot=ROBOT, extras={"n_action_steps": EXECUTE}),
+        spec=PolicySpec(ROBOT, 4, extras={"n_action_steps": EXECUTE}),
         preprocess=lambda seen: {OBS_STATE: torch.stack([torch.from_numpy(o.state) for o in seen])},
         postprocessor=lambda actions: actions,
     )
-    envs = [Scripted(), Scripted()]
-    data = Rollouts(policy, Actor(), envs, reward).live([0, 1, 2], torch.Generator().manual_seed(0))
-    return data, {seed: actions for env in envs for seed, actions in env.seen.items()}
+    explorer = Explorer(policy, Actor())
+    how = ExecutorConfig(mode="sync")
+    plan = Plan("Scripted-v0", {}, policy.spec, PolicyAgent, {FINAL: FinalObservation}, how)
+    records = sorted(run(explorer, plan, [Start(n) for n in range(3)], num_envs), key=lambda r: r.seed)
+    return explorer.experience(records, reward), {r.seed: r.actions[:, 0] for r in records}
 
 
 def test_rows_are_whole_episodes_in_their_order() -> None:
     data, actions = live("task")
-    # Two environments take turns; the third episode begins where the first of them has ended.
     states = [[0, 0], [0, 3], [1, 0], [1, 3], [2, 0]]
     assert data.state.tolist() == states and data.context.summary.tolist() == states
     assert data.inputs[:, 2:].tolist() == states
@@ -109,3 +115,9 @@ def test_a_truncated_episode_alone_has_final_inputs_its_own() -> None:
     torch.testing.assert_close(
         data.final_inputs[3, :2], torch.tensor([-1.0, 1.0])
     )  # features are the state, normalised
+
+
+def test_rows_do_not_depend_on_how_many_run_side_by_side() -> None:
+    one, three = live("task", 1)[0], live("task", 3)[0]
+    for name in ("inputs", "state", "chain", "executed", "reward", "follow", "last", "final_inputs", "success"):
+        assert torch.equal(getattr(one, name), getattr(three, name)), name

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vla_stack.errors import UserError
-from vla_stack.rollout.engine import evaluate
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.rollout.latency import Latency
 from vla_stack.rollout.records import IDLE
 from vla_stack.runtime.executor import ExecutorConfig

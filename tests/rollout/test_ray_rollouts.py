@@ -10,8 +10,9 @@ import ray_fake
 import sim
 from vla_stack.envs.state_env import EnvRecipe
 from vla_stack.errors import UserError
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.rollout import collect
-from vla_stack.rollout.engine import RayGroup, evaluate
+from vla_stack.rollout.workers import RayGroup
 from vla_stack.schema import Chunks, PolicySpec
 
 
@@ -32,8 +33,8 @@ class Wanderer:
 def begun(monkeypatch):
     """Groups, once for each time that their actor was made."""
     monkeypatch.setitem(sys.modules, "ray", ray_fake)
-    groups, begin = [], RayGroup._begin
-    monkeypatch.setattr(RayGroup, "_begin", lambda group: (begin(group), groups.append(group)))
+    groups, start = [], RayGroup._start
+    monkeypatch.setattr(RayGroup, "_start", lambda group: (start(group), groups.append(group)))
     return groups
 
 
@@ -52,7 +53,7 @@ def test_episodes_of_a_killed_actor_begin_anew_elsewhere(begun):
 
 def test_actors_that_keep_dying_are_given_up(begun, monkeypatch):
     monkeypatch.setattr(ray_fake, "get", lambda call: (_ for _ in ()).throw(ray_fake.RayActorError("killed")))
-    with pytest.raises(UserError, match="keep dying: killed -- try --rollouts local"):
+    with pytest.raises(UserError, match="keeps dying .killed. -- try --workers 0"):
         evaluate(Wanderer(), "sim/pick-v0", 2, num_envs=1, workers=1, rollouts="ray")
     assert len(begun) == 3
     with pytest.raises(UserError, match="at least one worker"):

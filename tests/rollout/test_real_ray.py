@@ -5,9 +5,10 @@ import pytest
 import ray
 from test_ray_rollouts import Wanderer
 
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.ray_cluster import cluster
 from vla_stack.rollout import collect
-from vla_stack.rollout.engine import RayGroup, evaluate
+from vla_stack.rollout.workers import RayGroup
 
 
 @pytest.mark.flaky(reruns=1)  # Ray has deadlines of its own, see conftest.py

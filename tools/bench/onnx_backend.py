@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_stack.envs.making import make_env, options_for
+from vla_stack.envs import make
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.onnx_export import export
 from vla_stack.policies.shipped import resolve_policy
-from vla_stack.rollout.engine import evaluate
 from vla_stack.schema import Observation, PolicySpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -32,7 +32,7 @@ ENV, SEED, BATCHES, REPEATS, ROUNDS = "sim/pick-v0", 1000, (1, 8), 15, 4
 
 def observations(spec: PolicySpec, n: int) -> list[Observation]:
     """Beginnings of episodes."""
-    env: Any = make_env(ENV, spec, options_for(ENV, spec, None))
+    env: Any = make(ENV, 1, spec).row(0)
     found = []
     for seed in range(n):
         obs, info = env.reset(seed=seed)

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 import sim
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.rollout.collect import CollectConfig, collect
-from vla_stack.rollout.engine import evaluate
 from vla_stack.rollout.latency import Latency
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe

@@ -23,8 +23,8 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import ROOT, Check, parser, write
 from sim import external
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.rollout.engine import evaluate
 from vla_stack.statistics import wilson
 
 OUT = ROOT / "outputs" / "reproduce" / "external"

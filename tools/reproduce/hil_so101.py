@@ -82,8 +82,8 @@ def train(args: argparse.Namespace) -> Path:
 
 def evaluate(policy: Path) -> dict[str, Any]:
     """In simulation, asynchronously with a step of delay."""
+    from vla_stack.evaluation.evaluate import evaluate as rollouts
     from vla_stack.policies.chunk_policy import load_policy
-    from vla_stack.rollout.engine import evaluate as rollouts
     from vla_stack.rollout.latency import Latency
 
     result = rollouts(

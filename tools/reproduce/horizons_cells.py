@@ -28,10 +28,10 @@ from horizons_arms import (
 
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.loader import ChunkLoader
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.evaluation.metrics import boundary_discontinuity
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.rollout.collect import CollectConfig, collect
-from vla_stack.rollout.engine import evaluate
 from vla_stack.rollout.records import EvalResult
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import ACTION, OBS_STATE, Chunks, Observation, PolicySpec

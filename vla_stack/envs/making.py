@@ -10,27 +10,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.envs.state_env import IMAGINED, SEEN, Seeing
+from vla_stack.envs.vector import LocalEnvs, VectorEnv
 from vla_stack.errors import UserError
 from vla_stack.registry import ENVIRONMENTS
 from vla_stack.schema import Observation, PolicySpec, RobotSpec
 
+# Prefix of an id -> who makes its rows, (rest of the id, num_envs, **options) -> VectorEnv.
+PROVIDERS = {
+    "imagined": "vla_stack.world_model.dreams:make",
+    "judged": "vla_stack.world_model.success:make",
+}
 
-def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> gym.Env:
-    """Build an environment that shows a policy what it was trained on.
+
+def make(
+    env_id: str, num_envs: int = 1, policy: PolicySpec | None = None, options: dict[str, Any] | None = None
+) -> VectorEnv:
+    """Rows of an environment, which show a policy what it was trained on.
 
     A task of ``sim`` or of a benchmark takes the policy's cameras, image size, control mode and rate. Any other
     environment is taken as it is and compared. A policy of reinforcement learning on states names the environment of
     its training (``methods.off_policy.state_policy``): there it gets its options, and anywhere what it observed.
 
     Args:
-        env_id: Gymnasium id, optionally ``module:id``, or a benchmark's task (see :mod:`sim.external`).
-        policy: What the policy consumes.
+        env_id: A task (``sim/pick-v0``), a benchmark's (see :mod:`sim.external`), a world model (``imagined:<run>``), a
+            task whose success a world model judges (``judged:<run>@<id>``), or any gymnasium id, optionally
+            ``module:id``.
+        num_envs: Rows.
+        policy: What the policy consumes; None takes the environment as its options make it.
         options: Further keyword arguments of the environment, e.g. ``randomisation``.
 
     Raises:
         UserError: There is no such environment, or it does not fit the policy.
     """
-    options = options_for(env_id, policy, options)
+    options = dict(options or {}) if policy is None else options_for(env_id, policy, options)
+    provider, colon, rest = env_id.partition(":")
+    if colon and provider in PROVIDERS:
+        module, _, attribute = PROVIDERS[provider].partition(":")
+        made: VectorEnv = getattr(importlib.import_module(module), attribute)(rest, num_envs, **options)
+    else:
+        made = LocalEnvs([_checked(env_id, policy, options) for _ in range(num_envs)])
+    if policy is not None:
+        try:
+            check_fit(made.robot or policy.robot, policy.robot, env_id)
+        except UserError:
+            made.close()
+            raise
+    return made
+
+
+def _checked(env_id: str, policy: PolicySpec | None, options: dict[str, Any]) -> gym.Env:
+    """One environment; raises :class:`UserError` where there is none, or it observes in another form."""
     try:
         env = construct(env_id, **options)
     except gym.error.UnregisteredEnv as e:
@@ -39,19 +68,13 @@ def make_env(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = N
         raise UserError(f"{env_id}: {e}", "an environment of another package is named module:id") from e
     except TypeError as e:
         raise UserError(f"{env_id} does not take these options: {e}") from e
-    try:
-        space = env.observation_space
-        wanted = {"agent_pos"} | ({"pixels"} if policy.robot.cameras else set())
-        if not isinstance(space, gym.spaces.Dict) or not wanted <= set(space):
-            raise UserError(
-                f"{env_id} gives no {' and '.join(map(repr, sorted(wanted, reverse=True)))}",
-                "wrap it to observe as LeRobot's environments do",
-            )
-        check_fit(robot_of(env, policy), policy.robot, env_id)
-    except UserError:
+    space = env.observation_space
+    wanted = {"agent_pos"} | ({"pixels"} if policy is not None and policy.robot.cameras else set())
+    if not isinstance(space, gym.spaces.Dict) or not wanted <= set(space):
         env.close()
-        raise
-    trained = policy.extras.get("trained_in")
+        missing = " and ".join(map(repr, sorted(wanted, reverse=True)))
+        raise UserError(f"{env_id} gives no {missing}", "wrap it to observe as LeRobot's environments do")
+    trained = policy.extras.get("trained_in") if policy is not None else None
     return env if trained is None else Seeing(env, trained["features"])
 
 
@@ -77,6 +100,7 @@ def is_benchmark(env_id: str) -> bool:
 def options_for(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> dict[str, Any]:
     """Keyword arguments of an environment: those that follow from the policy, then the given ones."""
     follow: dict[str, Any] = {}
+    env_id = env_id.rpartition("@")[2]  # of what a world model judges
     if env_id.startswith("sim/"):
         follow = _sim_options(policy.robot)
     elif is_benchmark(env_id):
@@ -85,15 +109,6 @@ def options_for(env_id: str, policy: PolicySpec, options: dict[str, Any] | None 
     if trained.get("id") == env_id:
         follow |= trained["options"] | ({"max_episode_steps": trained["limit"]} if trained["limit"] else {})
     return follow | (options or {})
-
-
-def robot_of(env: gym.Env, policy: PolicySpec) -> RobotSpec:
-    """The embodiment of an environment; one that does not describe itself is taken to be the policy's."""
-    return getattr(env.unwrapped, "spec_robot", None) or policy.robot
-
-
-def stages_of(env: gym.Env) -> tuple[str, ...]:
-    return tuple(getattr(env.unwrapped, "stages", ()))
 
 
 def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:

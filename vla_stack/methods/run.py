@@ -36,7 +36,7 @@ def run(loop: str, source: Path, overrides: Sequence[str], resume: Path | None) 
     try:
         with withdrawn_on_failure(run_dir) if resume is None else _kept_on_refusal(run_dir / "recipe.yaml"):
             write_run_files(yaml.safe_dump(plain(dataclasses.asdict(recipe)), sort_keys=False), run_dir)
-            module.run(recipe, run_dir)
+            module.main(recipe, run_dir)
     except KeyboardInterrupt:
         print(f"stopped; continue with: vla train --resume {run_dir}")
         return 130

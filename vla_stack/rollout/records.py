@@ -39,6 +39,11 @@ class EpisodeRecord:
         video: Path of an mp4 beside the record file; empty without one.
         actions: float32 [steps, A], commands as sent (SI units); empty for records read from disk.
         chunks: int32 [steps], request id of the chunk that each action came from, ``IDLE`` while holding.
+        noise: int64 [steps], seed of the policy's noise in that chunk, 0 while holding.
+        number: Tells several rollouts of one start apart.
+        rewards: float32 [steps], the environment's own.
+        terminated: Whether the task ended, done or failed for good; a time limit or a stop alone is no such end.
+        attached: What recorders kept, by their names; not written to files.
     """
 
     seed: int
@@ -54,6 +59,11 @@ class EpisodeRecord:
         default_factory=lambda: np.empty((0, 0), np.float32), repr=False, compare=False
     )
     chunks: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False, compare=False)
+    noise: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
+    number: int = 0
+    rewards: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32), repr=False, compare=False)
+    terminated: bool = False
+    attached: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         d: dict[str, Any] = {

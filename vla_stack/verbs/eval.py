@@ -15,12 +15,13 @@ from typing import Any
 from tqdm import tqdm
 
 from vla_stack.envs.making import is_benchmark
+from vla_stack.evaluation.evaluate import describe, evaluate
 from vla_stack.evaluation.metrics import frequency_averaged_score
 from vla_stack.evaluation.provenance import provenance
 from vla_stack.ray_cluster import cluster
-from vla_stack.rollout.engine import ChunkPolicy, describe, evaluate
-from vla_stack.rollout.episode import Instruct
+from vla_stack.rollout.engine import ChunkPolicy
 from vla_stack.rollout.latency import JITTERS, parse_latencies
+from vla_stack.rollout.plan import Instruct
 from vla_stack.rollout.records import EpisodeRecord, EvalResult, save_records
 from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.statistics import wilson

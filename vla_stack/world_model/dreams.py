@@ -20,6 +20,7 @@ from vla_stack.schema import RobotSpec
 from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.imagined_env import Frames, ImaginedEnv
+from vla_stack.world_model.imagined_rows import ImaginedRows
 from vla_stack.world_model.memory import Memory
 from vla_stack.world_model.model import End, WorldModel, shared
 from vla_stack.world_model.offline import Critics
@@ -268,6 +269,12 @@ class Dreams:
             for i, dream in enumerate(known):
                 dream.judged = [state[:, i : i + 1] for state in after]
         return p
+
+
+def make(name: str, num_envs: int, device: str = "cpu") -> ImaginedRows:
+    """Rows of ``imagined:<name>``, for :func:`vla_stack.envs.make`; raises as :func:`make_env`."""
+    model = shared(name, device)
+    return ImaginedRows(Dreams(model, simulated(model), num_envs, max_steps_of(model)), num_envs)
 
 
 def make_env(name: str, render_mode: str | None = None, device: str = "cpu") -> ImaginedEnv:

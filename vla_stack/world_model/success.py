@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vla_stack.envs.making import construct
+from vla_stack.envs.vector import LocalEnvs
 from vla_stack.errors import UserError
 from vla_stack.world_model.model import shared
 
@@ -59,6 +61,13 @@ class Judged(gym.Wrapper):
         pictures = torch.from_numpy(np.stack([raw["pixels"][c] for c in self._model.cameras]))
         p, self._states = self._model.heads.success(pictures[None, None], self._task, self._states)
         return bool(p[0, 0] > self._model.config.limits.success)
+
+
+def make(name: str, num_envs: int, **options: Any) -> LocalEnvs:
+    """Rows of ``judged:<world model>@<environment>``, for :func:`vla_stack.envs.make`; raises as :class:`Judged`."""
+    judges, _, env_id = name.rpartition("@")
+    shown = showing(judges, options)
+    return LocalEnvs([Judged(construct(env_id, **shown), judges) for _ in range(num_envs)])
 
 
 def showing(name: str, options: dict[str, Any]) -> dict[str, Any]:

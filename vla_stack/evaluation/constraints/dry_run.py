@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
 
-import gymnasium as gym
 import numpy as np
 
+import sim
+from vla_stack.envs import EnvStep
 from vla_stack.evaluation.constraints.score import external, stage_costs, tick_costs
 from vla_stack.evaluation.constraints.spec import Spec
-from vla_stack.evaluation.constraints.trace import Trace, Traced
+from vla_stack.evaluation.constraints.trace import Trace, TraceRecorder
+from vla_stack.rollout.agents import ExpertAgent, expert_plan
+from vla_stack.rollout.engine import run
+from vla_stack.rollout.plan import Decision, Episode, Query, Reply, Start
+from vla_stack.schema import Observation
+
+STOP = 6  # steps, before anything has been done
 
 
 def problems(spec: Spec, traces: Sequence[Trace], success: Sequence[bool]) -> list[str]:
@@ -43,23 +49,23 @@ def problems(spec: Spec, traces: Sequence[Trace], success: Sequence[bool]) -> li
     return out
 
 
+class _Halfway(ExpertAgent):
+    """Every other episode it stops after :data:`STOP` steps and repeats its last action."""
+
+    def __init__(self, episode: Episode) -> None:
+        super().__init__(episode, sim.make_expert, 0.0)
+        self._stop, self._last = STOP if episode.start.number % 2 else None, Decision(np.zeros(0, np.float32))
+
+    def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
+        if self._stop is None or k < self._stop:
+            decision = yield from super().act(k, observation, now)
+            assert decision is not None
+            self._last = decision
+        return self._last
+
+
 def expert_episodes(task: str, count: int, seed: int = 0) -> tuple[list[Trace], list[bool]]:
     """Episodes of a task of ``sim`` to try constraints on: half by its expert, half by one that stops half way."""
-    import sim
-
-    env = Traced(gym.make(sim.TASKS[task].id, cameras=(), disable_env_checker=True))
-    traces, success = [], []
-    for episode in range(count):
-        env.reset(seed=seed + episode)
-        expert: Any = sim.make_expert(env.unwrapped, seed=seed + episode)  # type: ignore[arg-type]
-        info: dict[str, Any] = {"is_success": False}
-        stop = sim.TASKS[task].max_episode_steps if episode % 2 == 0 else 6
-        action, ended, k = None, False, 0
-        while not ended:
-            action = expert.act() if k < stop or action is None else action
-            _, _, terminated, truncated, info = env.step(action)
-            ended, k = bool(terminated or truncated), k + 1
-        traces.append(env.trace())
-        success.append(bool(info["is_success"]))
-    env.close()
-    return traces, success
+    plan = expert_plan(sim.TASKS[task].id, {"cameras": ()}, _Halfway, {"trace": TraceRecorder})
+    records = sorted(run(None, plan, [Start(seed + n, n) for n in range(count)], num_envs=1), key=lambda r: r.number)
+    return [r.attached["trace"] for r in records], [r.success for r in records]

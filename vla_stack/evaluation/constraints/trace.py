@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
+
+from vla_stack.rollout.plan import Episode, StepEvent
 
 Floats = NDArray[np.float64]
 Named = dict[str, NDArray[Any]]
@@ -73,35 +74,31 @@ class Trace:
         return cls(**named, **{name: arrays[name] for name in rest})  # type: ignore[arg-type]
 
 
-class Traced(gym.Wrapper):
-    """A task of ``sim`` that writes down what constraints need; :meth:`trace` is of all since the last reset."""
+class TraceRecorder:
+    """Writes down what constraints need of an episode of a task of ``sim``."""
 
-    def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
+    def __init__(self, episode: Episode) -> None:
         from sim.measurement import Measurement  # on demand: it loads the simulator
 
-        self._measure = Measurement(env.unwrapped)  # type: ignore[arg-type]
+        self._task = episode.env.unwrapped
+        self._measure = Measurement(self._task)
         self._rows: list[dict[str, Any]] = []
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        self._rows = []
-        return self.env.reset(**options)
+    def step(self, event: StepEvent) -> None:
+        m, touched = self._measure, bool(event.after.info.get("cost", 0.0))
+        row = {"points": m.points(), "held": m.held(), "contact": touched, "ee": m.pose()}
+        action = np.asarray(event.decision.command, np.float64)
+        self._rows.append(row | {"q": m.joints(), "wrench": m.wrench(), "action": action})
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        out, m = self.env.step(action), self._measure
-        row = {"points": m.points(), "held": m.held(), "contact": bool(out[-1].get("cost", 0.0)), "ee": m.pose()}
-        self._rows.append(row | {"q": m.joints(), "wrench": m.wrench(), "action": np.asarray(action, np.float64)})
-        return out
-
-    def trace(self) -> Trace:
-        """What happened since the last reset; there has been a step."""
-        rows, task = self._rows, self.unwrapped
+    def result(self) -> Trace:
+        """What happened; there has been a step."""
+        rows, task = self._rows, self._task
 
         def named(key: str) -> Named:
             return {name: np.stack([r[key][name] for r in rows]) for name in rows[0][key]}
 
         return Trace(
-            time=(np.arange(len(rows)) + 1) * task.spec_robot.dt,  # type: ignore[attr-defined]
+            time=(np.arange(len(rows)) + 1) * task.spec_robot.dt,
             points=named("points"),
             held=named("held"),
             joint_range=self._measure.joint_range(),

@@ -38,6 +38,7 @@ from vla_stack.methods.iterations import RoundFolder, table
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.device import find_device
 from vla_stack.policies.shipped import resolve_policy
+from vla_stack.rollout.plan import Start
 from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.training.checkpoint import PRETRAINED
@@ -172,7 +173,7 @@ class GrapeLoop:
         """Roll the policy of the round before out, as far as that is missing."""
         r, root = self.recipe, self.folder.path(k)
         first = r.start_seed + (k - 1) * r.starts
-        every = [(first + i, n) for i in range(r.starts) for n in range(r.rollouts)]
+        every = [Start(first + i, n) for i in range(r.starts) for n in range(r.rollouts)]
         missing = [start for start in every if not rollout_path(root, *start).is_file()]
         if not missing:
             return
@@ -227,8 +228,8 @@ class GrapeLoop:
     def episodes(self, policy: ChunkPolicy, seeds: Sequence[int] = ()) -> list[tuple[Facts, EpisodeRecord]]:
         """As :meth:`evaluate`, of a policy that is loaded already."""
         r = self.recipe
-        starts = [(seed, 0) for seed in seeds or range(r.eval_seed, r.eval_seed + r.episodes)]
-        found = roll_out(Sampler(policy), r.env, starts, self.executor, r.num_envs, traced=False)
+        starts = [Start(seed) for seed in seeds or range(r.eval_seed, r.eval_seed + r.episodes)]
+        found = roll_out(Sampler(policy, remember=False), r.env, starts, self.executor, r.num_envs)
         return sorted(((rollout.facts, record) for rollout, record in found), key=lambda both: both[0].seed)
 
     def load(self, policy_dir: Path) -> ChunkPolicy:
@@ -249,7 +250,7 @@ def outcome(episodes: Sequence[tuple[Facts, EpisodeRecord]]) -> dict[str, Any]:
     }
 
 
-def run(recipe: GrapeRecipe, run_dir: Path) -> None:
+def main(recipe: GrapeRecipe, run_dir: Path) -> None:
     """``vla train`` of a recipe with ``loop: grape``."""
     from vla_stack.methods.grape.report import write_grape_report
 

@@ -1,7 +1,7 @@
 """Rollouts of a policy for preferences: several from each start, with everything that scoring and training need.
 
-Episodes are those of an evaluation (``evaluation.episode``), so what is learnt from is what is measured. The noise of
-rollout n of a start follows from (seed, tick, n) alone: a start can be rolled out again, whoever shares its batch.
+Episodes are those of an evaluation, so what is learnt from is what is measured. The noise of rollout n of a start
+follows from (seed, tick, n) alone: a start can be rolled out again, whoever shares its batch.
 """
 
 from __future__ import annotations
@@ -10,47 +10,82 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vla_stack.data.preferences import EXECUTED, NOISE_SEED, TICK, Arrays, Facts, Rollout
-from vla_stack.envs.making import make_env, options_for
-from vla_stack.evaluation.constraints.trace import Traced
+from vla_stack.envs import options_for
+from vla_stack.evaluation.constraints.trace import TraceRecorder
 from vla_stack.policies.chain import sample_chain, standard_noise
 from vla_stack.policies.chunk_policy import ChunkPolicy
-from vla_stack.rollout.episode import Episode, EpisodeConfig, Query, run_episode
+from vla_stack.ray_cluster import Where
+from vla_stack.rollout.agents import PolicyAgent
+from vla_stack.rollout.engine import run
+from vla_stack.rollout.plan import Episode, Plan, Start, StepEvent
 from vla_stack.rollout.records import IDLE, EpisodeRecord
 from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.schema import ACTION, OBS_STATE, Observation, image_key
+from vla_stack.schema import ACTION, OBS_STATE, Chunks, Continuation, Observation, PolicySpec, image_key
 
-Start = tuple[int, int]  # seed of the start, number of the rollout
+TRACE, COLLIDED = "trace", "collided"
 
 
-class Watched(gym.Wrapper):
-    """Remembers whether something forbidden was touched since the last reset."""
+class CollisionRecorder:
+    """Whether something forbidden was touched."""
 
-    collided = False
+    def __init__(self, episode: Episode) -> None:
+        self._collided = False
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        self.collided = False
-        return self.env.reset(**options)
+    def step(self, event: StepEvent) -> None:
+        self._collided |= bool(event.after.info.get("cost", 0.0))
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        out = self.env.step(action)
-        self.collided |= bool(out[-1].get("cost", 0.0))
-        return out
+    def result(self) -> bool:
+        return self._collided
 
 
 @dataclass
 class Sampler:
-    """Chunks with their randomness; with ``sigma`` by the noisy chain, which is kept, else as deployed."""
+    """The policy, as the engine asks it, which remembers its decisions by the seed of their noise.
+
+    Args:
+        policy: The policy.
+        sigma: Noise that is injected after each step of its flow, whose chain is then remembered; 0: as deployed.
+        remember: Keep decisions until :meth:`taken`.
+    """
 
     policy: ChunkPolicy
     sigma: float = 0.0
+    remember: bool = True
+    _decisions: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def __call__(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[Arrays]:
+    @property
+    def spec(self) -> PolicySpec:
+        return self.policy.spec
+
+    def infer(
+        self,
+        observations: Sequence[Observation],
+        seeds: Sequence[int],
+        continuations: Sequence[Continuation | None] = (),
+    ) -> Chunks:
+        """As of any policy; plans are not continued."""
+        replies = self._sample(observations, seeds)
+        if self.remember:
+            cameras = [c.name for c in self.spec.robot.cameras]
+            for observation, seed, reply in zip(observations, seeds, replies, strict=True):
+                pictures = {image_key(c): observation.images[c] for c in cameras}
+                known = {OBS_STATE: observation.state, TICK: observation.step, **pictures}
+                self._decisions[seed] = {**known, **reply, NOISE_SEED: seed}
+        return Chunks(np.stack([reply[ACTION] for reply in replies]))
+
+    def taken(self, record: EpisodeRecord) -> Arrays:
+        """The decisions of an episode that was executed, in their order, and how many actions of each were."""
+        used = {c: int(record.noise[record.chunks == c][0]) for c in dict.fromkeys(record.chunks.tolist()) if c != IDLE}
+        kept = [self._decisions.pop(seed) for seed in used.values()]
+        decisions: Arrays = {k: np.stack([np.asarray(d[k]) for d in kept]) for k in kept[0]}
+        return decisions | {EXECUTED: np.array([(record.chunks == c).sum() for c in used], np.int64)}
+
+    def _sample(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[Arrays]:
         """For each observation ``action`` [H, A], commands, and ``chain`` [K+1, H, D] where there is one."""
         if not self.sigma:
             return [{ACTION: a} for a in self.policy.infer(observations, seeds).actions]
@@ -67,78 +102,35 @@ class Sampler:
         return [{ACTION: a, "chain": c} for a, c in zip(commands, chain.numpy(force=True), strict=True)]
 
 
-@dataclass
-class _Running:
-    """An episode under way in its environment."""
-
-    env: Watched
-    start: Start
-    episode: Episode
-    query: Query
-    decisions: list[dict[str, Any]] = field(default_factory=list)
-
-
 def roll_out(
-    sampler: Sampler, env_id: str, starts: Sequence[Start], executor: ExecutorConfig, num_envs: int, traced: bool = True
+    sampler: Sampler,
+    env_id: str,
+    starts: Sequence[Start],
+    executor: ExecutorConfig,
+    num_envs: int,
+    workers: int = 0,
+    rollouts: Where = "local",
 ) -> Iterator[tuple[Rollout, EpisodeRecord]]:
     """Roll out every start; in the order in which they end.
 
     Args:
-        sampler: The policy.
+        sampler: The policy. Where it remembers, rollouts hold decisions and traces; else their facts alone.
         env_id: Environment, of ``sim`` where traces are wanted.
         starts: What to roll out.
         executor: As the policy is deployed.
-        num_envs: Episodes at a time.
-        traced: Keep traces, and decisions; without, rollouts hold their facts alone.
+        num_envs, workers, rollouts: See :func:`vla_stack.rollout.engine.run`.
     """
-    spec = sampler.policy.spec
-    options = options_for(env_id, spec)
-    config = EpisodeConfig(env_id, options, spec, executor)
-    waiting = list(reversed(starts))
-    made = [make_env(env_id, spec, options) for _ in range(min(num_envs, len(starts)))]
-    free = [Watched(Traced(env) if traced else env) for env in made]
-    running: list[_Running] = []
-    while waiting or running:
-        while free and waiting:
-            env, start = free.pop(), waiting.pop()
-            episode = run_episode(env, config, start[0])
-            running.append(_Running(env, start, episode, next(episode)))
-        seeds = [_noise_seed(r.query.seed, r.start[1]) for r in running]
-        replies = sampler([r.query.observation for r in running], seeds)
-        still = []
-        for r, seed, reply in zip(running, seeds, replies, strict=True):
-            if traced:
-                r.decisions.append({**_observed(r.query.observation, spec.robot.cameras), **reply, NOISE_SEED: seed})
-            try:
-                r.query = r.episode.send((reply[ACTION], 0))
-                still.append(r)
-            except StopIteration as end:
-                yield _finished(r, end.value, env_id, traced), end.value
-                free.append(r.env)
-        running = still
-    for used in made:
-        used.close()
-
-
-def _observed(observation: Observation, cameras: Sequence[Any]) -> dict[str, Any]:
-    pictures = {image_key(c.name): observation.images[c.name] for c in cameras}
-    return {OBS_STATE: observation.state, TICK: observation.step, **pictures}
-
-
-def _finished(r: _Running, record: EpisodeRecord, env_id: str, traced: bool) -> Rollout:
-    facts = Facts(record.task, env_id, r.start[0], r.start[1], record.success, record.steps, r.env.collided)
-    if not traced:
-        return Rollout(facts, {}, {})
-    used = [c for c in dict.fromkeys(record.chunks.tolist()) if c != IDLE]  # in the order of the requests
-    kept = r.decisions[: len(used)]
-    decisions: Arrays = {k: np.stack([np.asarray(d[k]) for d in kept]) for k in kept[0]}
-    decisions[EXECUTED] = np.array([(record.chunks == c).sum() for c in used], np.int64)
-    inner: Any = r.env.env
-    return Rollout(facts, decisions, inner.trace().to_arrays())
-
-
-def _noise_seed(seed: int, number: int) -> int:
-    return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(2))
+    recorders: dict[str, Any] = {COLLIDED: CollisionRecorder}
+    if sampler.remember:
+        recorders[TRACE] = TraceRecorder
+    plan = Plan(env_id, options_for(env_id, sampler.spec), sampler.spec, PolicyAgent, recorders, executor)
+    for record in run(sampler, plan, starts, num_envs, workers, rollouts):
+        collided = record.attached[COLLIDED]
+        facts = Facts(record.task, env_id, record.seed, record.number, record.success, record.steps, collided)
+        if sampler.remember:
+            yield Rollout(facts, sampler.taken(record), record.attached[TRACE].to_arrays()), record
+        else:
+            yield Rollout(facts, {}, {}), record
 
 
 def stacked(rollout: Rollout) -> dict[str, NDArray[Any] | list[str]]:

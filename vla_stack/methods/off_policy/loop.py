@@ -279,7 +279,7 @@ class OffPolicyLoop:
         return RayRollouts(partial(make_actor, r, self.scale), *how)
 
 
-def run(recipe: OffPolicyRecipe, run_dir: Path) -> None:
+def main(recipe: OffPolicyRecipe, run_dir: Path) -> None:
     """``vla train`` of a recipe with ``loop: off_policy``."""
     OffPolicyLoop(recipe, run_dir).run()
     if recipe.env.reward != "own":

@@ -299,7 +299,7 @@ def outcome(outs: Sequence[RolledOut], stages: int) -> dict[str, Any]:
     }
 
 
-def run(recipe: RacRecipe, run_dir: Path) -> None:
+def main(recipe: RacRecipe, run_dir: Path) -> None:
     """``vla train`` of a recipe with ``loop: rac``."""
     RacLoop(recipe, run_dir).run()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,21 +14,27 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from vla_stack.envs.making import make_env, options_for
+from vla_stack import envs
 from vla_stack.envs.making import observe as observation_of
 from vla_stack.envs.state_env import EnvRecipe
 from vla_stack.errors import UserError
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.advantages import Experience
 from vla_stack.methods.reinflow.loss import Learner, ReinFlowConfig, observe
-from vla_stack.methods.reinflow.rollouts import Reward, Rollouts
+from vla_stack.methods.reinflow.rollouts import FINAL, Explorer, FinalObservation, Reward
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.shipped import resolve_policy
+from vla_stack.ray_cluster import Where
+from vla_stack.rollout.agents import PolicyAgent
+from vla_stack.rollout.engine import Engine
+from vla_stack.rollout.plan import Plan, Start
+from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.statistics import wilson
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.log import truncate
-from vla_stack.world_model.success import Judged, showing
 
+EXECUTOR = ExecutorConfig(mode="sync")  # whole chunks, as the likelihood counts them
 WEIGHTS = f"{ckpt.STATE}/learner.safetensors"
 METRICS, CURVE = "metrics.jsonl", "curve.png"
 
@@ -49,6 +56,8 @@ class ReinFlowRecipe:
         iterations: Rounds of rollouts and update.
         episodes: Episodes an iteration.
         num_envs: Episodes that run at the same time.
+        workers: Processes, or actors, that hold the environments; 0 keeps them in this one.
+        rollouts: Where the workers are: ``local`` processes, or ``ray``.
         eval_every: Iterations between evaluations.
         eval_episodes: Episodes of an evaluation, on the same seeds every time.
         eval_seed: Seed of the first of them.
@@ -71,6 +80,8 @@ class ReinFlowRecipe:
     iterations: int = 60
     episodes: int = 48
     num_envs: int = 16
+    workers: int = 0
+    rollouts: Where = "local"
     eval_every: int = 10
     eval_episodes: int = 100
     eval_seed: int = 900_000
@@ -107,25 +118,20 @@ class ReinFlowLoop:
         steps = "num_steps" if hasattr(config, "num_steps") else "num_inference_steps"
         setattr(config, steps, recipe.method.denoising_steps)  # what the saved policy will be served with
         assert network.inference_steps == recipe.method.denoising_steps
-        options = recipe.env_options
-        if recipe.judge:
-            options = showing(recipe.judge, options_for(recipe.env, self.policy.spec, options))
-        self.envs = [make_env(recipe.env, self.policy.spec, options) for _ in range(recipe.num_envs)]
-        tested = self.envs  # success is the task's own, where a world model judges or imagines it
-        if EnvRecipe(recipe.env).imagined:
-            tested = [make_env(EnvRecipe(recipe.env).real().id, self.policy.spec) for _ in range(recipe.num_envs)]
-        raw, info = self.envs[0].reset(seed=0)
+        practised = f"judged:{recipe.judge}@{recipe.env}" if recipe.judge else recipe.env
+        options = envs.options_for(practised, self.policy.spec, recipe.env_options)
+        self.plan = Plan(practised, options, self.policy.spec, PolicyAgent, {FINAL: FinalObservation}, EXECUTOR)
+        one = envs.make(practised, 1, self.policy.spec, options)
+        raw, *_, info = one.reset([0], [0])[0]
+        one.close()
         first = self.policy.preprocess([observation_of(raw, self.policy.spec.robot, info["task"], 0)])
         with torch.random.fork_rng():
             torch.manual_seed(recipe.seed)
             self.learner = Learner(network, observe(network, first)[1].shape[-1], recipe.method).to(
                 network.config.device
             )
-        self.rollouts = Rollouts(self.policy, self.learner, tested, recipe.reward)
-        self.practice = Rollouts(self.policy, self.learner, self.envs, recipe.reward)
-        if recipe.judge:
-            judged = [Judged(env, recipe.judge) for env in self.envs]
-            self.practice = Rollouts(self.policy, self.learner, judged, recipe.reward)
+        self.explorer = Explorer(self.policy, self.learner)
+        self._engine: Engine | None = None
         self.iteration = self.env_steps = 0
         if (saved := ckpt.latest(run_dir / "checkpoints")) is not None:
             self._load(saved)
@@ -146,7 +152,7 @@ class ReinFlowLoop:
             began = time.monotonic()
             self.learner.schedule(self.iteration / r.iterations)
             generator = self._generator("rollout", self.iteration)
-            data = self.practice.live(self._seeds(self.iteration), generator)
+            data = self.practise(self._seeds(self.iteration))
             rolled = time.monotonic()
             metrics = self.update(data, generator)
             self._check_finite(metrics)
@@ -159,17 +165,45 @@ class ReinFlowLoop:
             if last or self.iteration % r.save_every == 0:
                 self.save()
                 self.plot()
+        self.close()
         return ckpt.path(self.run_dir / "checkpoints", self.iteration)
+
+    def close(self) -> None:
+        """Close the environments; they open again when they are needed."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     def update(self, data: Experience, generator: torch.Generator) -> dict[str, float]:
         """Learn from an iteration's episodes."""
         return self.learner.update(data, generator, self.iteration < self.recipe.method.critic_warmup)
 
+    def practise(self, seeds: Sequence[int]) -> Experience:
+        """One episode a seed with the chain's noise, in the order of the seeds."""
+        r, order = self.recipe, {seed: i for i, seed in enumerate(seeds)}
+        if self._engine is None:
+            self._engine = Engine(self.plan, r.num_envs, r.workers, r.rollouts)
+        found = self._engine.run(self.explorer, [Start(s) for s in seeds])
+        return self.explorer.experience(sorted(found, key=lambda record: order[record.seed]), r.reward)
+
     def evaluate(self) -> dict[str, Any]:
-        """Success of the policy as it would be deployed, on fixed scenes with fixed noise."""
+        """Success of the policy as it would be deployed: what ``vla eval --mode sync`` says of its directory.
+
+        Where a world model judges or imagines the task, success is the task's own.
+        """
         r = self.recipe
-        seeds = range(r.eval_seed, r.eval_seed + r.eval_episodes)
-        success = self.rollouts.live(seeds, self._generator("eval", 0), explore=False).success.long().tolist()
+        result = evaluate(
+            self.policy,
+            EnvRecipe(r.env).real().id,
+            r.eval_episodes,
+            r.eval_seed,
+            EXECUTOR,
+            num_envs=r.num_envs,
+            workers=r.workers,
+            rollouts=r.rollouts,
+            env_options={} if EnvRecipe(r.env).imagined else r.env_options,
+        )
+        success = [int(e.success) for e in result.episodes]
         return {"eval": float(np.mean(success)), "eval_success": success}
 
     def save(self) -> None:
@@ -290,7 +324,7 @@ def _xy(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]
     return [x["env_steps"] for x in records], [100 * x[key] for x in records]
 
 
-def run(recipe: ReinFlowRecipe, run_dir: Path) -> None:
+def main(recipe: ReinFlowRecipe, run_dir: Path) -> None:
     """``vla train`` of a recipe with ``loop: reinflow``."""
     policy = ReinFlowLoop(recipe, run_dir).run() / ckpt.PRETRAINED
     env = EnvRecipe(recipe.env).real().id

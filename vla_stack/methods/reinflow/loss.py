@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -111,15 +111,10 @@ class Learner(nn.Module):
         context: PrefixContext,
         inputs: Float[Tensor, "b f"],
         noise: Float[Tensor, "b h w"],
-        generator: torch.Generator,
-        explore: bool = True,
+        generator: torch.Generator | Sequence[torch.Generator],
     ) -> Float[Tensor, "b k+1 h w"]:
-        """A chain for each observation; without ``explore`` that of the deployed policy, free of noise and bounds."""
-        if explore:
-            return sample_chain(self.policy, context, noise, self.std(inputs), generator, self.config.limit)
-        return sample_chain(
-            self.policy, context, noise, noise.new_zeros(1, self.config.denoising_steps, 1, 1), generator
-        )
+        """A noisy chain for each observation; see :func:`vla_stack.policies.chain.sample_chain`."""
+        return sample_chain(self.policy, context, noise, self.std(inputs), generator, self.config.limit)
 
     def std(self, inputs: Float[Tensor, "b f"]) -> Float[Tensor, "b k h w"]:
         """Standard deviations of the chain's noise."""
