@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 BUILT_IN: dict[str, dict[str, str]] = {
     "verbs": {
         "doctor": "vla_stack.verbs.doctor",
-        "collect": "vla_stack.rollout.collect",
+        "collect": "vla_stack.verbs.collect",
         "data": "vla_stack.verbs.data",
         "train": "vla_stack.verbs.train",
         "policy": "vla_stack.verbs.policy",
@@ -62,8 +62,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "pi05": "vla_stack.policies.adapters.pi:Pi05",
         "diffusion": "vla_stack.policies.adapters.diffusion:Diffusion",
     },
-    "environments": {  # `make(env_id, **options) -> gym.Env`, for ids that begin with the name
-        "imagined": "vla_stack.world_model.dreams:make_env",
+    "environments": {  # `make(rest, num_envs, **options) -> envs.VectorEnv`, for ids `<name>:<rest>`
+        "imagined": "vla_stack.world_model.dreams:make",
+        "judged": "vla_stack.world_model.success:make",
     },
     "benchmarks": {  # modules with `make(task, **options) -> gym.Env`, for ids `<name>/<task>`
         "metaworld": "sim.external.metaworld",

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.utils.feature_utils import dataset_to_policy_features
-from vla_stack.data.collect import CollectConfig, Simulator, collect
 
 import sim
 from sim import external
@@ -22,7 +21,7 @@ from vla_stack.data.edit import merge
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.data.stats import load_stats
 from vla_stack.errors import UserError
-from vla_stack.rollout.collect import CollectConfig, Simulator, collect
+from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.training.recipe import DataRecipe
 from vla_stack.training.sources import open_sources
 
@@ -106,11 +105,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def collected_here(config: CollectConfig, root: Path, episodes: int) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        simulator = Simulator(config)
-        rolled = lambda config, first, workers: (simulator.roll(config.env_seed(i)) for i in itertools.count(first))  # noqa: E731
-        patched.setattr("vla_stack.rollout.collect._in_processes", rolled)
-        collect(config, root, episodes)
+    collect(config, root, episodes, workers=0)
 
 
 def test_a_batch_is_the_chunk_label(collected: Path) -> None:

@@ -14,10 +14,9 @@ import torch
 from lerobot.configs import FeatureType, PolicyFeature
 
 import sim  # noqa: F401  registers its tasks
-from vla_stack import cli
+from vla_stack import cli, envs
 from vla_stack.data.layout import read_json
 from vla_stack.data.preferences import read_pairs, read_rollout, read_scores, rollout_files
-from vla_stack.envs.making import construct
 from vla_stack.evaluation import video
 from vla_stack.evaluation.report import note_lines
 from vla_stack.methods.grape import loop as grape
@@ -127,7 +126,8 @@ def test_the_policy_rolls_out_where_it_is_trained(policy, tmp_path, monkeypatch)
 
 def test_films_show_the_environment_that_was_evaluated(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(video, "construct", lambda *name, **how: made.append(how) or construct(*name, **how))
+    make = envs.make
+    monkeypatch.setattr(video.envs, "make", lambda name, n, policy, how: made.append(how) or make(name, n, policy, how))
     policy = save_policy(tmp_path / "policy", control_mode="ee_delta", control_hz=20)
     recipe = build(grape.GrapeRecipe, read_tree(CONFIG, [*TOY, f"policy={policy}"]), str(CONFIG))
     loop = grape.GrapeLoop(recipe, tmp_path / "run")
@@ -135,7 +135,7 @@ def test_films_show_the_environment_that_was_evaluated(tmp_path, monkeypatch):
     ((_, whole),) = loop.episodes(loaded, [7])
     episode = replace(whole, actions=whole.actions[:3])  # films take long
     result = _filmed(loop, loaded.spec, [episode], "before")
-    assert made[0]["control_mode"] == "ee_delta" and made[0]["control_hz"] == result.rate_hz == 20
+    assert made[-1]["control_mode"] == "ee_delta" and made[-1]["control_hz"] == result.rate_hz == 20
     assert Path(result.episodes[0].video).is_file()
     broken = replace(episode, success=not episode.success)
     result = _filmed(loop, loaded.spec, [broken], "after")

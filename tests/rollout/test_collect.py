@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from vla_stack.cli import main
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.errors import UserError
-from vla_stack.rollout.collect import RECORD, SEED, CollectConfig, Simulator, collect
+from vla_stack.rollout.collect import RECORD, SEED, CollectConfig, collect
 
 CONFIG = CollectConfig("pick", seed=3, noise=0.3, image_size=16)
 
@@ -52,20 +51,10 @@ def test_same_episodes_whatever_the_workers_and_the_stops(tmp_path: Path, capsys
     assert "episodes after it are intact" in capsys.readouterr().err
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def attempts(config: CollectConfig, first: int, workers: int):
-        simulator = Simulator(config)
-        return (simulator.roll(config.env_seed(i)) for i in itertools.count(first))
-
-    monkeypatch.setattr("vla_stack.rollout.collect._in_processes", attempts)
-
-
-@pytest.mark.usefixtures("in_this_process")
 def test_tasks_with_the_same_instructions_share_a_dataset(tmp_path: Path) -> None:
     pick, obstacle = (CollectConfig(task, privileged=True) for task in ("pick", "obstacle"))
     for config, episodes in ((pick, 2), (obstacle, 1), (pick, 3), (obstacle, 2)):  # begun, and gone on with
-        collect(config, tmp_path / "both", episodes)
+        collect(config, tmp_path / "both", episodes, workers=0)
     dataset = open_dataset(tmp_path / "both")
     seeds = dataset.columns[SEED][dataset.episode_from].tolist()
     ours = [[s for s in seeds if s in {c.env_seed(i) for i in range(50)}] for c in (pick, obstacle)]
@@ -75,12 +64,11 @@ def test_tasks_with_the_same_instructions_share_a_dataset(tmp_path: Path) -> Non
 
 
 def _seeds_alone(config: CollectConfig, root: Path, episodes: int) -> list[int]:
-    collect(config, root, episodes)
+    collect(config, root, episodes, workers=0)
     dataset = open_dataset(root)
     return dataset.columns[SEED][dataset.episode_from].tolist()
 
 
-@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -92,24 +80,23 @@ def _seeds_alone(config: CollectConfig, root: Path, episodes: int) -> list[int]:
 )
 def test_a_collection_is_continued_as_it_was_begun(tmp_path: Path, change: dict, message: str) -> None:
     config = CollectConfig("pick", noise=0.3, privileged=True, options={"render_size": (32, 32), "control_hz": 10.0})
-    collect(config, tmp_path / "d", 1)
+    collect(config, tmp_path / "d", 1, workers=0)
     with pytest.raises(UserError, match=message):
-        collect(replace(config, **change), tmp_path / "d", 2)
+        collect(replace(config, **change), tmp_path / "d", 2, workers=0)
     (tmp_path / "d" / RECORD).write_text('{"pick": {"mood": 1}}')
     with pytest.raises(UserError, match="collect.json does not say"):
-        collect(config, tmp_path / "d", 2)
+        collect(config, tmp_path / "d", 2, workers=0)
     (tmp_path / "d" / RECORD).unlink()  # as datasets had it before
-    collect(config, tmp_path / "d", 2)
+    collect(config, tmp_path / "d", 2, workers=0)
     assert open_dataset(tmp_path / "d").num_episodes == 2
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_a_dataset_without_a_record_is_not_continued_with_another_seed(tmp_path: Path) -> None:
     config = CollectConfig("pick", privileged=True)
-    collect(config, tmp_path / "d", 1)
+    collect(config, tmp_path / "d", 1, workers=0)
     (tmp_path / "d" / RECORD).unlink()
     with pytest.raises(UserError, match="instructions of 'pick' are of another seed or task"):
-        collect(replace(config, seed=1), tmp_path / "d", 2)
+        collect(replace(config, seed=1), tmp_path / "d", 2, workers=0)
 
 
 @pytest.mark.slow

@@ -60,13 +60,14 @@ def test_actors_that_keep_dying_are_given_up(begun, monkeypatch):
         evaluate(Wanderer(), "sim/pick-v0", 2, rollouts="ray")
 
 
-def test_attempts_of_a_restarted_simulator_are_repeated():
+def test_attempts_of_a_killed_actor_are_repeated(begun):
     config = collect.CollectConfig("pick", seed=3, noise=0.3, privileged=True)
-    attempts, simulator = collect._on_ray(config, 0, 2), collect.Simulator(config)
+    there, here = collect.attempts(config, 0, 2, "ray"), collect.attempts(config, 0, 0)
     for i in range(4):
-        rollout, wanted = next(attempts), simulator.roll(config.env_seed(i))
-        assert (rollout.seed, rollout.success) == (wanted.seed, wanted.success)
-        np.testing.assert_array_equal(rollout.actions, wanted.actions)
+        remote, local = next(there), next(here)
+        assert (remote.seed, remote.success) == (local.seed, local.success) == (config.env_seed(i), local.success)
+        np.testing.assert_array_equal(remote.actions, local.actions)
         if i == 0:
-            ray_fake.kill(attempts.gi_frame.f_locals["actors"][1], no_restart=False)
-    attempts.close()
+            ray_fake.kill(begun[1].actor)
+    there.close()
+    assert len(begun) == 3

@@ -8,7 +8,7 @@ import pytest
 
 import sim  # noqa: F401
 from sim.behaviours import AWAY, SHARES, Kind, deal, make_behaviour
-from vla_stack.rollout.collect import LINGER, CollectConfig, Simulator
+from vla_stack.rollout.collect import LINGER, CollectConfig, attempts
 
 
 def test_behaviours_are_dealt_in_their_shares() -> None:
@@ -41,8 +41,7 @@ def test_a_behaviour_is_a_function_of_its_seed_and_moves_within_limits(kind: Kin
 
 def test_an_episode_goes_on_after_success() -> None:
     config = CollectConfig("pick", mixed=True, privileged=True)
-    simulator = Simulator(config)
-    seed = next(s for s in range(100) if deal(s) == "expert")
-    rollout = simulator.roll(seed)
+    number = next(i for i in range(100) if deal(config.env_seed(i)) == "expert")
+    rollout = next(attempts(config, number, workers=0))
     won = np.flatnonzero(rollout.rewards)
     assert rollout.success and won[-1] - won[0] == LINGER == len(rollout.rewards) - 1 - won[0]

@@ -9,17 +9,11 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.envs.state_env import IMAGINED, SEEN, Seeing
+from vla_stack.envs.state_env import SEEN, Seeing
 from vla_stack.envs.vector import LocalEnvs, VectorEnv
 from vla_stack.errors import UserError
 from vla_stack.registry import ENVIRONMENTS
 from vla_stack.schema import Observation, PolicySpec, RobotSpec
-
-# Prefix of an id -> who makes its rows, (rest of the id, num_envs, **options) -> VectorEnv.
-PROVIDERS = {
-    "imagined": "vla_stack.world_model.dreams:make",
-    "judged": "vla_stack.world_model.success:make",
-}
 
 
 def make(
@@ -44,9 +38,8 @@ def make(
     """
     options = dict(options or {}) if policy is None else options_for(env_id, policy, options)
     provider, colon, rest = env_id.partition(":")
-    if colon and provider in PROVIDERS:
-        module, _, attribute = PROVIDERS[provider].partition(":")
-        made: VectorEnv = getattr(importlib.import_module(module), attribute)(rest, num_envs, **options)
+    if colon and provider in ENVIRONMENTS.names():
+        made: VectorEnv = ENVIRONMENTS.get(provider)(rest, num_envs, **options)
     else:
         made = LocalEnvs([_checked(env_id, policy, options) for _ in range(num_envs)])
     if policy is not None:
@@ -79,9 +72,7 @@ def _checked(env_id: str, policy: PolicySpec | None, options: dict[str, Any]) ->
 
 
 def construct(env_id: str, **options: Any) -> gym.Env:
-    """``gym.make`` for ids of all kinds: our tasks, a benchmark's, a world model's, and whatever is registered."""
-    if env_id.startswith(IMAGINED):
-        return ENVIRONMENTS.get("imagined")(env_id, **options)
+    """``gym.make`` for our tasks, a benchmark's, and whatever is registered with gymnasium."""
     if is_benchmark(env_id):
         from sim import external
 

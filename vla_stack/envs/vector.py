@@ -55,6 +55,10 @@ class VectorEnv(Protocol):
         """Carry out one command [A] in each of some rows, ``actions`` [len(rows), A]."""
         ...
 
+    def render(self, row: int) -> NDArray[np.uint8] | None:
+        """A picture uint8 [H, W, 3] for people, where the environment was made with ``render_mode="rgb_array"``."""
+        ...
+
     def row(self, row: int) -> Any:
         """The row's own environment, for who reads its instruction, asks an expert or traces what happens."""
         ...
@@ -83,6 +87,10 @@ class LocalEnvs:
     def step(self, rows: Sequence[int], actions: NDArray[np.float32]) -> list[EnvStep]:
         steps = (self._envs[row].step(action) for row, action in zip(rows, actions, strict=True))
         return [EnvStep(o, float(reward), bool(done), bool(cut), info) for o, reward, done, cut, info in steps]
+
+    def render(self, row: int) -> Any:
+        env = self._envs[row]
+        return env.render() if "rgb_array" in env.metadata.get("render_modes", ()) else None
 
     def row(self, row: int) -> gym.Env:
         return self._envs[row]

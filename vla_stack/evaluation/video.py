@@ -18,7 +18,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.envs.making import construct, is_benchmark
+from vla_stack import envs
+from vla_stack.envs import VectorEnv
+from vla_stack.envs.making import is_benchmark
 from vla_stack.errors import UserError
 from vla_stack.rollout.records import EpisodeRecord, EvalResult
 
@@ -64,33 +66,34 @@ def film(result: EvalResult, folder: Path, per_outcome: int) -> EvalResult:
     return replace(result, episodes=episodes, notes=tuple(notes))
 
 
-def replay(env: gym.Env, episode: EpisodeRecord) -> list[NDArray[np.uint8]]:
+def replay(env: VectorEnv, episode: EpisodeRecord) -> list[NDArray[np.uint8]]:
     """Pictures uint8 [H, W, 3] of an episode: one before each action and one at the end.
 
     Raises:
         Diverged: The replay ended differently, so it would show something that did not happen.
     """
-    _, info = env.reset(seed=episode.seed)
-    frames: list[Any] = [env.render()]
+    now = env.reset([0], [episode.seed])[0]
+    frames: list[Any] = [env.render(0)]
     for action in episode.actions:
-        _, _, _, _, info = env.step(action)
-        frames.append(env.render())
-    if bool(info["is_success"]) is not episode.success:
+        now = env.step([0], action[None])[0]
+        frames.append(env.render(0))
+    if bool(now.info["is_success"]) is not episode.success:
         raise Diverged(f"the replay of seed {episode.seed} ended differently: the environment is not deterministic")
     return frames
 
 
-def _film_env(result: EvalResult) -> gym.Env | None:
+def _film_env(result: EvalResult) -> VectorEnv | None:
     options = dict(result.settings.get("env_options", {}))
     if result.name.startswith("sim/"):
         options |= SIM_CAMERA
     elif is_benchmark(result.name):
         options |= BENCHMARK_CAMERA
     try:
-        env = construct(result.name, render_mode="rgb_array", **options)
+        env = envs.make(result.name, 1, None, {**options, "render_mode": "rgb_array"})
+        env.reset([0], [0])
     except (TypeError, gym.error.Error, UserError):
         return None
-    if "rgb_array" not in env.metadata.get("render_modes", ()):
+    if env.render(0) is None:
         env.close()
         return None
     return env

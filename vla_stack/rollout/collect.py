@@ -1,4 +1,4 @@
-"""``vla collect``: scripted experts, of our tasks and of benchmarks, in parallel processes, into a crash-safe dataset.
+"""Scripted experts, of our tasks and of benchmarks, into a crash-safe dataset: an agent and a recorder of the engine.
 
 Which episodes a dataset holds is a function of the task, the seed and the count alone: each attempt has its own
 environment seed, attempts are rolled out by whichever worker is free, and recorded in the order of their numbers. A
@@ -7,48 +7,38 @@ stopped collection continues where it was.
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import json
-import multiprocessing
-import os
-import threading
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from vla_stack import envs
 from vla_stack.data.branching import Branches
 from vla_stack.data.chunks import chunk_columns
 from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, open_dataset
 from vla_stack.data.features import Column, ImageMode
 from vla_stack.data.layout import INFO, read_info, read_json, write_json
 from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.envs import EnvStep
 from vla_stack.errors import UserError
-from vla_stack.ray_cluster import Where, cluster
+from vla_stack.ray_cluster import Where
+from vla_stack.rollout.agents import expert_plan
+from vla_stack.rollout.engine import run
+from vla_stack.rollout.plan import Attempts, Decision, Episode, Query, Reply, StepEvent
+from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.schema import Observation, RobotSpec
 
 if TYPE_CHECKING:
     import gymnasium as gym
-
-HELP = "Record a scripted expert's episodes into a LeRobotDataset; run again to continue or to add episodes."
-EXAMPLES = (
-    "vla collect --task pick --episodes 200 --root datasets/pick",
-    "vla collect --task pick place --episodes 100 --root datasets/two --noise 0.5 --workers 4",
-    "vla collect --task pick --mixed --episodes 200 --root datasets/world   # for a world model",
-    "vla collect --task pick --episodes 2000 --root datasets/pick --rollouts ray --workers 32",
-    "vla collect --env metaworld/push-v3 metaworld/drawer-open-v3 --control-hz 20 --cameras topview gripperPOV "
-    "--episodes 100 --root datasets/metaworld",
-    "vla collect --env aloha/transfer_cube --control-hz 10 --episodes 100 --root datasets/aloha",
-)
 
 SEED = "seed"  # int64 column: the environment seed of the episode, which replays it
 COMMAND_SENT = "command.sent"  # float32 [A] column: the perturbed command that was executed; `action` is the label
@@ -57,7 +47,7 @@ BRANCH = 16  # actions of a chunk label
 LINGER = 6  # control steps recorded after a success where a mixture is collected: what success looks like
 RECORD = "meta/collect.json"  # task -> the other fields of its CollectConfig
 UNLUCKY = 1000  # attempts in a row that no episode is of: after them none is looked for
-RESTARTS = 3  # of an actor on Ray
+FRAMES = "frames"  # name of the recorder
 HOPELESS = 50  # attempts without a single success before giving up
 
 
@@ -102,79 +92,92 @@ class CollectConfig:
         """Actions of the chunk labels that are wanted; 0 for none."""
         return self.branch if self.noise > 0 and not self.mixed else 0
 
-    def make_env(self) -> gym.Env:
-        """The environment; raises :class:`UserError` where there is none or an option is not valid."""
-        import gymnasium as gym
-
+    @property
+    def env_id(self) -> str:
+        """Of the environment; raises :class:`UserError` where there is no such task."""
         import sim
         from sim import external
 
-        options = {"image_size": self.image_size, **self.options}
-        if self.privileged:
-            options |= {"cameras": (), "privileged": True}
         if external.is_external(self.task):
-            return external.make(self.task, **options)
-        return gym.make(sim.TASKS[self.task].id, randomisation=self.randomisation, **options)
+            return self.task
+        return sim.TASKS[self.task].id
+
+    @property
+    def env_options(self) -> dict[str, Any]:
+        """Keyword arguments of the environment."""
+        options = {"image_size": self.image_size, **self.options}
+        if self.env_id != self.task:
+            options["randomisation"] = self.randomisation
+        return options | ({"cameras": (), "privileged": True} if self.privileged else {})
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """One attempt of an expert: T steps."""
+class Frame(NamedTuple):
+    """What is recorded of one step.
 
-    seed: int
-    success: bool
-    observations: list[Observation]
-    actions: NDArray[np.float32]  # [T, A] clean labels
-    sent: NDArray[np.float32]  # [T, A]
-    joints: NDArray[np.float32]  # [T, J]
-    rewards: NDArray[np.float32]  # [T]
-    chunks: NDArray[np.float32]  # [T, H, A] chunk labels, H is 0 where there are none
-    chunk_steps: NDArray[np.int64]  # [T]
+    Attributes:
+        observation: Before it.
+        action: float32 [A], the clean label.
+        sent: float32 [A], what was executed.
+        joints: float32 [J], targets that realised it.
+        reward: The environment's.
+        chunk: float32 [H, A], chunk label; H is 0 where there is none.
+        chunk_steps: Valid length of that.
+    """
+
+    observation: Observation
+    action: NDArray[np.float32]
+    sent: NDArray[np.float32]
+    joints: NDArray[np.float32]
+    reward: float
+    chunk: NDArray[np.float32]
+    chunk_steps: int
 
 
-class Simulator:
-    """An environment and its experts, kept by each worker."""
+class CollectingAgent:
+    """An expert of a collection; its labels are the clean action and, where states can be saved, the clean chunk."""
 
-    def __init__(self, config: CollectConfig) -> None:
-        self._config, self._env = config, config.make_env()
-        self._branches: Branches | None = None
-        if config.chunk_steps and can_branch(self._env):
-            twin = replace(config, options={**config.options, "cameras": ()}).make_env()
-            self._branches = Branches(twin, expert_maker(config.task), config.chunk_steps)
+    _branches: WeakKeyDictionary[Any, Branches] = WeakKeyDictionary()  # of each row's environment: a twin is dear
 
-    def roll(self, seed: int) -> Rollout:
-        """The attempt of an environment seed."""
+    def __init__(self, episode: Episode, config: CollectConfig) -> None:
         from sim import behaviours
 
-        env: Any = self._env
-        config, branches = self._config, self._branches
-        raw, info = env.reset(seed=seed)
-        expert: Any
+        env, seed = episode.env, episode.start.seed
+        self._expert: Any
         if config.mixed:
-            expert = behaviours.make_behaviour(env, behaviours.deal(seed), seed)
+            self._expert = behaviours.make_behaviour(env, behaviours.deal(seed), seed)
         else:
-            expert = expert_maker(config.task)(env, noise=config.noise, seed=seed)
-        if branches is not None:
-            branches.begin(seed)
-        no_chunk = np.zeros((0, env.action_space.shape[0]), np.float32), 0
-        period_ns = round(1e9 / env.unwrapped.spec_robot.rate_hz)
-        observations, steps = [], []
-        linger, won = LINGER if config.mixed else 0, False
-        for k in itertools.count():
-            observations.append(Observation(raw["agent_pos"], raw.get("pixels", {}), info["task"], k, k * period_ns))
-            action = expert.act()
-            chunk, length = no_chunk if branches is None else branches.chunk(env)
-            sent = expert.perturb(action)
-            raw, reward, terminated, truncated, info = env.step(sent)
-            joints = getattr(env.unwrapped, "joint_command", NO_JOINTS)
-            steps.append((action, sent, joints, np.float32(reward), chunk, length))
-            won = won or bool(info["is_success"])
-            ended = terminated or won
-            if truncated or (ended and linger == 0):
-                break
-            linger -= ended
-        columns = [np.stack(column) for column in zip(*steps, strict=True)]
-        return Rollout(seed, won, observations, *columns)
+            self._expert = expert_maker(config.task)(env, noise=config.noise, seed=seed)
+        self._env, self._branch = env, None
+        if config.chunk_steps and can_branch(env):
+            if env not in self._branches:
+                twin = envs.make(config.env_id, 1, None, {**config.env_options, "cameras": ()}).row(0)
+                self._branches[env] = Branches(twin, expert_maker(config.task), config.chunk_steps)
+            self._branch = self._branches[env]
+            self._branch.begin(seed)
+        self._no_chunk = np.zeros((0, len(episode.robot.action)), np.float32), 0
+
+    def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
+        action = self._expert.act()
+        chunk, length = self._no_chunk if self._branch is None else self._branch.chunk(self._env)
+        return Decision(self._expert.perturb(action), label=(action, chunk, length))
+        yield  # a generator, as agents that ask a policy are
+
+
+class FrameRecorder:
+    """The frames of an episode of a :class:`CollectingAgent`."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._task = episode.env.unwrapped
+        self._frames: list[Frame] = []
+
+    def step(self, event: StepEvent) -> None:
+        action, chunk, length = event.decision.label
+        joints = getattr(self._task, "joint_command", NO_JOINTS)
+        sent = event.decision.command
+        self._frames.append(Frame(event.observation, action, sent, joints, event.after.reward, chunk, length))
+
+    def result(self) -> list[Frame]:
+        return self._frames
 
 
 def expert_maker(task: str) -> Callable[..., Any]:
@@ -190,19 +193,20 @@ def can_branch(env: gym.Env) -> bool:
     return hasattr(env.unwrapped, "get_state")
 
 
-class _Process:
-    """The simulator of a worker process."""
-
-    simulator: Simulator
-
-    @classmethod
-    def start(cls, config: CollectConfig) -> None:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        cls.simulator = Simulator(config)
-
-    @classmethod
-    def roll(cls, seed: int) -> Rollout:
-        return cls.simulator.roll(seed)
+def attempts(config: CollectConfig, first: int, workers: int, rollouts: Where = "local") -> Iterator[EpisodeRecord]:
+    """Attempts in the order of their numbers, each with its :class:`Frame` list attached as :data:`FRAMES`."""
+    linger = LINGER if config.mixed else 0
+    agent = partial(CollectingAgent, config=config)
+    plan = expert_plan(config.env_id, config.env_options, agent, {FRAMES: FrameRecorder}, linger)
+    starts = Attempts(config.env_seed, first)
+    order = iter(starts)
+    early: dict[int, EpisodeRecord] = {}
+    wanted = next(order).seed
+    for record in run(None, plan, starts, max(1, workers), workers, rollouts):
+        early[record.seed] = record
+        while wanted in early:
+            yield early.pop(wanted)
+            wanted = next(order).seed
 
 
 def collect(
@@ -219,7 +223,7 @@ def collect(
         config: What to collect.
         root: Dataset folder; appended to if it exists.
         episodes: Episodes of this task that the dataset shall hold.
-        workers: Processes that simulate.
+        workers: Processes that simulate; 0 simulates in this one.
         image_mode: How a new dataset stores pictures.
         rollouts: Where those are: on this machine, or actors on Ray. The dataset is the same.
 
@@ -244,14 +248,14 @@ def collect(
     with (
         EpisodeRecorder(root, spec, image_mode, joints, extra) as recorder,
         tqdm(total=episodes, initial=have, desc=f"{config.task:<8}", unit=" episodes") as bar,
+        closing(attempts(config, attempt, workers, rollouts)) as records,
     ):
         _write_record(config, root)
-        attempts = _on_ray(config, attempt, workers) if rollouts == "ray" else _in_processes(config, attempt, workers)
-        for rollout in attempts:
+        for record in records:
             tried += 1
-            succeeded += rollout.success
-            if rollout.success or config.keep_failures or config.mixed:
-                _record(recorder, rollout)
+            succeeded += record.success
+            if record.success or config.keep_failures or config.mixed:
+                _record(recorder, record)
                 have += 1
                 bar.update()
             bar.set_postfix_str(f"success {succeeded}/{tried} = {succeeded / tried:.0%}")
@@ -266,12 +270,13 @@ def _describe(config: CollectConfig) -> tuple[RobotSpec, tuple[str, ...], tuple[
     """The robot of a task, the names of its joints where it reports their targets, the task's instructions, and whether
     its frames get chunk labels.
     """
-    env = config.make_env()
+    one = envs.make(config.env_id, 1, None, config.env_options)
+    env = one.row(0)
     task: Any = env.unwrapped
     names = tuple(f"joint_{i + 1}.pos" for i in range(len(getattr(task, "joint_command", NO_JOINTS))))
     instructions = tuple(getattr(task, "task_variants", (task.task,)))
     described = task.spec_robot, names, instructions, config.chunk_steps > 0 and can_branch(env)
-    env.close()
+    one.close()
     return described
 
 
@@ -332,123 +337,10 @@ def _write_record(config: CollectConfig, root: Path) -> None:
         write_json(root / RECORD, {t: _fields(c) for t, c in (record | {config.task: config}).items()})
 
 
-def _end_with_parent() -> None:
-    """End this process when its parent is killed; a pool's workers would wait for ever for their next task."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _in_processes(config: CollectConfig, first: int, workers: int) -> Iterator[Rollout]:
-    """Attempts in order, simulated ahead by as much as keeps the workers busy."""
-    context = multiprocessing.get_context("spawn")  # a forked OpenGL context is not usable
-    pool = ProcessPoolExecutor(workers, context, _Process.start, (config,))
-    pending: deque[Future[Rollout]] = deque()
-    attempts = itertools.count(first)
-    try:
-        while True:
-            while len(pending) < 3 * workers:
-                pending.append(pool.submit(_Process.roll, config.env_seed(next(attempts))))
-            yield pending.popleft().result()
-    except BrokenProcessPool:
-        raise UserError("a simulation process died", "run `vla doctor`; fewer --workers need less memory") from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _on_ray(config: CollectConfig, first: int, workers: int) -> Iterator[Rollout]:
-    """The same by actors on Ray. One that dies is started again, elsewhere if need be, and repeats what it was at."""
-    attempts = itertools.count(first)
-    with cluster(workers) as ray:
-        make = ray.remote(num_cpus=1, max_restarts=RESTARTS, max_task_retries=RESTARTS)(Simulator)
-        actors = [make.remote(config) for _ in range(workers)]
-        turns, pending = itertools.cycle(actors), deque[Any]()
-        try:
-            while True:
-                while len(pending) < 3 * workers:
-                    pending.append(next(turns).roll.remote(config.env_seed(next(attempts))))
-                yield ray.get(pending.popleft())
-        except ray.exceptions.RayActorError as e:
-            raise UserError(f"a simulator on Ray keeps dying: {e}", "try --rollouts local") from None
-        finally:
-            for actor in actors:
-                ray.kill(actor)
-
-
-def _record(recorder: EpisodeRecorder, rollout: Rollout) -> None:
-    for k, obs in enumerate(rollout.observations):
-        chunk = {CHUNK: rollout.chunks[k].ravel(), CHUNK_STEPS: rollout.chunk_steps[k]} if rollout.chunks.size else {}
-        recorder.add_frame(
-            obs,
-            rollout.actions[k],
-            rollout.joints[k] if rollout.joints.size else None,
-            float(rollout.rewards[k]),
-            **{SEED: rollout.seed, COMMAND_SENT: rollout.sent[k], **chunk},
-        )
-    recorder.save_episode(rollout.success)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--task", nargs="+", help="one or more of our tasks, recorded one after another")
-    what.add_argument("--env", nargs="+", help="tasks of benchmarks: metaworld/<task>, aloha/transfer_cube")
-    parser.add_argument("--episodes", type=int, default=200, help="episodes the dataset shall hold of each task (200)")
-    parser.add_argument("--root", type=Path, required=True, help="dataset folder; continued if it exists")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="simulation processes (one per core)")
-    parser.add_argument("--rollouts", choices=("local", "ray"), default="local", help="where they run (local)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--noise", type=float, default=0.0, help="noise on executed actions, labels stay clean (0)")
-    parser.add_argument(
-        "--branch", type=int, default=BRANCH, metavar="H", help="actions of each frame's chunk label, with --noise (16)"
-    )
-    parser.add_argument("--image-size", type=int, default=64, help="pixels (64)")
-    parser.add_argument("--image-mode", choices=("video", "image"), default="video", help="H.264 or PNG (video)")
-    parser.add_argument("--cameras", nargs="+", help="which to record (the environment's default)")
-    parser.add_argument("--control-hz", type=float, help="control steps a second (the environment's default)")
-    modes = ("ee_abs", "joint_abs", "ee_delta")
-    parser.add_argument("--control-mode", choices=modes, help="actions (ours: ee_abs, MetaWorld: ee_delta)")
-    parser.add_argument("--visuals", choices=("fast", "official"), help="pictures of benchmarks (fast)")
-    parser.add_argument("--randomisation", type=int, default=0, help="level of our tasks' domain randomisation (0)")
-    parser.add_argument("--keep-failures", action="store_true", help="record unsuccessful episodes too")
-    parser.add_argument(
-        "--mixed", action="store_true", help="for a world model: experts, failures, random waypoints, looking away"
-    )
-    parser.add_argument(
-        "--privileged", action="store_true", help="object poses in the state, no cameras: for experiments on algorithms"
-    )
-
-
-def main(args: argparse.Namespace) -> int:
-    if args.episodes < 1 or args.workers < 1:
-        raise UserError("--episodes and --workers must be at least 1")
-    if args.branch < 0:
-        raise UserError(f"--branch {args.branch} is negative", "0 records no chunk labels")
-    if args.mixed and (args.env or args.noise):
-        raise UserError("--mixed is for our tasks (--task), and brings its own noise", "leave out --env and --noise")
-    if args.privileged and args.cameras:
-        raise UserError("--privileged records no cameras", "leave out --cameras")
-    if args.task and (args.control_mode or args.visuals):
-        raise UserError("--control-mode and --visuals are for benchmarks (--env); our experts act in ee_abs")
-    given = {name: getattr(args, name) for name in ("control_hz", "control_mode", "visuals")}
-    given["cameras"] = args.cameras and tuple(args.cameras)
-    options = {key: value for key, value in given.items() if value is not None}
-    shared = (
-        args.seed,
-        args.noise,
-        args.branch,
-        args.image_size,
-        args.randomisation,
-        args.keep_failures,
-        args.privileged,
-    )
-    for task in args.task or args.env:
-        config = CollectConfig(task, *shared, args.mixed, options)
-        try:
-            collect(config, args.root, args.episodes, args.workers, args.image_mode, args.rollouts)
-        except KeyboardInterrupt:
-            print(f"\nstopped; every finished episode is in {args.root}. Run the same command to continue.")
-            return 130
-    info = read_info(args.root)
-    print(f"{args.root}: {info['total_episodes']} episodes, {info['total_frames']} frames")
-    return 0
+def _record(recorder: EpisodeRecorder, record: EpisodeRecord) -> None:
+    for frame in record.attached[FRAMES]:
+        chunk = {CHUNK: frame.chunk.ravel(), CHUNK_STEPS: frame.chunk_steps} if frame.chunk.size else {}
+        joints = frame.joints if frame.joints.size else None
+        more = {SEED: record.seed, COMMAND_SENT: frame.sent, **chunk}
+        recorder.add_frame(frame.observation, frame.action, joints, frame.reward, **more)
+    recorder.save_episode(record.success)

@@ -77,8 +77,8 @@ def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
 
 def evaluator(recipe: Recipe, device: str) -> Callable[[Path, int], dict[str, float]]:
     """Rollouts of a checkpoint on the training's device, as the loop calls them."""
-    from vla_stack.policies.chunk_policy import load_policy
     from vla_stack.evaluation.evaluate import evaluate
+    from vla_stack.policies.chunk_policy import load_policy
 
     def run(policy_dir: Path, step: int) -> dict[str, float]:
         names = [e["name"] for e in json.loads((policy_dir / "config.json").read_text()).get("embodiments") or ()]

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from sim.arm import ARM7, InverseKinematics
 from sim.registry import TASKS, TaskInfo
-from vla_stack.envs.state_env import IMAGINED
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
-from vla_stack.world_model.imagined_env import Frames, ImaginedEnv
+from vla_stack.world_model.imagined_env import Frames
 from vla_stack.world_model.imagined_rows import ImaginedRows
 from vla_stack.world_model.memory import Memory
 from vla_stack.world_model.model import End, WorldModel, shared
@@ -271,20 +270,14 @@ class Dreams:
         return p
 
 
-def make(name: str, num_envs: int, device: str = "cpu") -> ImaginedRows:
-    """Rows of ``imagined:<name>``, for :func:`vla_stack.envs.make`; raises as :func:`make_env`."""
-    model = shared(name, device)
-    return ImaginedRows(Dreams(model, simulated(model), num_envs, max_steps_of(model)), num_envs)
-
-
-def make_env(name: str, render_mode: str | None = None, device: str = "cpu") -> ImaginedEnv:
-    """The environment ``imagined:<name>``: a run directory, or a world model's.
+def make(name: str, num_envs: int, device: str = "cpu", render_mode: str = "") -> ImaginedRows:
+    """Rows of ``imagined:<name>``, for :func:`vla_stack.envs.make`; a run directory, or a world model's.
 
     Raises:
         UserError: There is no such world model, or it was not of a task of ``sim`` and has no first frames.
     """
-    model = shared(name.removeprefix(IMAGINED), device)
-    return ImaginedEnv(Dreams(model, simulated(model), 1, max_steps_of(model)), render_mode)
+    model = shared(name, device)
+    return ImaginedRows(Dreams(model, simulated(model), num_envs, max_steps_of(model)), num_envs)
 
 
 def _joined(parts: list[Frames]) -> Frames:

@@ -29,7 +29,9 @@ class ImaginedRows:
         self.num_envs, self._backend = num_envs, backend
         self.robot: RobotSpec | None = backend.robot
         self.stages = backend.stages
-        self._steps, self._tripped = [0] * num_envs, [[] for _ in range(num_envs)]  # type: ignore[var-annotated]
+        self._steps = [0] * num_envs
+        self._tripped: list[list[str]] = [[] for _ in range(num_envs)]
+        self._pictures: list[list[NDArray[np.uint8]]] = [[] for _ in range(num_envs)]
         self._rows = [SimpleNamespace(task="") for _ in range(num_envs)]
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> list[EnvStep]:
@@ -57,6 +59,10 @@ class ImaginedRows:
             out.append(self._shown(row, frames, float(frames.success[-1]), terminated, truncated, done))
         return out
 
+    def render(self, row: int) -> NDArray[np.uint8]:
+        """The cameras of the newest frame beside each other, four times as large."""
+        return np.concatenate(self._pictures[row], 1).repeat(4, 0).repeat(4, 1)
+
     def row(self, row: int) -> Any:
         return self._rows[row]
 
@@ -66,6 +72,7 @@ class ImaginedRows:
     def _shown(
         self, row: int, frames: Frames, reward: float, terminated: bool, truncated: bool, done: bool = False
     ) -> EnvStep:
+        self._pictures[row] = [p[-1] for p in frames.pictures.values()]
         observation = {"agent_pos": frames.states[-1], "pixels": {c: p[-1] for c, p in frames.pictures.items()}}
         info = {
             "is_success": done,
