@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -193,7 +193,7 @@ def can_branch(env: gym.Env) -> bool:
     return hasattr(env.unwrapped, "get_state")
 
 
-def attempts(config: CollectConfig, first: int, workers: int, rollouts: Where = "local") -> Iterator[EpisodeRecord]:
+def attempts(config: CollectConfig, first: int, workers: int, rollouts: Where = "local") -> Generator[EpisodeRecord]:
     """Attempts in the order of their numbers, each with its :class:`Frame` list attached as :data:`FRAMES`."""
     linger = LINGER if config.mixed else 0
     agent = partial(CollectingAgent, config=config)

@@ -51,7 +51,7 @@ def run_episode(episode: Episode, on_step: Callable[[StepEvent], None] | None = 
         decision = yield from agent.act(k, observation, now)
         if decision is None:
             break
-        now = yield decision.command
+        now = yield decision.command  # type: ignore[assignment]  # a command is answered by what came of it
         event = StepEvent(k, observation, decision, now)
         for watch in watching:
             watch(event)

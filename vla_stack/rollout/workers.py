@@ -51,7 +51,8 @@ class LocalGroup:
     """
 
     def __init__(self, plan: Plan, num_envs: int) -> None:
-        self._plan, self._starts = plan, iter(())
+        self._plan = plan
+        self._starts: Iterator[Start] = iter(())
         self._envs = envs.make(plan.env_id, num_envs, plan.policy, plan.options)
         self._robot = self._envs.robot or plan.policy.robot
         self._running: dict[int, Running] = {}
