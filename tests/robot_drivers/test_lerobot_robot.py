@@ -9,7 +9,7 @@ import pytest
 
 from robot_drivers import make_driver
 from vla_stack.errors import UserError
-from vla_stack.runtime.driver import EpisodicDriver
+from vla_stack.runtime.driver import EpisodicDriver, Guard
 
 PATIENCE_S = 60.0
 
@@ -22,7 +22,7 @@ def driver(tmp_path):
         module="lerobot_dummy",
         port="x",
         task="wave",
-        rate_hz=1.0,  # a watchdog of three seconds, which these tests do not wait for
+        rate_hz=1.0,
         calibration_dir=str(tmp_path),
     )
     d.connect()
@@ -179,6 +179,12 @@ def test_commands_that_are_taken_again_are_found_though_nobody_writes_meanwhile(
     driver._robot.deaf = False
     driver.read()
     assert driver.fault is None and driver._robot.actions == [driver._robot.at]
+
+
+def test_a_robot_whose_motors_no_guardian_can_reach_says_so(driver):
+    assert driver.capabilities.guard is Guard.NONE and "NOT GUARDED" in driver.capabilities.guard.value
+    with pytest.raises(UserError, match="cannot be released"):
+        driver.release()
 
 
 def test_degrees_are_chosen_where_nobody_chose(driver):

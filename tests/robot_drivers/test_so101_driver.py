@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from robot_drivers import make_driver
+from robot_drivers.feetech_servo import REGISTERS, TICKS
 from robot_drivers.lerobot_reopen import reopen
 from robot_drivers.so101_emulator import Emulator
 from robot_drivers.teleop import make_teleop
+from vla_stack.runtime.driver import Guard
 
 READINGS = 150
 PATIENCE_S = 120.0
+TORQUE, GOAL = REGISTERS["torque_enable"].address, REGISTERS["goal"].address
+SERVOS = range(6)
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -142,3 +146,54 @@ def test_a_leader_that_was_unplugged_is_opened_again(arm, driver, capsys):
         assert time.monotonic() < deadline
     assert leader.trouble == ""
     leader.disconnect()
+
+
+def torque_off(arm):
+    return [w for w in arm.written() if w[2] <= TORQUE < w[2] + len(w[3]) and not w[3][TORQUE - w[2]]]
+
+
+def test_a_program_that_ends_leaves_the_arm_held_and_the_next_one_takes_it_so(arm):
+    options = {"robot_type": "so101_follower", "rate_hz": 30.0, **arm.device()}
+    first, second = (make_driver("lerobot", **options) for _ in range(2))
+    first.connect()
+    before = len(torque_off(arm))  # LeRobot configures servos that have no torque yet
+    first.disconnect()
+    second.connect()
+    assert second.capabilities.guard is Guard.GUARDIAN
+    second.read()
+    second.disconnect()
+    assert len(torque_off(arm)) == before
+    second.release()
+    assert len(torque_off(arm)) == before + len(SERVOS)
+
+
+def test_a_trip_is_a_fault_that_stops_and_no_command_is_sent_before_the_stop(arm, driver):
+    rest = driver.read().state
+    goal = rest.copy()
+    goal[0] += 0.1
+    driver.write(goal)
+    deadline = time.monotonic() + PATIENCE_S
+    while driver.fault is None:  # nobody beats
+        assert time.monotonic() < deadline
+    assert driver.fault.kind == "guardian" and driver.fault.stop and "was silent for" in driver.fault.why
+    count = len(arm.written())
+    driver.write(goal + 0.1)
+    newer = [w for w in arm.written()[count:] if w[2] == GOAL]
+    assert all(abs(int.from_bytes(w[3], "little") - w[4]) < TICKS // 100 for w in newer)  # the guardian's, if any
+    driver.stop()
+    assert driver.fault is None
+    read_until(driver, lambda: abs(driver.write(goal)[0] - goal[0]) < 1e-2)
+
+
+def test_a_base_is_told_to_stand_still_when_its_driver_ends(tmp_path):
+    with Emulator(tmp_path / "arm", image_size=0, base=True) as arm:
+        driver = make_driver("lerobot", robot_type="lekiwi", rate_hz=30.0, cameras={}, **arm.device())
+        driver.connect()
+        assert driver.capabilities.guard is Guard.GUARDIAN
+        ahead = driver.read().state.copy()
+        ahead[[d.name for d in driver.spec.action].index("x.vel")] = 0.3
+        read_until(driver, lambda: driver.write(ahead) is not None and arm.status()["velocity"][0] > 0.25)
+        driver.disconnect()
+        deadline = time.monotonic() + PATIENCE_S
+        while abs(arm.status()["velocity"][0]) > 1e-3:
+            assert time.monotonic() < deadline

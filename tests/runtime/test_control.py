@@ -232,3 +232,27 @@ def test_a_servo_jerks_less_between_interpolated_commands():
         return float(np.sqrt(np.mean(np.square(total))))
 
     assert acceleration(4) < 0.6 * acceleration(1)
+
+
+class GuardedDriver(FakeDriver):
+    """Counts the beats that it hears since its last reading."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.beats, self.heard = 0, []
+
+    def beat(self):
+        self.beats += 1
+
+    def read(self):
+        self.heard.append(self.beats)
+        self.beats = 0
+        return super().read()
+
+
+def test_a_guarded_driver_hears_the_loop_in_every_wait():
+    clock = VirtualClock()
+    driver = GuardedDriver(clock)
+    loop = ControlLoop(driver, make_executor(interpolate=2), make_envelope(), clock, FakePort(clock))
+    loop.run(seed=0, max_ticks=5)
+    assert len(driver.heard) == 5 and min(driver.heard[1:]) >= 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -85,4 +85,9 @@ def serve(folder: Path, robot: dict[str, Any], endpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), sys.argv[3])
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("folder", type=Path, help="of the files that ask for harm")
+    p.add_argument("robot", type=Path, help="description of the robot, JSON")
+    p.add_argument("endpoint")
+    args = p.parse_args()
+    serve(args.folder, json.loads(args.robot.read_text()), args.endpoint)

@@ -123,6 +123,7 @@ class RobotNode:
         self._port: OperatorPort | None = None
         self._recording: FrameQueue | None = None
         self._seen: Observation | None = None  # the newest, for the row that follows it
+        self.guard = Guard.NONE
         self._instruction = ""
         self._told: str | None = None  # instruction, to the operators
         self._aborting = False
@@ -393,7 +394,8 @@ class RobotNode:
             if self._process is not None:
                 self._process.join(1.0)
             code = self._process.exitcode if self._process else None
-            raise UserError(f"the control process ended (exit code {code})") from None
+            remedy = "its guardian has brought the robot to rest" if self.guard is Guard.GUARDIAN else ""
+            raise UserError(f"the control process ended (exit code {code})", remedy) from None
         for message in messages:
             if message["kind"] == "failed":
                 raise UserError(message["error"])
