@@ -57,7 +57,8 @@ def main(repeats: int) -> int:
 def ours(data: Path, out: Path) -> dict[str, Any]:
     """One run of ``vla train``."""
     recipe = out.with_suffix(".yaml")
-    same_loss = "method_options: {draws: 1}"  # what the policy's own `forward` computes for lerobot-train
+    # What the policy's own `forward` computes for lerobot-train, of pictures as they are.
+    same_loss = "method_options: {draws: 1}\ndata: {augmentation: {strength: 0}}"
     sizes = f"steps: {STEPS}\nbatch_size: {BATCH}\nlog_every: {LOG}\nthreads: {THREADS}\ndevice: cpu\n"
     recipe.write_text(sizes + same_loss)
     seconds, _ = timed("vla", "train", str(recipe), f"data.root={data}", f"output_dir={out}")
