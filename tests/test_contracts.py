@@ -1,6 +1,7 @@
 """Lint, types and the import rules of docs/architecture.md, as tests."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,4 +72,17 @@ def test_no_unsafe_loading():
                     at = code.find(word)
                     if at >= 0 and not (at and (code[at - 1].isalnum() or code[at - 1] in "_.")):
                         found.append(f"{path.relative_to(ROOT)}:{n}: {line.strip()}")
+    assert not found, "\n".join(found)
+
+
+def test_what_a_policy_can_do_is_said_by_its_contract():
+    """``FlowPolicy`` and ``NoisePolicy`` have it as fields; nobody but LeRobot's adapters asks for names."""
+    asked = re.compile(r"(has|get)attr\((\w+\.)*policy\b(?!\.config)")
+    found = [
+        f"{path.relative_to(ROOT)}:{n}: {line.strip()}"
+        for path in (ROOT / "vla_stack").rglob("*.py")
+        if path.parent.name != "adapters"
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if asked.search(line)
+    ]
     assert not found, "\n".join(found)

@@ -5,15 +5,16 @@ import torch
 
 from vla_stack.methods import imitation
 from vla_stack.policies import flow
+from vla_stack.policies.contract import FlowPolicy
 from vla_stack.schema import ACTION, image_key
 
 B, H, A = 3, 4, 2
 
 
-class Recorder:
+class Recorder(FlowPolicy):
     """A policy that answers with a learnable tensor and remembers what it was asked."""
 
-    horizon, action_dim, noise_dim = H, A, A
+    horizon, action_dim, noise_dim, inference_steps = H, A, A, 1
 
     def __init__(self, draws: int) -> None:
         self.answer = torch.randn(B * draws, H, A, generator=torch.Generator().manual_seed(5)).requires_grad_()

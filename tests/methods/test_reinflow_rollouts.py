@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from vla_stack.methods.reinflow.rollouts import FINAL, Explorer, FinalObservation
+from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.rollout.agents import PolicyAgent
 from vla_stack.rollout.engine import run
@@ -42,10 +43,10 @@ class Scripted(gym.Env):
         return {"agent_pos": np.array([self.seed, self.steps], np.float32)}
 
 
-class Network:
+class Network(FlowPolicy):
     """Its prefix is the state."""
 
-    horizon, action_dim, noise_dim = 4, 1, 2
+    horizon, action_dim, noise_dim, inference_steps = 4, 1, 2, 2
     config = SimpleNamespace(device="cpu")
 
     def encode(self, batch):
@@ -54,6 +55,9 @@ class Network:
 
     def features(self, context):
         return context.summary
+
+    def velocity(self, context, x, t):
+        raise NotImplementedError
 
 
 class Actor:

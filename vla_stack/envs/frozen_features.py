@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.contract import FlowPolicy
 from vla_stack.schema import Observation
 
 
@@ -26,7 +27,7 @@ class FrozenFeatures:
 
     def __init__(self, path: str) -> None:
         self._policy = load_policy(path)
-        if not hasattr(self._policy.policy, "features"):
+        if not isinstance(self._policy.policy, FlowPolicy):
             raise UserError(f"'env.features': {path} is no flow policy", "give a vla, moh, smolvla, pi0 or pi05 policy")
         cameras = self._policy.spec.robot.cameras
         self.options: dict[str, Any] = {"cameras": tuple(c.name for c in cameras)}  # of the environment

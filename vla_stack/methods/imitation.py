@@ -56,7 +56,7 @@ def loss(
     valid = flow.valid_entries(batch).repeat_interleave(draws, 0)
     noise = flow.sample_noise((*actions.shape[:2], policy.noise_dim), generator, actions.device)
     t = flow.sample_time(len(actions), generator, actions.device)
-    if max_delay := getattr(policy, "max_delay", 0):
+    if max_delay := policy.max_delay:
         prefix = flow.sample_prefix(len(actions), actions.shape[1], max_delay, generator, actions.device)
         t, valid = torch.where(prefix, 0.0, t[:, None]), valid & ~prefix[..., None]
 

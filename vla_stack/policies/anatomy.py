@@ -16,6 +16,7 @@ from lerobot.processor import NormalizerProcessorStep
 from torch import nn
 
 from vla_stack.policies.chunk_policy import ChunkPolicy
+from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.onnx_policy import OnnxPolicy
 from vla_stack.policies.processor_embodiment import EmbodimentInputStep
 from vla_stack.schema import Observation
@@ -114,8 +115,7 @@ def euler_steps(policy: nn.Module) -> int | None:
 
 def is_flow(policy: nn.Module) -> bool:
     """Whether a policy has a velocity; one with a one-step head, or a mixture of such predictions, has none."""
-    one_step = getattr(policy, "head", None) is not None or getattr(policy, "one_step", False)
-    return hasattr(policy, "velocity") and not one_step
+    return isinstance(policy, FlowPolicy) and not policy.one_step
 
 
 def weight_bytes(policy: nn.Module) -> dict[str, int]:

@@ -59,5 +59,7 @@ def _compile(chunks: ChunkPolicy) -> None:
         return encode({k: batch[k] for k in read if isinstance(batch[k], Tensor)})
 
     policy.encode = encode_tensors
-    step = "mix" if isinstance(policy, MohPolicy) else "velocity"  # a mixture's velocity, too, is made of its branches
-    setattr(policy, step, torch.compile(getattr(policy, step), dynamic=False))
+    if isinstance(policy, MohPolicy):  # a mixture's velocity, too, is made of its branches
+        policy.mix = torch.compile(policy.mix, dynamic=False)
+    else:
+        policy.velocity = torch.compile(policy.velocity, dynamic=False)

@@ -20,6 +20,7 @@ from vla_stack.images import fit_image
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.continuation import continue_chunk, continuing_modes
+from vla_stack.policies.contract import FlowPolicy, NoisePolicy
 from vla_stack.policies.device import find_device
 from vla_stack.policies.directory import read_config, read_policy, read_processors
 from vla_stack.policies.embodiment import Embodiment, select
@@ -168,10 +169,9 @@ class ChunkPolicy:
         return torch.cat(chunks), None
 
     def _noise(self, seed: int) -> Float[Tensor, "h a"]:
-        config = self.policy.config
-        width = getattr(self.policy, "noise_dim", 0) or len(self.spec.robot.action)
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(self.spec.horizon, width, generator=generator) * getattr(config, "noise_scale", 1.0)
+        ours = isinstance(self.policy, NoisePolicy)
+        width, scale = (self.policy.noise_dim, self.policy.noise_scale) if ours else (len(self.spec.robot.action), 1.0)
+        return torch.randn(self.spec.horizon, width, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def load_policy(
@@ -208,7 +208,7 @@ def load_policy(
     if frozen and isinstance(native := base_config(config), VlaConfig) and native.train_backbone == "lora":
         native.train_backbone = "expert_only"  # whose loading absorbs adapters
     policy = OnnxPolicy(path, config) if exported else read_policy(path, config)
-    if frozen and hasattr(policy, "for_inference"):
+    if frozen and isinstance(policy, FlowPolicy):
         policy.for_inference()
     pre, post = read_processors(path, config, device, served)
     normalisation = _digest(*sorted(path.glob("policy_p*processor*.safetensors")))
@@ -222,7 +222,7 @@ def load_policy(
         horizon=len(config.action_delta_indices or [0]),
         normalisation=normalisation if served is None else f"{normalisation}/{embodiments[served].name}",
         model_version=_digest(*sorted(path.glob("*.onnx*"))) if exported else digests[WEIGHTS][:16],
-        d_train_max=getattr(policy, "max_delay", 0),
+        d_train_max=policy.max_delay if isinstance(policy, NoisePolicy) else 0,
         extras=extras if served is None else {**extras, "embodiment": embodiments[served].name},
     )
     cameras = {} if served is None else embodiments[served].cameras

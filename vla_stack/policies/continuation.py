@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vla_stack.policies import flow
+from vla_stack.policies.contract import FlowPolicy, NoisePolicy
 from vla_stack.policies.guidance import Guide, Velocity, guided_euler, soft_mask
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.schema import ACTION_DIM_IS_PAD, Continuation
@@ -46,9 +47,9 @@ class Continued(NamedTuple):
 
 def continuing_modes(policy: Any) -> list[str]:
     """The ways in which a policy can continue a plan; an exported one has no velocity to ask, but takes prefixes."""
-    one_step = getattr(policy, "head", None) is not None or getattr(policy, "one_step", False)
-    flows = hasattr(policy, "velocity") and not one_step
-    return ["rtc", "rtc_identity", "bid"] * flows + ["prefix"] * bool(getattr(policy, "max_delay", 0))
+    flows = isinstance(policy, FlowPolicy) and not policy.one_step
+    takes_prefix = isinstance(policy, NoisePolicy) and policy.max_delay > 0
+    return ["rtc", "rtc_identity", "bid"] * flows + ["prefix"] * takes_prefix
 
 
 def continue_chunk(
@@ -114,10 +115,12 @@ def closest(
 ) -> Continued:
     """Of several chunks an observation, the one at the smallest weighted distance from the guide."""
     b, n = len(noise), BID_SAMPLES
-    scale = getattr(policy.config, "noise_scale", 1.0)
     # The first is the one that sampling without a plan would give; seeds are shifted so that it is not drawn twice.
     generators = [torch.Generator().manual_seed(seed ^ 1) for seed in seeds]
-    others = torch.stack([torch.randn(n - 1, *noise.shape[1:], generator=g) for g in generators]).to(noise) * scale
+    others = (
+        torch.stack([torch.randn(n - 1, *noise.shape[1:], generator=g) for g in generators]).to(noise)
+        * policy.noise_scale
+    )
     starts = torch.cat((noise[:, None], others), dim=1).flatten(0, 1)
     velocity = _velocity(policy, batch, n)
     chunks = flow.euler(velocity, starts, policy.inference_steps).unflatten(0, (b, n))

@@ -1,16 +1,21 @@
 """What every trainable policy offers to methods, samplers and rollouts.
 
 Sampling, real-time chunking, preference losses and reinforcement learning are functions of ``encode`` and
-``velocity`` alone, so each works unchanged for the native VLA and for adapters of other flow-matching VLAs.
+``velocity`` alone, so each works unchanged for the native VLA and for adapters of other flow-matching VLAs. What a
+policy can do is a field of the contract that it derives from; nobody looks for attributes by name.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from vla_stack.policies.heads import OneStepHead
 
 # One time a sample, or one an action token.
 Time = Float[Tensor, " b"] | Float[Tensor, "b h"]
@@ -24,9 +29,25 @@ class Context(Protocol):
         ...
 
 
-class FlowPolicy(Protocol):
+class NoisePolicy(ABC):
+    """A policy whose chunk is a function of the noise that it is given, row by row: ``predict_action_chunk(batch,
+    noise=[b, h, noise_dim])``.
+
+    Attributes:
+        noise_dim: Entries of the noise of one action.
+        noise_scale: Standard deviation of the noise that sampling starts from; training always uses 1.
+        max_delay: Steps at a chunk's start that may be given as clean actions (``prefix=``); 0: it takes none.
+    """
+
+    noise_dim: int
+    noise_scale: float = 1.0
+    max_delay: int = 0
+
+
+class FlowPolicy[C: Context](NoisePolicy):
     """A policy whose action chunk is the end point of a learnt flow. Actions here are normalised, as the network
-    sees them; the policy's processors map from and to commands.
+    sees them; the policy's processors map from and to commands. List it last among a class's bases. C is the
+    type of its contexts.
 
     Attributes:
         horizon: Actions per chunk, h.
@@ -36,29 +57,33 @@ class FlowPolicy(Protocol):
         state_width: Width of an action token's final state, d of ``action_states``.
         causal_actions: Whether an action token reads only the ones before it; then chunks of any length agree on their
             common steps, and a mixture of horizons has nothing to mix.
-        inference_steps: Euler steps of a sampled chunk.
+        head: What predicts a chunk in one step, in place of a flow; None: the chunk is the end of a flow.
+        one_step: Whether there is no velocity: there is a ``head``, or a mixture of such predictions.
     """
 
     horizon: int
     action_dim: int
-    noise_dim: int
     state_width: int
-    causal_actions: bool
+    causal_actions: bool = False
+    head: OneStepHead | None = None
+    one_step: bool = False
 
     @property
-    def inference_steps(self) -> int: ...
+    @abstractmethod
+    def inference_steps(self) -> int:
+        """Euler steps of a sampled chunk."""
 
-    def encode(self, batch: dict[str, Any]) -> Context:
+    @abstractmethod
+    def encode(self, batch: dict[str, Any]) -> C:
         """Encode a preprocessed batch of b observations once, with gradients."""
-        ...
 
-    def velocity(self, context: Context, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
+    @abstractmethod
+    def velocity(self, context: C, x: Float[Tensor, "b h a"], t: Time) -> Float[Tensor, "b h a"]:
         """Velocity of the flow at x; ``t`` is ``[b]``, or ``[b, h]`` with 0 on tokens that hold clean actions."""
-        ...
 
     def action_states(
         self,
-        context: Context,
+        context: C,
         x: Float[Tensor, "b n a"],
         t: Time,
         blocks: Sequence[int] | None = None,
@@ -77,12 +102,22 @@ class FlowPolicy(Protocol):
                 and its tokens read the prefix and their own chunk alone. None: ``x`` is one chunk.
             valid: Action tokens that may be read, as keys; what comes out at the others is meaningless. None: all.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__} has no states of action tokens")
 
     def action_head(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n p"]:
         """Velocities of final action-token states, ``noise_dim`` wide; affine in the states."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} has no states of action tokens")
 
-    def features(self, context: Context) -> Float[Tensor, "b d"]:
+    @abstractmethod
+    def features(self, context: C) -> Float[Tensor, "b d"]:
         """One vector an observation, for critics and reward heads."""
-        ...
+
+    def renewed(self, context: C, state: Float[Tensor, "b s"]) -> C:
+        """A stored context as the policy would make it now, given the normalised states of its observations.
+
+        Where the prefix has a part that training moves, that part is made anew, with gradients.
+        """
+        return context
+
+    def for_inference(self) -> None:
+        """Give up what only training needs; the policy can be neither trained nor saved any more."""

@@ -15,7 +15,7 @@ from vla_stack.errors import UserError
 from vla_stack.policies import flow
 from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_moh import MohConfig
-from vla_stack.policies.contract import Context, Time
+from vla_stack.policies.contract import Context, FlowPolicy, Time
 from vla_stack.policies.directory import read_policy
 from vla_stack.policies.mixture_of_horizons import (
     Gate,
@@ -94,15 +94,12 @@ class MeasuredVelocity:
         return mixture.velocity
 
 
-class MohPolicy(PreTrainedPolicy):
-    """Mixture of horizons over any flow policy; itself a :class:`~vla_stack.policies.contract.FlowPolicy`.
+class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
+    """Mixture of horizons over any flow policy; itself one.
 
     Its velocity is the fused one, so samplers and methods work on it as on its base. Over a native base with
     ``head=regression`` (the paper's pi_reg) branches predict actions instead of velocities, in one step: what is called
     velocity of a :class:`Mixture` are then actions.
-
-    Attributes:
-        one_step: Whether it is the latter.
 
     Args:
         config: Configuration with features filled in.
@@ -115,17 +112,16 @@ class MohPolicy(PreTrainedPolicy):
 
     config_class = MohConfig
     name = "moh"
-    causal_actions = False
 
     def __init__(self, config: MohConfig, dataset_meta: Any = None, blank: bool = False, **_: Any) -> None:
         super().__init__(config)
         config.share()
         self.config = config
         self.base = _make_base(config, dataset_meta, blank)
-        self.one_step = getattr(self.base, "head", None) is not None
+        self.one_step = self.base.head is not None
         self.horizon, self.action_dim = config.horizons[-1], self.base.action_dim
         self.noise_dim, self.state_width = self.base.noise_dim, self.base.state_width
-        self.max_delay = getattr(self.base, "max_delay", 0)
+        self.max_delay = self.base.max_delay
         self.gate = Gate(self.state_width)
         self.horizons = Horizons(config.horizons)
         self._queue = ActionQueue()
@@ -196,10 +192,17 @@ class MohPolicy(PreTrainedPolicy):
     def inference_steps(self) -> int:
         return self.base.inference_steps
 
+    def language_loss(self, images: Tensor, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """The base's."""
+        return self.base.language_loss(images, input_ids, labels)
+
     def for_inference(self) -> None:
         """As the base has it."""
-        if hasattr(self.base, "for_inference"):
-            self.base.for_inference()
+        self.base.for_inference()
+
+    def renewed(self, context: Any, state: Float[Tensor, "b s"]) -> Any:
+        """As the base has it."""
+        return self.base.renewed(context, state)
 
     # --- Sampling -------------------------------------------------------------------------------------------------
 
@@ -213,7 +216,7 @@ class MohPolicy(PreTrainedPolicy):
         if noise is None:
             state = batch[OBS_STATE]
             noise = torch.randn(len(state), self.horizon, self.noise_dim, dtype=state.dtype, device=state.device)
-            noise *= getattr(self.config, "noise_scale", 1.0)
+            noise *= self.noise_scale
         if self.one_step:
             mixture = self.mix(context, noise, noise.new_zeros(len(noise)))
             return Sample(mixture.velocity, mixture.cut(self.action_dim, batch.get(ACTION_DIM_IS_PAD)).disagreement)
@@ -313,8 +316,9 @@ class MohPolicy(PreTrainedPolicy):
 
 
 def _make_base(config: MohConfig, dataset_meta: Any, blank: bool) -> PreTrainedPolicy:
-    base, kind = config.base, policy_class(config.base.type)
-    if not hasattr(kind, "action_states"):
+    base: Any = config.base
+    kind: Any = policy_class(base.type)
+    if not issubclass(kind, FlowPolicy):
         raise UserError(
             f"policy '{base.type}' cannot be the base of a mixture of horizons", "it has no flow of actions"
         )
@@ -325,7 +329,7 @@ def _make_base(config: MohConfig, dataset_meta: Any, blank: bool) -> PreTrainedP
         policy = kind.blank(base)
     else:
         policy = kind(base, dataset_meta=dataset_meta)
-    if getattr(policy, "head", None) is not None and base.head != "regression":
+    if policy.head is not None and base.head != "regression":
         remedy = "set base.head to flow or regression"
         raise UserError(f"a mixture of horizons cannot mix predictions of the head '{base.head}'", remedy)
     if getattr(base, "prefix_attention", "full") == "lambda":

@@ -18,7 +18,7 @@ from vla_stack.errors import UserError
 from vla_stack.policies import flow
 from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_vla import VlaConfig
-from vla_stack.policies.contract import Time
+from vla_stack.policies.contract import FlowPolicy, Time
 from vla_stack.policies.dataset_facts import adopt_dataset
 from vla_stack.policies.expert import ActionExpert, Query
 from vla_stack.policies.heads import BinsHead, GaussianHead, OneStepHead, make_head
@@ -28,8 +28,8 @@ from vla_stack.policies.weights import parameter_groups
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE
 
 
-class VlaPolicy(PreTrainedPolicy):
-    """The native VLA; implements :class:`~vla_stack.policies.contract.FlowPolicy`.
+class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
+    """The native VLA.
 
     Args:
         config: Configuration with features filled in.
@@ -39,7 +39,6 @@ class VlaPolicy(PreTrainedPolicy):
 
     config_class = VlaConfig
     name = "vla"
-    causal_actions = False
 
     def __init__(self, config: VlaConfig, dataset_meta: Any = None, **_: Any) -> None:
         super().__init__(config)
@@ -47,7 +46,7 @@ class VlaPolicy(PreTrainedPolicy):
         if dataset_meta is not None:
             adopt_dataset(config, dataset_meta)
         self.config = config
-        self.max_delay = config.max_delay
+        self.max_delay, self.noise_scale = config.max_delay, config.noise_scale
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
         self.noise_dim, self.state_width = self.action_dim, config.expert_width
         self.prefix = make_prefix(config)
@@ -110,9 +109,14 @@ class VlaPolicy(PreTrainedPolicy):
     # --- One-step heads and the backbone's language -----------------------------------------------------------------
 
     @property
-    def head(self) -> OneStepHead | None:
-        """The head, where it predicts a chunk in one step; None: the chunk is the end of a flow."""
+    def head(self) -> OneStepHead | None:  # type: ignore[override]
+        """See :class:`FlowPolicy`."""
         return None if self.config.head == "flow" else self.expert.head
+
+    @property
+    def one_step(self) -> bool:  # type: ignore[override]
+        """See :class:`FlowPolicy`."""
+        return self.head is not None
 
     def query_states(self, context: PrefixContext) -> Float[Tensor, "b h d"]:
         """Final states of the queries that a one-step head reads."""
@@ -207,7 +211,7 @@ class VlaPolicy(PreTrainedPolicy):
         if noise is None:
             state = batch[OBS_STATE]
             noise = torch.randn(len(state), self.horizon, self.action_dim, dtype=state.dtype, device=state.device)
-            noise *= self.config.noise_scale
+            noise *= self.noise_scale
         if self.head is not None:
             if prefix is not None:
                 raise UserError(f"the head '{self.config.head}' cannot continue given actions", "use head=flow")

@@ -29,6 +29,7 @@ from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.continuation import continuing_modes
 from vla_stack.policies.directory import read_config
 from vla_stack.policies.manifest import SIGNATURE, write_manifest
+from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.onnx_policy import MANIFEST, PREFIX, STEP, Manifest, OnnxPolicy
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.policies.weights import find_weights, first_line
@@ -110,7 +111,7 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
     """
     if not continuing_modes(policy):
         raise UserError(f"a policy of type '{policy.config.type}' is not a flow policy", "only flow policies export")
-    if getattr(policy.config, "consensus_ratio", None) is not None:
+    if isinstance(policy, MohPolicy) and policy.config.consensus_ratio is not None:
         what = "a mixture of horizons that chooses how much of a chunk to execute"
         raise UserError(f"{what} does not export", f"{REMEDY}, or set consensus_ratio=null in its config.json")
     if (lacking := batch.get(ACTION_DIM_IS_PAD)) is not None and lacking.any():
@@ -139,7 +140,7 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
         flat = tuple(tensor for pair in context.keys_values for tensor in pair)
         inputs = ("x", "t", "dt", "fixed", "is_fixed", "mask", *kv)
         _write(StepGraph(policy), (*tensors, *flat), inputs, ("x_next",), out / STEP)
-    max_delay, dim = getattr(policy, "max_delay", 0), policy.action_dim
+    max_delay, dim = policy.max_delay, policy.action_dim
     manifest = Manifest(names, layers, h, a, dim, policy.inference_steps, max_delay)
     manifest = replace(manifest, cosine_served=_cosine(served, wanted))
     (out / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")

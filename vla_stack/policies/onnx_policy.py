@@ -16,6 +16,8 @@ from torch import Tensor
 from vla_stack.errors import UserError
 from vla_stack.policies import flow
 from vla_stack.policies.allowed import read_json
+from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.contract import NoisePolicy
 
 PREFIX, STEP, MANIFEST = "prefix.onnx", "step.onnx", "onnx.json"
 
@@ -50,7 +52,7 @@ class Manifest:
     cosine_served: float = 1.0
 
 
-class OnnxPolicy:
+class OnnxPolicy(NoisePolicy):
     """What :class:`~vla_stack.policies.chunk_policy.ChunkPolicy` needs of a policy, from two graphs.
 
     Args:
@@ -69,6 +71,7 @@ class OnnxPolicy:
             raise UserError(f"{directory / MANIFEST} is damaged: {e}", "export the policy again") from None
         self.noise_dim, self.action_dim = self.manifest.noise_dim, self.manifest.action_dim
         self.max_delay, self.horizon = self.manifest.max_delay, self.manifest.horizon
+        self.noise_scale = config.noise_scale if isinstance(config, VlaConfig) else 1.0
         self._device = "cuda" if str(config.device).startswith("cuda") else "cpu"
         self._prefix, self._step = (_session(directory / name, self._device) for name in (PREFIX, STEP))
 

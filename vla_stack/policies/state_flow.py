@@ -1,7 +1,7 @@
 """A small flow policy on state vectors: a plain network as velocity field, for reinforcement learning at CPU scale.
 
-It offers what samplers, chain likelihoods and imitation need of :class:`vla_stack.policies.contract.FlowPolicy`, so
-what is written against it runs on a VLA too. Observations and actions are normalised, actions in [-1, 1].
+What is written against :class:`~vla_stack.policies.contract.FlowPolicy` runs on it and on a VLA, mixtures of horizons
+apart. Observations and actions are normalised, actions in [-1, 1].
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vla_stack.policies import flow
+from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.critics import Ensemble
 from vla_stack.schema import OBS_STATE
 
@@ -32,7 +33,7 @@ class StateContext(NamedTuple):
         return StateContext(self.obs.repeat_interleave(n, 0))
 
 
-class StateFlow(torch.nn.Module):
+class StateFlow(torch.nn.Module, FlowPolicy[StateContext]):
     """Velocity v(x, t | o) of a chunk, from one network of [x, o, sines and cosines of t].
 
     Args:
@@ -55,10 +56,14 @@ class StateFlow(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.horizon, self.action_dim, self.noise_dim, self.state_width = horizon, actions, actions, obs
-        self.causal_actions, self.inference_steps = False, inference_steps
+        self._inference_steps = inference_steps
         width = horizon * actions
         self.net = Ensemble(1, width + obs + 2 * FREQUENCIES, hidden, width, True, generator)
         self.register_buffer("frequencies", 0.5 * math.pi * 2.0 ** torch.arange(FREQUENCIES), persistent=False)
+
+    @property
+    def inference_steps(self) -> int:
+        return self._inference_steps
 
     def encode(self, batch: dict[str, Any]) -> StateContext:
         """The observation of a batch with ``observation.state`` float32 [b, o]."""

@@ -25,6 +25,7 @@ from vla_stack.errors import UserError, check_options
 from vla_stack.policies.chunk_policy import ROBOT
 from vla_stack.policies.configuration_moh import MohConfig, base_config
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
+from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.policies.directory import read_config, read_processors
 from vla_stack.policies.registry import ADAPTERS, is_known, known_types, policy_class
@@ -181,7 +182,7 @@ def plan(recipe: Recipe, device: torch.device, checkpoint: Path | None = None) -
         start = recipe.policy.pretrained and f", policy.options.base.pretrained_path={recipe.policy.pretrained}"
         remedy = f"set policy.type=moh{start} and policy.options.horizons, as in configs/pick_horizons.yaml"
         raise UserError(f"method '{method}' trains policies of type 'moh', not '{config.type}'", remedy)
-    if method != OWN_LOSS and not hasattr(policy_class(config.type), "encode"):
+    if method != OWN_LOSS and not issubclass(policy_class(config.type), FlowPolicy):
         remedy = f"set method={OWN_LOSS}, which trains it by LeRobot's loss"
         raise UserError(f"method '{method}' needs a flow policy, '{config.type}' is none", remedy)
     return loss, config

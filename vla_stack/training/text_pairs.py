@@ -88,8 +88,7 @@ def co_trained(loss: Loss, weight: float) -> Loss:
         policy: PreTrainedPolicy, batch: dict[str, Any], generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Any]]:
         value, metrics = loss(policy, batch, generator)
-        speaker = getattr(policy, "base", policy)
-        language = speaker.language_loss(batch[IMAGES], batch[TOKENS], batch[LABELS])
+        language = policy.language_loss(batch[IMAGES], batch[TOKENS], batch[LABELS])
         return value + weight * language, {**metrics, "language_loss": language.detach()}
 
     return total

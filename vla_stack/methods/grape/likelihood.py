@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from vla_stack.errors import UserError
 from vla_stack.policies import flow
 from vla_stack.policies.chain import chain_log_prob
+from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.heads import BinsHead, GaussianHead
 from vla_stack.schema import ACTION
 
@@ -44,7 +45,7 @@ class Score(NamedTuple):
 
 
 def shared_draws(
-    policy: Any,
+    policy: FlowPolicy,
     actions: Float[Tensor, "n h a"],
     pair: Int[Tensor, " n"],
     decision: Int[Tensor, " n"],
@@ -52,7 +53,7 @@ def shared_draws(
     generator: torch.Generator,
 ) -> Draws | None:
     """(t, noise) of every decision, the same for decision c of a pair's winner and loser; None for other heads."""
-    if getattr(policy, "head", None) is not None:
+    if policy.head is not None:
         return None
     pairs, length = int(pair.max()) + 1, int(decision.max()) + 1
     shape = (pairs * length * m, actions.shape[1], policy.noise_dim)
@@ -99,11 +100,16 @@ def score(
 
 
 def _score(
-    policy: Any, batch: dict[str, Any], draws: Draws | None, weighting: Weighting, sigma: float, spread: Tensor | None
+    policy: Any,
+    batch: dict[str, Any],
+    draws: Draws | None,
+    weighting: Weighting,
+    sigma: float,
+    spread: Tensor | None,
 ) -> Score:
     actions, valid, context = batch[ACTION], flow.valid_entries(batch), policy.encode(batch)
     entries = valid.sum((1, 2)).clamp(min=1)
-    head = getattr(policy, "head", None)
+    head = policy.head
     if head is not None:  # no entry is read that does not count; a flow's tokens read the whole chunk
         actions = torch.where(valid, actions, 0.0)
     if isinstance(head, GaussianHead):

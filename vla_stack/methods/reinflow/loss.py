@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from vla_stack.methods.advantages import Experience, advantages, following
 from vla_stack.policies import flow
 from vla_stack.policies.chain import NoiseNet, chain_log_prob, sample_chain
+from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import OBS_STATE
 
@@ -226,11 +227,9 @@ def observe(policy: Any, batch: dict[str, Any]) -> tuple[PrefixContext, Float[Te
     return context, torch.cat(parts, dim=-1)
 
 
-def renewed(policy: Any, data: Experience, rows: Tensor) -> PrefixContext:
+def renewed(policy: FlowPolicy, data: Experience, rows: Tensor) -> PrefixContext:
     """Stored prefixes as ``policy`` would make them now; training moves a part of pi0's, which has gradients."""
-    context = data.context.rows(rows)
-    base = getattr(policy, "base", policy)  # of a mixture of horizons
-    return base.renewed(context, data.state[rows]) if hasattr(base, "renewed") else context
+    return policy.renewed(data.context.rows(rows), data.state[rows])
 
 
 def mean_entry(entries: Float[Tensor, "b n h w"], counted: Bool[Tensor, "b h w"]) -> Float[Tensor, " b"]:

@@ -76,7 +76,7 @@ class Explorer:
         context, inputs = observe(network, batch)
         sources = [torch.Generator().manual_seed(seed) for seed in seeds]
         noise = standard_noise(torch.empty(len(seeds), network.horizon, network.noise_dim), sources)
-        noise *= getattr(network.config, "noise_scale", 1.0)
+        noise *= network.noise_scale
         chain = self.learner.act(context, inputs, noise.to(inputs.device), sources)
         for i, seed in enumerate(seeds):
             row = torch.tensor([i], device=inputs.device)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from vla_stack.errors import UserError
 from vla_stack.policies import flow
-from vla_stack.policies.contract import Time
+from vla_stack.policies.contract import FlowPolicy, Time
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.policies.weights import find_weights, load_weights, read_weights
 
 
-class FlowAdapter(nn.Module):
-    """A LeRobot policy as :class:`~vla_stack.policies.contract.FlowPolicy`; mixed in before LeRobot's class.
+class FlowAdapter(nn.Module, FlowPolicy[PrefixContext]):
+    """A LeRobot policy as a flow policy; mixed in before LeRobot's class.
 
     Raises:
         UserError: The robot's state or action is larger than what the policy pads to.
@@ -37,8 +37,6 @@ class FlowAdapter(nn.Module):
         causal_actions: Whether an action token reads no later ones, as SmolVLA was pretrained. The directory does not
             record it: whoever changes it has to.
     """
-
-    causal_actions = False
 
     def __init__(self, config: Any, **kwargs: Any) -> None:
         real = {"max_state_dim": config.robot_state_feature, "max_action_dim": config.action_feature}
