@@ -8,6 +8,7 @@ without torch. Such a module offers ``HELP`` (one line), ``EXAMPLES`` (shell lin
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -130,6 +131,13 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("VLA_TRACEBACK"):
             raise
         print(f"vla {verb}: {e}", file=sys.stderr)
+        return 1
+    except OSError as e:  # of a file that a person named, or of a full disk
+        if os.environ.get("VLA_TRACEBACK") or e.errno is None:
+            raise
+        where = f"{e.filename}: " if e.filename is not None else ""
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        print(f"vla {verb}: {where}{e.strerror}{' -- free disk space and try again' * full}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"\nvla {verb}: interrupted", file=sys.stderr)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from vla_stack.errors import UserError
 
+LOCK = ".lock"  # of a run directory
+
 
 @contextlib.contextmanager
 def locked(file: Path, folder: Path, remedy: str) -> Iterator[None]:
@@ -40,3 +42,43 @@ def locked(file: Path, folder: Path, remedy: str) -> Iterator[None]:
             lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             lock.flush()
         yield
+
+
+@contextlib.contextmanager
+def writing(run_dir: Path) -> Iterator[None]:
+    """Hold the writer's lock of a run directory, which is made if it is missing.
+
+    Raises:
+        UserError: Another process writes there, a link leads out of it, or it cannot be made.
+    """
+    made = not run_dir.exists()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"{run_dir} cannot be made: {e.strerror}", "give another output_dir=") from None
+    check_links(run_dir)
+    with locked(run_dir / LOCK, run_dir, "wait for it to end, or give another output_dir="):
+        try:
+            yield
+        finally:
+            (run_dir / LOCK).unlink(missing_ok=True)  # whoever has opened it meanwhile finds that it is gone
+            if made:
+                with contextlib.suppress(OSError):  # it holds something
+                    run_dir.rmdir()
+
+
+def check_links(root: Path) -> None:
+    """Refuse to write where a link leads out of a folder: what is written would land there.
+
+    Raises:
+        UserError: Names the first link.
+    """
+    home = root.resolve()
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = Path(folder) / name
+            if path.is_symlink() and not path.resolve().is_relative_to(home):
+                raise UserError(
+                    f"{path} is a link out of {root}, through which nothing is written",
+                    "put what it leads to in its place, or link the whole folder",
+                )

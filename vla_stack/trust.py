@@ -9,9 +9,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 from vla_stack.errors import UserError
 
+NAMING = (
+    "method",
+    "loop",
+    "type",
+    "env",
+    "envs",
+    "id",
+    "tasks",
+)  # keys of recipes whose values can be module:attribute
 VARIABLE = "VLA_TRUST"  # in the environment, so that processes started by this one trust the same names
 
 
@@ -40,12 +50,29 @@ def check_trusted(name: str, what: str) -> None:
         raise UserError(f"{what} '{name}', which can run code and is not known here", remedy)
 
 
-def check_environment(env_id: str, source: str) -> None:
-    """Refuse an environment that a file asks for from another package: ``module:id`` imports the module.
+def check_module(name: str, source: str) -> None:
+    """Refuse what a file names as ``module:id`` or ``module:attribute``: the module would be imported.
 
     Raises:
         UserError: It names a module that is not trusted.
     """
-    module, colon, _ = env_id.partition(":")
+    module, colon, _ = name.partition(":")
     if colon and module not in ("sim", "imagined"):
-        check_trusted(module, f"{source}: the environment '{env_id}' is of the module")
+        check_trusted(module, f"{source}: '{name}' is of the module")
+
+
+def check_recipe(tree: Any, source: str) -> None:
+    """Refuse code that the recipe of a run directory names; the run may come from somebody else.
+
+    Raises:
+        UserError: A method, loop, policy type or environment is of a module that is not trusted.
+    """
+    if isinstance(tree, list):
+        for value in tree:
+            check_recipe(value, source)
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            check_recipe(value, source)
+            for name in value if isinstance(value, list) else [value]:
+                if key in NAMING and isinstance(name, str):
+                    check_module(name.rpartition("@")[2], source)

@@ -11,7 +11,7 @@ from vla_stack.errors import UserError
 from vla_stack.policies.allowed import LARGEST_CONFIG, LARGEST_NUMBER, POLICIES, STEPS
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.weights import LARGEST_HEADER, MOST_TENSORS, WEIGHTS
-from vla_stack.trust import VARIABLE, check_environment, trust
+from vla_stack.trust import VARIABLE, check_module, trust
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ def test_files_are_bounded_before_they_are_read(directory):
 def test_environments_of_files(monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
     for env_id in ("sim/pick-v0", "sim:sim/pick-v0", "CartPole-v1", "imagined:outputs/run"):
-        check_environment(env_id, "x")
+        check_module(env_id, "x")
     with pytest.raises(UserError, match="--trust antigravity"):
-        check_environment("antigravity:CartPole-v1", "x")
+        check_module("antigravity:CartPole-v1", "x")
     trust(["antigravity"])
-    check_environment("antigravity:CartPole-v1", "x")
+    check_module("antigravity:CartPole-v1", "x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -41,16 +42,16 @@ def test_latest_is_the_newest_and_old_ones_go(tmp_path: Path) -> None:
 CALLS = ("mkdir", "rename", "replace", "symlink", "fsync", "rmdir", "unlink")
 
 
-def kill_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
-    """Raise before the ``call``-th operation that changes the disk."""
+def kill_at(monkeypatch: pytest.MonkeyPatch, call: int, error: BaseException | None = None) -> None:
+    """Raise before the ``call``-th operation that changes the disk; of errors, that one alone."""
     count = 0
 
     def wrap(function: Any) -> Any:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal count
             count += 1
-            if count > call:
-                raise Killed
+            if count > call and (error is None or count == call + 1):
+                raise error or Killed
             return function(*args, **kwargs)
 
         return wrapped
@@ -105,6 +106,27 @@ def test_killed_before_any_disk_operation_leaves_the_old_or_the_new_one(tmp_path
         assert sorted(p.name for p in root.iterdir()) == ["000015", "last"]
     assert {name for name, _ in outcomes} == {"000005", "000010"}
     assert outcomes[-1] == ("000010", True)
+
+
+def test_a_full_disk_ends_in_one_line_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    said = 0
+    for call in range(30):
+        root = tmp_path / str(call) / "checkpoints"
+        commit(root, 5)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            kill_at(monkeypatch, call, OSError(errno.ENOSPC, "No space left on device"))
+            try:
+                commit(root, 10)
+            except UserError as e:
+                said += 1
+                assert "No space left on device" in str(e) and f"vla train --resume {root.parent}" in str(e)
+            except OSError:  # while what was replaced is cleared away
+                pass
+        found = ckpt.latest(root)
+        assert found is not None and content(found) == f"model.safetensors of step {int(found.name)}"
+        commit(root, 15)
+        assert ckpt.latest(root) == root / "000015"
+    assert said > 5
 
 
 @pytest.mark.parametrize("harm", ["truncate", "flip", "delete", "state"])

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from training_fakes import ACTION, HORIZON, SIDE, STATE, record
 
 from vla_stack.cli import main
+from vla_stack.locks import LOCK, writing
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import Observation
@@ -315,6 +317,50 @@ def test_a_run_is_not_overwritten(recipe_file: Path, tmp_path: Path, capsys: pyt
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_a_run_has_one_writer(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "run"
+    with writing(run_dir):
+        assert main(["train", str(recipe_file), f"output_dir={run_dir}"]) == 1
+    assert f"vla train: {run_dir} is being written by process {os.getpid()} on" in capsys.readouterr().err
+    assert not run_dir.exists()
+    assert main(["train", str(recipe_file), f"output_dir={run_dir}"]) == 0
+    before = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
+    with writing(run_dir):
+        assert main(["train", "--resume", str(run_dir), "steps=8"]) == 1
+        (run_dir / LOCK).unlink()
+    assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == before
+
+
+def test_a_full_disk_ends_a_run_in_one_line(recipe_file: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: the second checkpoint does not fit, nor does anything later."""
+    run_dir = tmp_path / "run"
+    assert main(["train", str(recipe_file), f"output_dir={run_dir}"]) == 0
+    code = (
+        "import resource, sys\nfrom vla_stack.cli import main\nimport vla_stack.training.build\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\nsys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", "--resume", str(run_dir), "steps=12"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "File too large" in done.stderr.splitlines()[-1] and done.stderr.splitlines()[-1].startswith("vla train: ")
+    assert main(["train", "--resume", str(run_dir), "steps=8"]) == 0
+
+
+def test_a_run_from_elsewhere_names_no_code(recipe_file: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("VLA_TRUST", "")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for line in (
+        "method: evil.module:loss",
+        "eval: {every: 1, envs: ['evil.module:Env-v0']}",
+        "loop: 'evil.module:run'",
+    ):
+        (run_dir / "recipe.yaml").write_text(f"{recipe_file.read_text()}{line}\n")
+        assert main(["train", "--resume", str(run_dir)]) == 1
+        assert "is of the module 'evil.module', which can run code" in capsys.readouterr().err
+
+
 def test_two_processes_train_one_policy_and_resume(recipe_file: Path, tmp_path: Path) -> None:
     """Under torchrun's environment both ranks step together; the run equals itself when it is cut in the middle."""
     flat = [str(recipe_file), "optimizer.final_lr_ratio=1.0"]

@@ -153,23 +153,6 @@ def place(root: Path, template: str, chunk_index: Any, file_index: Any, **names:
     return root / template.format(chunk_index=chunk_index, file_index=file_index, **names)
 
 
-def check_links(root: Path) -> None:
-    """Refuse to write where a link leads out of a folder: what is written would land there.
-
-    Raises:
-        UserError: Names the first link.
-    """
-    home = root.resolve()
-    for folder, folders, files in os.walk(root):
-        for name in (*folders, *files):
-            path = Path(folder) / name
-            if path.is_symlink() and not path.resolve().is_relative_to(home):
-                raise UserError(
-                    f"{path} is a link out of {root}, through which nothing is written",
-                    "put what it leads to in its place, or link the whole folder",
-                )
-
-
 def next_file(chunk_index: int, file_index: int, chunk_size: int = CHUNK_SIZE) -> tuple[int, int]:
     """The chunk and file index that follow the given ones."""
     return (chunk_index + 1, 0) if file_index + 1 >= chunk_size else (chunk_index, file_index + 1)

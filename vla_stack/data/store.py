@@ -37,7 +37,6 @@ from vla_stack.data.layout import (
     TASKS,
     VERSION,
     VIDEO_PATH,
-    check_links,
     encode_json,
     make_folder,
     next_file,
@@ -82,7 +81,7 @@ def locked(root: Path) -> Iterator[Path]:
     Raises:
         UserError: Another process holds it, or a link leads out of the folder.
     """
-    check_links(root)
+    locks.check_links(root)
     staging = root / STAGING
     staging.mkdir(parents=True, exist_ok=True)
     with locks.locked(staging / "lock", root, "wait for it to end, or record into another folder"):
@@ -233,7 +232,7 @@ class EpisodeStore:
         if len(self.tasks) != self.info["total_tasks"]:
             write_tasks(self.root, self.tasks)
         texts = {STATS: encode_json(statistics.to_json(stats)), INFO: encode_json(info)}
-        names = {target.relative_to(self.root).as_posix(): source for source, target in moves.items()}
+        names: dict[str, Path | bytes] = {t.relative_to(self.root).as_posix(): source for source, t in moves.items()}
         for source in moves:
             sync_file(source)
         digests.record(self.root, names | texts)

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vla_stack.errors import UserError
 from vla_stack.policies.manifest import write_manifest
+from vla_stack.policies.weights import first_line
 from vla_stack.training.ema import Ema
 
 PRETRAINED = "pretrained_model"
@@ -51,25 +53,38 @@ def commit(root: Path, step: int, fill: Callable[[Path], None], state: dict[str,
 
     Returns:
         The checkpoint's directory.
+
+    Raises:
+        UserError: Writing failed, on a full disk say; the checkpoints before it are as they were.
     """
     root.mkdir(parents=True, exist_ok=True)
     _settle(root)
     sweep(root)
     tmp, target = root / f".tmp-{step:06d}", path(root, step)
-    (tmp / STATE).mkdir(parents=True)
-    fill(tmp)
-    write_manifest(tmp / PRETRAINED)
-    files = {str(p.relative_to(tmp)): [p.stat().st_size, _crc(p)] for p in sorted(tmp.rglob("*")) if p.is_file()}
-    (tmp / _STATE_FILE).write_text(json.dumps({"step": step, **state, "files": files}, indent=1))
-    for written in (*tmp.rglob("*"), tmp):
-        _fsync(written)
-    if target.exists():  # damaged, or of the same step, as all of an offline training are
-        os.rename(target, root / f"{_REPLACED}{target.name}")
-    os.rename(tmp, target)
-    link = root / ".tmp-last"
-    link.symlink_to(target.name)
-    os.replace(link, root / "last")
-    _fsync(root)
+    try:
+        (tmp / STATE).mkdir(parents=True)
+        fill(tmp)
+        write_manifest(tmp / PRETRAINED)
+        files = {str(p.relative_to(tmp)): [p.stat().st_size, _crc(p)] for p in sorted(tmp.rglob("*")) if p.is_file()}
+        (tmp / _STATE_FILE).write_text(json.dumps({"step": step, **state, "files": files}, indent=1))
+        for written in (*tmp.rglob("*"), tmp):
+            _fsync(written)
+        if target.exists():  # damaged, or of the same step, as all of an offline training are
+            os.rename(target, root / f"{_REPLACED}{target.name}")
+        os.rename(tmp, target)
+        link = root / ".tmp-last"
+        link.symlink_to(target.name)
+        os.replace(link, root / "last")
+        _fsync(root)
+    except (OSError, SafetensorError) as e:
+        shutil.rmtree(tmp, ignore_errors=True)
+        _settle(root)
+        left = sorted(p.name for p in _steps(root))
+        kept = f"checkpoint {left[-1]} is intact" if left else "there is none before it"
+        raise UserError(
+            f"{target} cannot be written ({first_line(e)}); {kept}",
+            f"free disk space, then: vla train --resume {root.parent}",
+        ) from e
     _settle(root)
     for old in _steps(root)[:-keep]:
         _discard(old)

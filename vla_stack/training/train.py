@@ -13,10 +13,15 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vla_stack import __version__
 from vla_stack.errors import UserError
+from vla_stack.locks import LOCK, writing
 from vla_stack.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from vla_stack.training.placement import Accelerated, Local
 
 RUN_FILES = ("recipe.yaml", "revision.txt")  # what a run is: see write_run_files
 
@@ -40,13 +45,20 @@ def train(recipe: Recipe, run_dir: Path, resume: bool = False) -> Path:
     begin = time.monotonic()
     sleep_while_waiting()
     # Imported here: `vla train --help` and a recipe's errors should not wait for torch and lerobot.
+    from vla_stack.training.placement import place
+
+    placement = place(recipe.launcher, recipe.device)
+    with writing(run_dir) if placement.is_main else nullcontext():
+        return _train(recipe, run_dir, resume, placement, begin)
+
+
+def _train(recipe: Recipe, run_dir: Path, resume: bool, placement: Local | Accelerated, begin: float) -> Path:
     from vla_stack.training import checkpoint as ckpt
     from vla_stack.training.build import build
     from vla_stack.training.loop import Trainer
     from vla_stack.training.memory import capacity, estimate
-    from vla_stack.training.placement import native_precision, place, use_threads
+    from vla_stack.training.placement import native_precision, use_threads
 
-    placement = place(recipe.launcher, recipe.device)
     if recipe.precision == "auto":  # the run's recipe names what it was, so that it resumes in it on any machine
         recipe = replace(recipe, precision=native_precision(placement.device))
     threads = use_threads(recipe.threads)
@@ -115,11 +127,12 @@ def withdrawn_on_failure(run_dir: Path) -> Iterator[None]:
     What was in the directory before stays, as does a run that left anything but its own description: that one can be
     resumed.
     """
-    fresh = not run_dir.exists()
+    fresh = not run_dir.exists() or all(path.name == LOCK for path in run_dir.iterdir())
     try:
         yield
     except Exception:
         files = [p.relative_to(run_dir) for p in run_dir.rglob("*") if p.is_file() and p.stat().st_size]
+        files = [p for p in files if str(p) != LOCK]
         if all(str(p) in RUN_FILES or p.parts[0] == "tb" for p in files):  # TensorBoard writes a heading at once
             for name in RUN_FILES:
                 (run_dir / name).unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from vla_stack.errors import UserError
 from vla_stack.training import recipe as recipes
 from vla_stack.training.recipe_tree import read_tree
 from vla_stack.training.train import sleep_while_waiting, train
+from vla_stack.trust import check_recipe
 
 HELP = "Train a policy from a recipe. Any key of the recipe can be set on the command line as key=value."
 EXAMPLES = (
@@ -37,6 +38,8 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("no recipe given", f"for example: {EXAMPLES[0]}")
     source = Path(args.recipe) if args.resume is None else recipe_of(args.resume)
     tree = read_tree(source)
+    if args.resume is not None:
+        check_recipe(tree, str(source))
     if "world_model" in tree:
         sleep_while_waiting()
         from vla_stack.world_model import train as world_model

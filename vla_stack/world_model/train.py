@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from sim.registry import TASKS
 from vla_stack.errors import UserError
+from vla_stack.locks import writing
 from vla_stack.schema import RobotSpec
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.augmentation import NONE, Augmentation
@@ -30,7 +32,7 @@ from vla_stack.training.loop import Evaluate, Loader, Trainer
 from vla_stack.training.memory import capacity, estimate
 from vla_stack.training.placement import Local, native_precision, use_threads
 from vla_stack.training.recipe_tree import build, read_tree
-from vla_stack.training.train import write_run_files
+from vla_stack.training.train import withdrawn_on_failure, write_run_files
 from vla_stack.world_model import sight
 from vla_stack.world_model.clips import HELD_OUT, ClipLoader, FrameLoader, Recording, encode_all, open_recording
 from vla_stack.world_model.dynamics import loss as dynamics_loss
@@ -79,11 +81,13 @@ def run(source: Path, overrides: Sequence[str], resume: Path | None) -> int:
     if not recipe.data.root:
         raise UserError(f"{source}: 'data.root' is missing", "give data.root=DIR, a dataset of `vla collect --mixed`")
     run_dir = resume or Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
-    if resume is None and (run_dir / "recipe.yaml").exists():
-        raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
-    training = Training(recipe, run_dir)
-    write_run_files(recipe.to_yaml(), run_dir)  # of a run that can begin
-    finished = training.run()
+    with writing(run_dir):
+        if resume is None and (run_dir / "recipe.yaml").exists():
+            raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
+        with withdrawn_on_failure(run_dir) if resume is None else nullcontext():
+            training = Training(recipe, run_dir)
+            write_run_files(recipe.to_yaml(), run_dir)  # of a run that can begin
+            finished = training.run()
     if not finished:
         print(f"stopped; continue with: vla train --resume {run_dir}")
     else:
