@@ -16,6 +16,7 @@ Processes are forked from one that has LeRobot loaded already; nothing else diff
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing as mp
 import os
@@ -46,7 +47,7 @@ from vla_stack.runtime.node import RobotNode
 
 HERE = Path(__file__).resolve().parent
 REST_MS = 150.0
-STEADY_S, WAIT_S, STARTS = 0.4, 120.0, 5
+STEADY_S, WAIT_S, STARTS = 0.4, 120.0, 20
 STILL_TICKS = 12  # about a degree: goals that differ by less are the same; the arm is where its goal is, within four
 TORQUE, GOAL, SPEED = (REGISTERS[name].address for name in ("torque_enable", "goal", "goal_velocity"))
 ARM_IDS, WHEEL_IDS = range(1, 7), range(7, 10)
@@ -124,19 +125,14 @@ class Rig:
             drive(endpoint, self.make, self.folder, writer)
         os.close(writer)
         try:
-            control = int(_line(reader))
-            pids = {"control process": control, "node": child, "server": self._server.pid}
+            if not (control := _line(reader)):
+                raise NotMoving(row.name)
+            pids = {"control process": int(control), "node": child, "server": self._server.pid}
             if _line(reader) != "moving":
                 raise NotMoving(row.name)
             time.sleep(STEADY_S + np.random.default_rng().uniform(0, 0.1))
-            before = self.arm.status()
-            if row.how in SIGNALS:
-                harmed_ns = time.monotonic_ns()
-                os.kill(pids[row.place], SIGNALS[row.how])
-            else:
-                (self.folder / "order").write_text(row.how)
-                (self.folder / "order").rename(self.folder / row.place)
-                harmed_ns = self._taken(row.place)
+            before = self._under_way(row)
+            harmed_ns = self._signal(pids[row.place], SIGNALS[row.how]) if row.how in SIGNALS else self._order(row)
             time.sleep(WINDOW_S.get(row.how, 1.5))
             after, written = self.arm.status(), self.arm.written()
         finally:
@@ -147,19 +143,43 @@ class Rig:
             os.close(reader)
             if row.place == "server":
                 self.end_server()
-            for place in PLACES:
-                (self.folder / place).unlink(missing_ok=True)
+            for order in (*PLACES, "taken"):
+                (self.folder / order).unlink(missing_ok=True)
             self._wait_for_rest()
         return judge(row, harmed_ns, written, before, after)
 
-    def _taken(self, place: str) -> int:
-        """When a process has found its order."""
+    def _under_way(self, row: Row) -> Any:
+        """The emulator's status at a moment at which the robot moves."""
+        before, end = self.arm.status(), time.monotonic() + 2 * STEADY_S
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            status = self.arm.status()
+            turned = np.rad2deg(np.abs(np.subtract(status["angles"]["follower"], before["angles"]["follower"])).max())
+            if status["velocity"][0] > 0.2 if row.robot == "LeKiwi" else turned > 1.0:
+                return status
+            before = status
+        raise NotMoving(row.name)
+
+    def _signal(self, pid: int, number: int) -> int:
+        """Send it; when. In real-time priority, or a crowded computer might come between the clock and the signal."""
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        now = time.monotonic_ns()
+        os.kill(pid, number)
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        return now
+
+    def _order(self, row: Row) -> int:
+        """Ask a process to harm itself; when it began to."""
+        (self.folder / "order").write_text(row.how)
+        (self.folder / "order").rename(self.folder / row.place)
         end = time.monotonic() + WAIT_S
-        while (self.folder / place).exists():
+        while not (self.folder / "taken").exists():
             if time.monotonic() > end:
-                raise RuntimeError(f"the {place} did not take its order")
-            time.sleep(0.0005)
-        return time.monotonic_ns()
+                raise RuntimeError(f"the {row.place} did not take its order")
+            time.sleep(0.002)
+        return int((self.folder / "taken").read_text())
 
     def _wait_for_rest(self) -> None:
         """Until the guardian of a process that was killed just now is done with the bus."""

@@ -23,12 +23,14 @@ FOREVER_S = 3600.0
 
 
 def harm(folder: Path, who: str) -> None:
-    """What a file ``folder/who`` asks for, once: ``gil``, ``hang`` or ``exception``."""
+    """What a file ``folder/who`` asks for, once: ``gil``, ``hang`` or ``exception``; ``folder/taken`` says when."""
     order = folder / who
     if not order.exists():
         return
     how = order.read_text()
     order.unlink()
+    (folder / "taking").write_text(str(time.monotonic_ns()))
+    (folder / "taking").rename(folder / "taken")
     if how == "gil":
         ctypes.PyDLL(None).sleep(GIL_S)  # a call into C that keeps the interpreter's lock
     elif how == "hang":
