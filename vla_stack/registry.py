@@ -66,7 +66,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "imagined": "vla_stack.world_model.dreams:make",
         "judged": "vla_stack.world_model.success:make",
     },
-    "benchmarks": {  # modules with `make(task, **options) -> gym.Env`, for ids `<name>/<task>`
+    "benchmarks": {  # `sim.external.Benchmark`s, modules, for ids `<name>/<task>`
         "metaworld": "sim.external.metaworld",
         "aloha": "sim.external.aloha",
         "libero": "sim.external.libero",

@@ -1,4 +1,4 @@
-"""Benchmarks of other projects in this project's observation form: MetaWorld, gym-aloha and LIBERO.
+"""Benchmarks of other projects in this project's observation form: MetaWorld, gym-aloha, LIBERO, installed packages'.
 
 An id is ``<family>/<task>``, what LeRobot calls ``--env.type`` and ``--env.task``: ``metaworld/push-v3``,
 ``aloha/transfer_cube``, ``libero/libero_spatial/3`` (suite and index of the task). The packages are optional; nothing
@@ -8,34 +8,51 @@ of them is imported before an environment is made.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 
 from sim.external.benchmark import BenchmarkEnv, BenchmarkExpert
 from vla_stack.errors import UserError
 from vla_stack.registry import BENCHMARKS
+from vla_stack.schema import RobotSpec
 
-
-@dataclass(frozen=True)
-class Family:
-    """Where a family of tasks comes from: the package that must be there, and the line that installs it."""
-
-    package: str
-    install: str
-
-
-FAMILIES = {
-    "metaworld": Family("metaworld", "in the clone: pip install -e '.[sim-extra]'"),
-    "aloha": Family("gym_aloha", "in the clone: pip install -e '.[sim-extra]'"),
-    "libero": Family("libero", "docs/benchmarks.md has the lines that install LIBERO"),
+NEEDS = {  # the package that one of ours needs, and the line that installs it
+    "metaworld": ("metaworld", "in the clone: pip install -e '.[sim-extra]'"),
+    "aloha": ("gym_aloha", "in the clone: pip install -e '.[sim-extra]'"),
+    "libero": ("libero", "docs/benchmarks.md has the lines that install LIBERO"),
 }
 
 
+class Benchmark(Protocol):
+    """A module that is registered as a benchmark."""
+
+    def make(self, task: str, **options: Any) -> BenchmarkEnv:
+        """A task's environment."""
+        ...
+
+    def options_like(self, robot: RobotSpec | None) -> dict[str, Any]:
+        """Keyword arguments with which a task becomes what a policy was trained on, beside cameras and image size.
+
+        None: the policy left no description of its robot.
+        """
+        ...
+
+
 def is_external(env_id: str) -> bool:
-    """Whether an id belongs to one of :data:`FAMILIES`."""
-    return env_id.partition("/")[0] in FAMILIES and "/" in env_id
+    """Whether an id is ``<benchmark>/<task>`` of a registered benchmark."""
+    family, slash, _ = env_id.partition("/")
+    return bool(slash) and family in BENCHMARKS.names()
+
+
+def benchmark(env_id: str) -> Benchmark:
+    """The benchmark that an id names; raises :class:`UserError` where its package is not installed."""
+    name = env_id.partition("/")[0]
+    package, install = NEEDS.get(name, ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        raise UserError(f"{env_id} needs the package '{package}'", install)
+    found: Benchmark = BENCHMARKS.get(name)
+    return found
 
 
 def make(env_id: str, **options: Any) -> gym.Env:
@@ -49,13 +66,9 @@ def make(env_id: str, **options: Any) -> gym.Env:
     Raises:
         UserError: The package is not installed, there is no such task, or an option is not valid.
     """
-    name, _, task = env_id.partition("/")
-    family = FAMILIES[name]
-    if importlib.util.find_spec(family.package) is None:
-        raise UserError(f"{env_id} needs the package '{family.package}'", family.install)
     limit = options.pop("max_episode_steps", None)
     try:
-        env: BenchmarkEnv = BENCHMARKS.get(name).make(task, **options)
+        env = benchmark(env_id).make(env_id.partition("/")[2], **options)
     except TypeError as e:
         raise UserError(f"{env_id} does not take these options: {e}") from e
     return gym.wrappers.TimeLimit(env, limit or env.default_steps)

@@ -130,6 +130,11 @@ def make(task: str, **options: Any) -> AlohaEnv:
     return AlohaEnv(task, **options)
 
 
+def options_like(robot: RobotSpec | None) -> dict[str, Any]:
+    """See :class:`sim.external.Benchmark`."""
+    return {"visuals": "fast"} | ({} if robot is None else {"control_hz": robot.rate_hz})
+
+
 def robot_spec(model: Any, cameras: tuple[str, ...], image_size: ImageSize, rate_hz: float) -> RobotSpec:
     """What the two ViperX arms measure and accept."""
     dims: list[Dim] = []

@@ -99,6 +99,11 @@ def make(task: str, **options: Any) -> LiberoEnv:
     return LiberoEnv(task, **options)
 
 
+def options_like(robot: RobotSpec | None) -> dict[str, Any]:
+    """See :class:`sim.external.Benchmark`."""
+    return {} if robot is None else {"control_hz": robot.rate_hz}  # its pictures are the official ones
+
+
 def prepare() -> None:
     """Make LIBERO importable without questions, and see to it that its meshes are there.
 

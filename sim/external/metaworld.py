@@ -186,6 +186,16 @@ def make(task: str, **options: Any) -> MetaworldEnv:
     return MetaworldEnv(task, **options)
 
 
+def options_like(robot: RobotSpec | None) -> dict[str, Any]:
+    """See :class:`sim.external.Benchmark`."""
+    options: dict[str, Any] = {"visuals": "fast"}
+    if robot is not None:
+        options["control_hz"] = robot.rate_hz
+        options["control_mode"] = "ee_delta" if robot.action_kind == "delta" else "ee_abs"
+        options["privileged"] = "object_dx" in {d.name for d in robot.state}
+    return options
+
+
 def robot_spec(
     mode: ControlMode, cameras: tuple[str, ...], image_size: ImageSize, rate_hz: float, privileged: bool = False
 ) -> RobotSpec:

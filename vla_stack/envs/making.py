@@ -178,14 +178,9 @@ def _benchmark_options(env_id: str, robot: RobotSpec) -> dict[str, Any]:
     options: dict[str, Any] = {"cameras": tuple(c.name for c in robot.cameras)}
     if sizes:
         options["image_size"] = sizes.pop()
-    if not env_id.startswith("libero/"):  # whose pictures are the official ones
-        options["visuals"] = "fast"
-    if not nameless(robot):
-        options["control_hz"] = robot.rate_hz
-        if env_id.startswith("metaworld/"):
-            options["control_mode"] = "ee_delta" if robot.action_kind == "delta" else "ee_abs"
-            options["privileged"] = "object_dx" in {d.name for d in robot.state}
-    return options
+    from sim import external
+
+    return options | external.benchmark(env_id).options_like(None if nameless(robot) else robot)
 
 
 def _suggest(env_id: str) -> str:

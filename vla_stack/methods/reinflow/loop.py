@@ -22,9 +22,9 @@ from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.advantages import Experience
 from vla_stack.methods.reinflow.loss import Learner, ReinFlowConfig, observe
 from vla_stack.methods.reinflow.rollouts import FINAL, Explorer, FinalObservation, Reward
+from vla_stack.policies.anatomy import is_flow
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_moh import base_config
-from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.shipped import resolve_policy
 from vla_stack.ray_cluster import Where
 from vla_stack.rollout.agents import PolicyAgent
@@ -112,7 +112,7 @@ class ReinFlowLoop:
         self.recipe, self.run_dir = recipe, run_dir
         self.policy = load_policy(_start(recipe.policy), recipe.device)
         network = self.policy.policy
-        if not isinstance(network, FlowPolicy) or network.one_step:
+        if not is_flow(network):
             raise UserError(f"{recipe.policy} is no flow policy", "train one with head=flow")
         config = base_config(network.config)
         steps = "num_steps" if hasattr(config, "num_steps") else "num_inference_steps"
