@@ -44,6 +44,7 @@ EXAMPLES = (
 )
 LOOK_S = 1 / 30  # longest time between two looks at the hand
 START_TIMEOUT_S = 60.0  # of the answer to a start, which comes when the robot has been brought to its own
+ACQUIRE_S = 0.5  # between two attempts to have the lease again, which a computer that stalls for a second loses
 START_S = 0.05  # between two attempts to start an episode, which the control process begins when it is ready
 
 
@@ -186,7 +187,7 @@ class Session:
     def _start(self, thread: threading.Thread) -> None:
         """Take the lease and start the episode as soon as there is one."""
         self._hand.begin()
-        while thread.is_alive() and not self._client.call("acquire").ok:
+        while thread.is_alive() and not self._client.call("acquire", START_TIMEOUT_S).ok:
             time.sleep(START_S)
         while thread.is_alive() and not self._client.call("start", START_TIMEOUT_S).ok:
             self._client.teleop()
@@ -194,17 +195,21 @@ class Session:
 
     def _steer(self, thread: threading.Thread) -> None:
         client, period = self._client, min(LOOK_S, self._node.robot.dt)
-        due, seen, told = time.monotonic(), client.state.get("tick", -1), False
+        due, seen, begun = time.monotonic(), client.state.get("tick", -1), False
+        asked = due
         while thread.is_alive():
             due = max(due + period, time.monotonic())
             while (left := due - time.monotonic()) > 0:
                 client.poll(round(1000 * left) + 1)
             state = client.state
-            if "action" not in state or (state["tick"] == seen and not told):
+            if "action" not in state or (state["tick"] == seen and not begun):
                 continue  # of the episode before
-            if not told and self._node.stages:
+            if not begun and self._node.stages:
                 print(state.get("instruction", ""), flush=True)
-            told = True
+            begun = True
+            if state["lease"] == "" and due - asked > ACQUIRE_S:
+                asked = due
+                client.event("acquire")
             said = self._hand.step(state, time.monotonic())
             client.teleop(said.velocity, said.target, engaged=said.engaged)
             for event in said.events:
