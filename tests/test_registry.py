@@ -59,7 +59,7 @@ def test_a_package_registers_by_its_entry_point(install):
     [
         (
             "imitatoin",
-            "there is no method 'imitatoin' -- did you mean 'imitation'[?] the methods are grape, ",
+            "there is no method 'imitatoin' -- did you mean 'imitation'[?] the methods are imitation, ",
         ),
         ("zzz", "there is no method 'zzz' -- the methods are .*; one of your own is module:attribute"),
         ("no_such_module:loss", "'no_such_module:loss' cannot be loaded: No module named 'no_such_module'"),

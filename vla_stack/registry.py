@@ -41,18 +41,16 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "console": "vla_stack.verbs.console",
         "demo": "vla_stack.verbs.demo",
     },
-    "methods": {  # modules with `loss`, which `vla train` minimises
-        "grape": "vla_stack.methods.grape.loss",
-        "imitation": "vla_stack.methods.imitation",
-        "mixture_of_horizons": "vla_stack.methods.mixture_of_horizons",
-        "own_loss": "vla_stack.methods.own_loss",
-        "rac": "vla_stack.methods.imitation",  # what it changes is the data
-    },
-    "loops": {  # modules with `RECIPE`, a dataclass, and `run(recipe, run_dir)`
-        "rac": "vla_stack.methods.rac.loop",
-        "grape": "vla_stack.methods.grape.loop",
-        "reinflow": "vla_stack.methods.reinflow.loop",
-        "off_policy": "vla_stack.methods.off_policy.loop",
+    "methods": {  # dataclasses of options: see `vla_stack.training.recipe.Method`
+        "imitation": "vla_stack.methods.imitation.recipe:Imitation",
+        "mixture_of_horizons": "vla_stack.methods.mixture_of_horizons.recipe:MixtureOfHorizons",
+        "own_loss": "vla_stack.methods.own_loss.recipe:OwnLoss",
+        "grape": "vla_stack.methods.grape.recipe:Grape",
+        "rac": "vla_stack.methods.rac.recipe:Rac",
+        "reinflow": "vla_stack.methods.reinflow.recipe:ReinFlow",
+        "wsrl": "vla_stack.methods.off_policy.methods:WsrlMethod",
+        "expo": "vla_stack.methods.off_policy.methods:ExpoMethod",
+        "world_model": "vla_stack.world_model.recipe:World",
     },
     "policies": {  # classes of policy types; all others are LeRobot's own
         "vla": "vla_stack.policies.modeling_vla:VlaPolicy",
@@ -234,7 +232,6 @@ def _first_line(e: Exception) -> str:
 
 VERBS = Registry("verbs", "verb")
 METHODS = Registry("methods", "method")
-LOOPS = Registry("loops", "loop")
 POLICIES = Registry("policies", "policy type", "", literal=False)
 ENVIRONMENTS = Registry("environments", "environment")
 BENCHMARKS = Registry("benchmarks", "benchmark")
@@ -244,4 +241,4 @@ TELEOPERATORS = Registry(
     "teleoperators", "teleoperator", "; one of LeRobot's is --teleop.type={name}, one of your own module:Class"
 )
 COSTS = Registry("costs", "cost type", "", literal=False)
-ALL = (VERBS, METHODS, LOOPS, POLICIES, ENVIRONMENTS, BENCHMARKS, TASKS, ROBOTS, TELEOPERATORS, COSTS)
+ALL = (VERBS, METHODS, POLICIES, ENVIRONMENTS, BENCHMARKS, TASKS, ROBOTS, TELEOPERATORS, COSTS)

@@ -14,9 +14,9 @@ from typing import Any
 from vla_stack.errors import UserError
 
 NAMING = (
-    "method",
-    "loop",
+    "method",  # its name
     "type",
+    "task",
     "env",
     "envs",
     "id",
@@ -65,7 +65,7 @@ def check_recipe(tree: Any, source: str) -> None:
     """Refuse code that the recipe of a run directory names; the run may come from somebody else.
 
     Raises:
-        UserError: A method, loop, policy type or environment is of a module that is not trusted.
+        UserError: A method, policy type or environment is of a module that is not trusted.
     """
     if isinstance(tree, list):
         for value in tree:
@@ -73,6 +73,8 @@ def check_recipe(tree: Any, source: str) -> None:
     elif isinstance(tree, dict):
         for key, value in tree.items():
             check_recipe(value, source)
+            if key == "method" and isinstance(value, dict):
+                value = value.get("name")
             for name in value if isinstance(value, list) else [value]:
                 if key in NAMING and isinstance(name, str):
                     check_module(name.rpartition("@")[2], source)

@@ -30,7 +30,7 @@ def test_collect_train_evaluate(env_id, options, tmp_path, capsys):
     assert dataset.num_episodes == 2 and dataset.columns["next.success"][dataset.episode_to - 1].all()
     assert "command.joints" not in dataset.columns  # a benchmark reports none
 
-    settings = ["steps=2", "batch_size=4", "threads=1", f"output_dir={run}", f"policy.options={TINY}"]
+    settings = ["method.steps=2", "method.batch_size=4", "threads=1", f"output_dir={run}", f"policy.options={TINY}"]
     assert main(["train", "configs/metaworld.yaml", f"data.root={data}", *settings]) == 0
     policy = run / "checkpoints" / "last" / "pretrained_model"
     config = json.loads((policy / "config.json").read_text())

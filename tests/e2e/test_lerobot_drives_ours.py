@@ -56,7 +56,7 @@ def test_lerobot_rollout_runs_our_policy_on_our_robot(demonstrations: Path, tmp_
     recipe, run_dir = tmp_path / "small.yaml", tmp_path / "run"
     recipe.write_text(
         "policy: {options: {width: 32, expert_width: 32, depth: 1, use_relative_actions: false}}\n"
-        "steps: 4\nbatch_size: 4\nthreads: 1\ndevice: cpu\n"
+        "method: {steps: 4, batch_size: 4}\nthreads: 1\ndevice: cpu\n"
     )
     assert main(["train", str(recipe), f"data.root={demonstrations}", f"output_dir={run_dir}"]) == 0
     printed = stock(

@@ -70,7 +70,9 @@ def test_lerobot_train_trains_our_policy_and_we_load_it(
 def test_lerobot_eval_runs_our_checkpoint_in_our_environment(demonstrations: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "small.yaml"
     options = ", ".join(f"{key}: {value}" for key, value in SMALL.items())
-    recipe.write_text(f"policy: {{options: {{{options}}}}}\nsteps: 4\nbatch_size: 4\nthreads: 1\ndevice: cpu\n")
+    recipe.write_text(
+        f"policy: {{options: {{{options}}}}}\nmethod: {{steps: 4, batch_size: 4}}\nthreads: 1\ndevice: cpu\n"
+    )
     run_dir = tmp_path / "run"
     assert main(["train", str(recipe), f"data.root={demonstrations}", f"output_dir={run_dir}"]) == 0
     policy_dir = run_dir / "checkpoints/last/pretrained_model"

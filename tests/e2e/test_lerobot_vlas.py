@@ -60,8 +60,8 @@ def train(
     """Two steps of training; returns the run directory."""
     recipe = directory / "recipe.yaml"
     policy = {"type": kind, "options": {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}}
-    tree = {"method": "imitation" if kind in KINDS else "own_loss", "policy": policy, "steps": 2, "batch_size": 2}
-    recipe.write_text(yaml.safe_dump(tree | {"threads": 1, "device": "cpu"}))
+    method = {"name": "imitation" if kind in KINDS else "own_loss", "steps": 2, "batch_size": 2}
+    recipe.write_text(yaml.safe_dump({"method": method, "policy": policy, "threads": 1, "device": "cpu"}))
     run = directory / "run"
     assert main(["train", str(recipe), f"data.root={data}", f"output_dir={run}", *overrides]) == fails
     return run
@@ -94,9 +94,9 @@ def test_train_resume_and_evaluate(kind: str, folder: Path, demonstrations: Path
     assert main(["eval", "--policy", str(run), *rollout, "--out", str(tmp_path / "eval")]) == 0
     assert json.loads((tmp_path / "eval/report.json").read_text())["results"][0]["episodes"][0]["steps"] > 0
 
-    assert main(["train", "--resume", str(run), "steps=3"]) == 0
+    assert main(["train", "--resume", str(run), "method.steps=3"]) == 0
     (tmp_path / "straight").mkdir()
-    straight = train(tmp_path / "straight", demonstrations, kind, options, "steps=3")
+    straight = train(tmp_path / "straight", demonstrations, kind, options, "method.steps=3")
     resumed = weights(run)
     for name, value in weights(straight).items():
         assert torch.equal(resumed[name], value), name
@@ -140,13 +140,15 @@ def test_adapters_of_low_rank(
     for name in ("base", "none", "straight", "resumed"):
         (tmp_path / name).mkdir()
     base = train(tmp_path / "base", demonstrations, kind, small(kind, folder)) / "checkpoints/last/pretrained_model"
-    schedule = "optimizer={lr: 0.01, warmup_steps: 1, final_lr_ratio: 1.0}"  # the same whatever the number of steps
+    schedule = (
+        "method.optimizer={lr: 0.01, warmup_steps: 1, final_lr_ratio: 1.0}"  # the same whatever the number of steps
+    )
     lora = [f"policy.pretrained={base}", "policy.lora={rank: 2}", schedule]
     train(tmp_path / "none", demonstrations, kind, {}, *lora, "policy.lora.targets=nothing", fails=True)
     assert "policy.lora.targets fits no layer" in capsys.readouterr().err
-    straight = train(tmp_path / "straight", demonstrations, kind, {}, *lora, "steps=4")
+    straight = train(tmp_path / "straight", demonstrations, kind, {}, *lora, "method.steps=4")
     resumed = train(tmp_path / "resumed", demonstrations, kind, {}, *lora)
-    assert main(["train", "--resume", str(resumed), "steps=4"]) == 0
+    assert main(["train", "--resume", str(resumed), "method.steps=4"]) == 0
     before, after, again = load_file(base / "model.safetensors"), weights(straight), weights(resumed)
     assert before.keys() == after.keys() == again.keys()
     for name in after:
@@ -168,10 +170,10 @@ def test_adapters_of_low_rank(
 def test_recipes_fine_tune(kind: str, folder: Path, demonstrations: Path, tmp_path: Path) -> None:
     """`configs/<kind>.yaml` as it is, but for tiny weights, short chunks and two steps."""
     base = train(tmp_path, demonstrations, kind, small(kind, folder)) / "checkpoints/last/pretrained_model"
-    short = ["policy.options.chunk_size=9", "policy.options.n_action_steps=4", "steps=2", "batch_size=2"]
+    short = ["policy.options.chunk_size=9", "policy.options.n_action_steps=4", "method.steps=2", "method.batch_size=2"]
     where = [f"policy.pretrained={base}", f"data.root={demonstrations}", f"output_dir={tmp_path / 'tuned'}"]
     recipe = Path(__file__).parents[2] / f"configs/{kind}.yaml"
-    assert main(["train", str(recipe), *short, *where, "accumulate=1", "device=cpu", "threads=1"]) == 0
+    assert main(["train", str(recipe), *short, *where, "method.accumulate=1", "device=cpu", "threads=1"]) == 0
     policy_dir = tmp_path / "tuned/checkpoints/last/pretrained_model"
     assert load_policy(policy_dir).spec.horizon == 9
     acts_in_its_environment(policy_dir)

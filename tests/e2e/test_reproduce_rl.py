@@ -47,7 +47,7 @@ def test_smoke_run_fills_each_cell_once_and_reports(tools, tmp_path, monkeypatch
     states = [tmp_path / f"out/runs/{first}-{arm}-seed0/checkpoints/last/training_state/learner.json" for arm in arms]
     assert [json.loads(s.read_text())["pretrained"] for s in states] == [2, 0]  # one began with the offline training
     with pytest.raises(SystemExit, match="holds cells of other settings"):
-        grid_module.same_settings(tmp_path / "out", grid_module.settings(grid, ["gamma=0.5"]))
+        grid_module.same_settings(tmp_path / "out", grid_module.settings(grid, ["method.gamma=0.5"]))
     assert grid_module.main(grid, None, experiment.report) == 0  # nothing is left to do
     assert cells == {path.stem: path.stat().st_mtime_ns for path in (tmp_path / "out/cells").glob("*.json")}
 
@@ -55,7 +55,7 @@ def test_smoke_run_fills_each_cell_once_and_reports(tools, tmp_path, monkeypatch
     assert grid_module.main(grid, None, experiment.report) == 0
     again = json.loads((tmp_path / "results/smoke.json").read_text())
     assert again["data"] == result["data"] and not (tmp_path / "out/runs").exists()
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags, "--report", "gamma=0.5"])
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags, "--report", "method.gamma=0.5"])
     shutil.rmtree(tmp_path / "out")
     with pytest.raises(SystemExit, match="no cells"):  # those of other settings are not taken
         grid_module.main(grid, None, experiment.report)

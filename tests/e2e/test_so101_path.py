@@ -101,7 +101,14 @@ def test_teleoperate_record_train_serve_deploy(arm: Emulator, tmp_path: Path) ->
     assert moved > 0.2  # rad: the follower did follow
     assert np.abs(dataset.columns[ACTION][:, :5] - dataset.columns[OBS_STATE][:, :5]).max() < 1.0
 
-    options = [f"data.root={root}", f"output_dir={run}", "steps=50", "batch_size=8", "save_every=50", "threads=1"]
+    options = [
+        f"data.root={root}",
+        f"output_dir={run}",
+        "method.steps=50",
+        "method.batch_size=8",
+        "method.save_every=50",
+        "threads=1",
+    ]
     recipe = Path(__file__).parents[2] / "configs/so101_pick.yaml"
     assert main(["train", str(recipe), *options, f"policy.options={TINY}", "precision=fp32"]) == 0
 

@@ -11,8 +11,7 @@ from vla_stack.policies.chunk_policy import load_policy
 RECIPE = """
 policy: {type: vla, options: {chunk_size: 8, n_action_steps: 4, num_inference_steps: 2, width: 16, expert_width: 16,
                               depth: 1, heads: 2, head_dim: 8}}
-steps: 2
-batch_size: 4
+method: {steps: 2, batch_size: 4}
 threads: 1
 """
 

@@ -37,9 +37,10 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         collect(CollectConfig("pick", **ROBOTS[source["embodiment"]]), root, 2, workers=1, image_mode="image")
         source["root"] = str(root)
     recipe["policy"]["options"] |= TINY
-    budget = {"batch_size": 12, "log_every": 2, "save_every": 2, "threads": 1, "device": "cpu", "precision": "fp32"}
-    recipe |= budget | {"eval": {"every": 4, "envs": ["arm7_joints@sim/pick-v0"], "episodes": 1}}
-    recipe["optimizer"] |= {"warmup_steps": 2, "final_lr_ratio": 1.0}
+    recipe |= {"threads": 1, "device": "cpu", "precision": "fp32"}
+    recipe |= {"eval": {"every": 4, "envs": ["arm7_joints@sim/pick-v0"], "episodes": 1}}
+    recipe["method"] |= {"batch_size": 12, "log_every": 2, "save_every": 2}
+    recipe["method"]["optimizer"] |= {"warmup_steps": 2, "final_lr_ratio": 1.0}
     path = base / "mixture.yaml"
     path.write_text(yaml.safe_dump(recipe))
     return path
@@ -48,7 +49,7 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(recipe_file: Path) -> Path:
     out = recipe_file.parent / "run"
-    assert main(["train", str(recipe_file), f"output_dir={out}", "steps=4"]) == 0
+    assert main(["train", str(recipe_file), f"output_dir={out}", "method.steps=4"]) == 0
     return out
 
 
@@ -58,9 +59,9 @@ def weights(run: Path) -> bytes:
 
 def test_it_trains_and_resumes_bit_for_bit(recipe_file: Path, run: Path) -> None:
     cut = recipe_file.parent / "cut"
-    assert main(["train", str(recipe_file), f"output_dir={cut}", "steps=2", "eval.every=0"]) == 0
+    assert main(["train", str(recipe_file), f"output_dir={cut}", "method.steps=2", "eval.every=0"]) == 0
     assert weights(cut) != weights(run)
-    assert main(["train", "--resume", str(cut), "steps=4"]) == 0
+    assert main(["train", "--resume", str(cut), "method.steps=4"]) == 0
     assert weights(cut) == weights(run)
     logs = [[json.loads(line) for line in (r / "metrics.jsonl").read_text().splitlines()] for r in (cut, run)]
     resumed, whole = (next(r for r in log if r["step"] == 4 and "loss" in r) for log in logs)
@@ -103,7 +104,7 @@ def test_a_mixture_is_trained_on(recipe_file: Path, run: Path, newcomer: bool) -
     recipe["policy"] = {"pretrained": str(start)}
     path = recipe_file.parent / "tuned.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    assert main(["train", str(path), f"output_dir={out}", "steps=2", "eval.every=0"]) == 0
+    assert main(["train", str(path), f"output_dir={out}", "method.steps=2", "eval.every=0"]) == 0
     assert weights(out) != weights(run)
     folders = (start, out / "checkpoints/last/pretrained_model")
     (before,), (after,) = (list(folder.glob("*embodiment*.safetensors")) for folder in folders)

@@ -28,11 +28,16 @@ from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import ACTION, OBS_STATE, Observation
-from vla_stack.training.recipe_tree import build, read_tree
+from vla_stack.training.recipe import load
 
 CONFIG = Path(__file__).parents[2] / "configs" / "grape_safety.yaml"
-TOY = ["starts=2", "rollouts=3", "episodes=2", "num_envs=3", "calibration=2", "films=1", "train.steps=2"]
-TOY += ["train.batch_size=2", "train.save_every=1", "execute=4", "pairs.winner_succeeds=false", "train.threads=1"]
+TOY = [
+    f"method.{key}" for key in ("starts=2", "rollouts_per_start=3", "num_envs=3", "calibration=2", "films=1", "steps=2")
+]
+TOY += [f"method.{key}" for key in ("batch_size=2", "save_every=1", "execute=4", "pairs.winner_succeeds=false")]
+TOY += ["eval.episodes=2", "eval.num_envs=3", "threads=1"]
+# Plain step-wise preferences, without what the recipe adds to them.
+STEP_WISE = [f"method.{key}" for key in ("aggregate=window", "window=1", "proximal=0", "sft=0")]
 
 
 def save_policy(path: Path, head: str = "flow", **options: Any) -> Path:
@@ -100,7 +105,7 @@ def test_a_stopped_run_goes_on_with_the_same_rollouts(run):
     record = read_json(root / "record.json")
     for name in ("record.json", "pairs.parquet", f"rollouts/{rollout_files(root)[2].name}"):
         (root / name).unlink()
-    assert cli.main(["train", "--resume", str(run), "films=0"]) == 0
+    assert cli.main(["train", "--resume", str(run), "method.films=0"]) == 0
     again = read_rollout(rollout_files(root)[2])
     assert {p.name for p in rollout_files(root)} == before.keys()
     assert read_json(root / "record.json")["success"] == record["success"]
@@ -110,14 +115,14 @@ def test_a_stopped_run_goes_on_with_the_same_rollouts(run):
 def test_the_policy_rolls_out_where_it_is_trained(policy, tmp_path, monkeypatch):
     asked = []
 
-    def load(path, device):
+    def no_policy(path, device):
         asked.append(device)
         raise StopIteration
 
     monkeypatch.setattr(grape, "find_device", lambda name: torch.device(name))
-    monkeypatch.setattr(grape, "load_policy", load)
-    overrides = [*TOY, f"policy={policy}", "train.device=cuda:1"]
-    loop = grape.GrapeLoop(build(grape.GrapeRecipe, read_tree(CONFIG, overrides), str(CONFIG)), tmp_path)
+    monkeypatch.setattr(grape, "load_policy", no_policy)
+    overrides = [*TOY, f"policy={policy}", "device=cuda:1"]
+    loop = grape.GrapeLoop(load(CONFIG, overrides), tmp_path)
     for step in (lambda: loop.roll_out(1), lambda: loop.evaluate(policy)):
         with pytest.raises(StopIteration):
             step()
@@ -129,7 +134,7 @@ def test_films_show_the_environment_that_was_evaluated(tmp_path, monkeypatch):
     make = envs.make
     monkeypatch.setattr(video.envs, "make", lambda name, n, policy, how: made.append(how) or make(name, n, policy, how))
     policy = save_policy(tmp_path / "policy", control_mode="ee_delta", control_hz=20)
-    recipe = build(grape.GrapeRecipe, read_tree(CONFIG, [*TOY, f"policy={policy}"]), str(CONFIG))
+    recipe = load(CONFIG, [*TOY, f"policy={policy}"])
     loop = grape.GrapeLoop(recipe, tmp_path / "run")
     loaded = loop.load(policy)
     ((_, whole),) = loop.episodes(loaded, [7])
@@ -166,28 +171,28 @@ def test_a_policy_that_is_not_there_leaves_no_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     "options",
     [
-        ["sigma=0.1", "beta=0.1"],
-        ["pairs.how=shuffled", "beta=10", "train.method_options={aggregate: window, window: 1}", "weights.self=0"],
+        ["method.sigma=0.1", "method.beta=0.1"],
+        ["method.pairs.how=shuffled", "method.beta=10", *STEP_WISE, "method.weights.self=0"],
     ],
     ids=["chain", "step-wise"],
 )
 def test_other_arms_run(policy, tmp_path, options):
-    train(policy, tmp_path / "run", "films=0", *options)
+    train(policy, tmp_path / "run", "method.films=0", *options)
     lines = (tmp_path / "run" / "round-001" / "train" / "metrics.jsonl").read_text().splitlines()
     logged = [json.loads(line) for line in lines]
     assert logged[0]["tpo"] == pytest.approx(np.log(2), rel=1e-3)
-    if options[0].startswith("sigma"):
+    if options[0].startswith("method.sigma"):
         rollout = read_rollout(rollout_files(tmp_path / "run" / "round-001")[0])
         assert rollout.decisions["chain"].shape[1:] == (3, 6, 5)
 
 
 def test_errors_name_the_key(tmp_path, capsys):
-    assert cli.main(["train", str(CONFIG), "objective=speed", f"output_dir={tmp_path / 'a'}"]) == 1
-    assert "'objective'" in capsys.readouterr().err
-    assert cli.main(["train", str(CONFIG), "constraints=none.yaml", f"output_dir={tmp_path / 'b'}"]) == 1
+    assert cli.main(["train", str(CONFIG), "method.objective=speed", f"output_dir={tmp_path / 'a'}"]) == 1
+    assert "'method.objective'" in capsys.readouterr().err
+    assert cli.main(["train", str(CONFIG), "method.constraints=none.yaml", f"output_dir={tmp_path / 'b'}"]) == 1
     assert "none.yaml" in capsys.readouterr().err
     for seed, shared in ((100_000, "100000 to"), (99_950, "50 of the starts, 100000 to 100049")):
-        overrides = [f"eval_seed={seed}", "episodes=100", "starts=64", f"output_dir={tmp_path / 'c'}"]
+        overrides = [f"eval.seed={seed}", "eval.episodes=100", "method.starts=64", f"output_dir={tmp_path / 'c'}"]
         assert cli.main(["train", str(CONFIG), *overrides]) == 1
         error = capsys.readouterr().err
-        assert "eval_seed" in error and shared in error
+        assert "eval.seed" in error and shared in error

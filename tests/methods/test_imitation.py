@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vla_stack.methods import imitation
+from vla_stack.methods.imitation import loss as imitation
 from vla_stack.policies import flow
 from vla_stack.policies.contract import FlowPolicy
 from vla_stack.schema import ACTION, image_key

@@ -13,9 +13,9 @@ import ray
 import torch
 import yaml
 
+from vla_stack.cli import main
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
-from vla_stack.methods import run as verb
 from vla_stack.methods.expo import ExpoRecipe
 from vla_stack.methods.off_policy import learner as learners
 from vla_stack.methods.off_policy import loop as off_policy
@@ -26,7 +26,7 @@ from vla_stack.methods.wsrl import WsrlRecipe
 from vla_stack.ray_cluster import connect
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Observation
-from vla_stack.training.recipe_tree import build, read_tree
+from vla_stack.training.recipe_tree import build
 from vla_stack.training.stop import Stop
 from vla_stack.verbs.eval import _load
 
@@ -134,9 +134,11 @@ def test_one_key_of_the_networks_leaves_the_others_as_the_method_has_them():
 def test_rlpd_is_compared_with_expo_at_its_sizes_and_rates(load_tool, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])  # what the script adds is taken back
     expo = load_tool("reproduce/expo.py")
-    made = build(OffPolicyRecipe, read_tree(expo.CONFIG, expo.rlpd_keys()), "test")
-    for key in (*expo.SAME, "lr_actor", "lr_critic", "lr_temperature", "tau", "layer_norm"):
-        assert getattr(made.wsrl.sac, key) == getattr(made.expo.sac, key), key
+    from rl_cells import recipe
+
+    expos, rlpd = recipe(expo.CONFIG, (), 0).expo.sac, recipe(expo.CONFIG, expo.RLPD, 0)
+    assert rlpd.method == "wsrl" and rlpd.wsrl.arm == "rlpd"
+    assert rlpd.wsrl.sac == replace(expos, temperature=0.1)
 
 
 @pytest.mark.parametrize(
@@ -348,13 +350,15 @@ def test_one_ray_actor_without_lag_is_the_local_run_and_a_killed_one_is_replaced
         assert (follows | cut[rows[:-1]]).all()
 
 
-def test_a_refused_override_leaves_a_run_its_recipe_and_says_which_code_ran(tmp_path):
-    tiny = yaml.safe_dump(TINY | WSRL | {"steps": 12, "output_dir": str(tmp_path / "run")})
-    (tmp_path / "tiny.yaml").write_text(tiny)
-    assert verb.run("off_policy", tmp_path / "tiny.yaml", [], None) == 0
+def test_a_refused_override_leaves_a_run_its_recipe_and_says_which_code_ran(tmp_path, capsys):
+    own = WSRL["wsrl"] | {"name": "wsrl", "offline": TINY["offline"], "horizon": 2, "steps": 12}
+    where = {"task": {"id": "sim/pick-v0", "options": {"max_episode_steps": 8}}, "output_dir": str(tmp_path / "run")}
+    tiny = where | {"method": own, "eval": {"every": 12, "episodes": 2, "num_envs": 2}, "threads": 1}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
+    assert main(["train", str(tmp_path / "tiny.yaml")]) == 0
     written = tmp_path / "run/recipe.yaml"
     before = written.read_text()
-    with pytest.raises(UserError, match="'horizon' is 0"):
-        verb.run("off_policy", written, ["horizon=0"], tmp_path / "run")
+    assert main(["train", "--resume", str(tmp_path / "run"), "method.horizon=1"]) == 1
+    assert "the run that is to go on has horizon=2, not 1" in capsys.readouterr().err
     assert written.read_text() == before
     assert len((tmp_path / "run/revision.txt").read_text().splitlines()) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +14,18 @@ from tiny_vlas import CHUNK, make_vla, save_vla
 
 from vla_stack.data.preferences import Facts, Rollout, Scored, make_pairs, write_preferences, write_rollout
 from vla_stack.methods.grape.pair_training import calibrate, self_scores, train_on_pairs
+from vla_stack.methods.grape.recipe import Grape
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.schema import ACTION, OBS_STATE, image_key
 from vla_stack.training.recipe import LoraRecipe, OptimizerRecipe, PolicyRecipe, Recipe
 
 RECIPE = Recipe(
     policy=PolicyRecipe(lora=LoraRecipe(rank=2, train="(?!)")),
-    method_options={"draws": 1, "micro": 4},
-    optimizer=OptimizerRecipe(lr=1e-3, warmup_steps=1),
-    steps=2,
-    batch_size=1,
+    method=Grape(
+        **{"draws": 1, "micro": 4, "steps": 2, "batch_size": 1, "log_every": 1, "save_every": 1, "calibration": 2},
+        optimizer=OptimizerRecipe(lr=1e-3, warmup_steps=1),
+    ),
     threads=1,
-    log_every=1,
-    save_every=1,
 )
 
 
@@ -63,7 +63,7 @@ def log(run: Path) -> list[dict]:
 
 def test_adapters_are_trained_against_the_weights_without_them(root, start, tmp_path):
     run = tmp_path / "run"
-    one = train_on_pairs(Recipe(**{**vars(RECIPE), "steps": 1}), root, run, start, beta=50.0)
+    one = train_on_pairs(replace(RECIPE, method=replace(RECIPE.method, steps=1)), root, run, start, beta=50.0)
     assert log(run)[0]["tpo"] == pytest.approx(math.log(2), rel=1e-4)
     assert (one / "lora.safetensors").is_file()
     two = train_on_pairs(RECIPE, root, run, start, beta=50.0)  # continues: the reference is still the start
@@ -78,7 +78,7 @@ def test_adapters_are_trained_against_the_weights_without_them(root, start, tmp_
 def test_beta_and_self_scores(root, start, tmp_path):
     from vla_stack.data.preferences import read_rollout, rollout_files
 
-    beta = calibrate(RECIPE, root, tmp_path / "pilot", start, 2)
-    assert beta > 0 and calibrate(RECIPE, root, tmp_path / "pilot", start, 2) == beta
+    beta = calibrate(RECIPE, root, tmp_path / "pilot", start)
+    assert beta > 0 and calibrate(RECIPE, root, tmp_path / "pilot", start) == beta
     scores = self_scores(start, [read_rollout(p) for p in rollout_files(root)], draws=2)
     assert len(scores) == 4 and all(s < 0 for s in scores)

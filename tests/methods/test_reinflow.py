@@ -10,7 +10,8 @@ from small_vla import make_batch, make_config, make_policy, make_stats
 from tiny_vlas import make_processors, make_vla, tiny_pi
 
 from vla_stack.methods.advantages import Experience, advantages, following
-from vla_stack.methods.reinflow.loss import Learner, ReinFlowConfig, mean_entry, minibatches, observe
+from vla_stack.methods.reinflow.loss import Learner, mean_entry, minibatches, observe
+from vla_stack.methods.reinflow.recipe import ReinFlow
 from vla_stack.policies import flow
 from vla_stack.policies.chain import NOISE_LIMIT, chain_log_prob, normal, sample_chain
 from vla_stack.policies.configuration_moh import MohConfig
@@ -98,7 +99,7 @@ def make_learner(policy=None, **options) -> Learner:
     width = observe(policy, pre(make_batch(1)))[1].shape[-1]
     defaults = {"denoising_steps": 2, "epochs": 2, "minibatch": 3, "critic_warmup": 1}
     torch.manual_seed(2)
-    return Learner(policy, width, ReinFlowConfig(**{**defaults, **options}))
+    return Learner(policy, width, ReinFlow(**{**defaults, **options}))
 
 
 def snapshot(learner: Learner) -> dict[str, torch.Tensor]:
@@ -161,7 +162,7 @@ def test_without_noise_it_acts_as_it_is_deployed() -> None:
 
 
 def test_schedules_and_the_distance_to_the_pretrained_policy() -> None:
-    learner = make_learner(sigma="learn_decay", bc=1.0, sigma_low=0.05, sigma_high=0.15)
+    learner = make_learner(sigma_schedule="learn_decay", bc=1.0, sigma_low=0.05, sigma_high=0.15)
     for progress, high in ((0.0, 0.15), (0.35, 0.15), (1.0, 0.12)):  # ends at 0.7 high + 0.3 low
         learner.schedule(progress)
         assert learner.noise.high == pytest.approx(high)
@@ -172,7 +173,7 @@ def test_schedules_and_the_distance_to_the_pretrained_policy() -> None:
     moved = learner.distance(data, rows)
     moved.backward()
     assert moved > 0 and learner.policy.expert.head.bias.grad.any()
-    fixed = make_learner(sigma="fixed")
+    fixed = make_learner(sigma_schedule="fixed")
     assert not any(p.requires_grad for p in fixed.noise.parameters())
 
 

@@ -19,8 +19,8 @@ from vla_stack import cli
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.reinflow import loop as reinflow
-from vla_stack.methods.reinflow.loop import ReinFlowLoop, ReinFlowRecipe
-from vla_stack.methods.reinflow.loss import ReinFlowConfig
+from vla_stack.methods.reinflow.loop import ReinFlowLoop
+from vla_stack.methods.reinflow.recipe import ReinFlow
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.configuration_vla import VlaConfig
@@ -31,14 +31,21 @@ from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import ACTION, OBS_STATE
 from vla_stack.training import checkpoint as ckpt
-from vla_stack.training.recipe_tree import build, read_tree
+from vla_stack.training.recipe import EvalRecipe, PolicyRecipe, Recipe, TaskRecipe, load
 from vla_stack.world_model import success
 
 CONFIG = Path(__file__).parents[2] / "configs" / "rl_reinflow.yaml"
 SMALL = {"chunk_size": 3, "n_action_steps": 3, "depth": 2, "width": 8, "expert_width": 8, "heads": 2, "head_dim": 4}
-LIMIT = "env_options={max_episode_steps: 5}"
-TOY = ["iterations=2", "episodes=3", "num_envs=2", "eval_every=1", "eval_episodes=3", "save_every=1", LIMIT]
-TOY += ["method.epochs=1", "method.minibatch=4", "method.critic_warmup=1", "method.denoising_steps=2"]
+LIMIT = "task.options={max_episode_steps: 5}"
+TOY = ["method.iterations=2", "method.episodes=3", "method.num_envs=2", "method.save_every=1", LIMIT]
+TOY += [
+    "eval.every=1",
+    "eval.episodes=3",
+    "method.epochs=1",
+    "method.minibatch=4",
+    "method.critic_warmup=1",
+    "method.denoising_steps=2",
+]
 
 
 def make_start(path: Path, horizons: tuple[int, ...] = ()) -> Path:
@@ -68,6 +75,11 @@ def make_start(path: Path, horizons: tuple[int, ...] = ()) -> Path:
     for part in parts:
         part.save_pretrained(path)
     return path
+
+
+def make_recipe(start: Path, method: ReinFlow, how: EvalRecipe = EvalRecipe(episodes=1), **options: int) -> Recipe:
+    task, policy = TaskRecipe("sim/place-v0", options), PolicyRecipe(pretrained=str(start))
+    return Recipe(task=task, policy=policy, method=method, eval=how, device="cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +112,7 @@ def test_a_run_leaves_curve_checkpoint_and_records(run: Path, start: Path) -> No
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_stopped_run_gives_the_same_curve(run: Path, start: Path, tmp_path: Path, capsys, left: int) -> None:
     other = tmp_path / "run"
-    assert cli.main(["train", str(CONFIG), *TOY, "keep=3", f"policy={start}", f"output_dir={other}"]) == 0
+    assert cli.main(["train", str(CONFIG), *TOY, "method.keep=3", f"policy={start}", f"output_dir={other}"]) == 0
     for later in range(left + 1, 3):  # as if it had died before they were written
         shutil.rmtree(other / "checkpoints" / f"{later:06d}")
     assert cli.main(["train", "--resume", str(other)]) == 0
@@ -121,15 +133,15 @@ def test_the_checkpoint_is_served_with_as_many_steps_as_it_was_trained_with(run:
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_success_in_training_is_what_an_evaluation_of_the_checkpoint_says(run: Path, num_envs: int) -> None:
-    recipe = build(ReinFlowRecipe, read_tree(run / "recipe.yaml"), "recipe.yaml")
+    recipe = load(run / "recipe.yaml")
     result = evaluate(
         load_policy(run / "checkpoints/last/pretrained_model"),
-        recipe.env,
-        recipe.eval_episodes,
-        recipe.eval_seed,
+        recipe.task.id,
+        recipe.eval.episodes,
+        recipe.eval.seed,
         ExecutorConfig(mode="sync"),
         num_envs=num_envs,
-        env_options=recipe.env_options,
+        env_options=recipe.task.options,
     )
     assert [int(e.success) for e in result.episodes] == records(run)[-1]["eval_success"]
 
@@ -146,28 +158,21 @@ def test_a_mixture_of_horizons_too_is_served_with_the_steps_of_its_training(tmp_
 
 
 BAD = [
-    *[
-        (key, value)
-        for key in ("episodes", "num_envs", "eval_every", "eval_episodes", "save_every")
-        for value in (0, -1)
-    ],
-    *[("keep", 0), ("threads", 0), ("iterations", -1), ("seed", -1), ("eval_seed", -1)],
-    *[("method.denoising_steps", 0), ("method.epochs", 0), ("method.minibatch", 0), ("method.minibatch", 1)],
+    *[(f"method.{key}", value) for key in ("episodes", "num_envs", "save_every", "keep") for value in (0, -1)],
+    *[("eval.episodes", 0), ("eval.every", -1), ("eval.seed", -1), ("threads", -1), ("seed", -1)],
+    *[("method.iterations", -1), ("method.denoising_steps", 0), ("method.epochs", 0), ("method.minibatch", 1)],
     *[("method.value_width", 0), ("method.critic_warmup", -1), ("method.entropy", -0.1), ("method.bc", -1.0)],
     *[("method.sigma_low", 0.0), ("method.sigma_low", -0.1), ("method.sigma_high", 0.05), ("method.limit", 0.0)],
-    *[("method.gamma", 0.0), ("method.gamma", 1.01), ("method.gamma", math.nan), ("method.decay", 1.5)],
+    *[("method.gamma", 0.0), ("method.gamma", 1.01), ("method.gamma", ".nan"), ("method.gae_lambda", 1.5)],
     *[("method.clip", 0.0), ("method.actor_lr", -1e-4), ("method.critic_lr", 0.0), ("method.clip_norm", 0.0)],
     *[("method.target_kl", 0.0)],
 ]
 
 
 @pytest.mark.parametrize(("key", "value"), BAD)
-def test_a_value_out_of_range_is_refused_before_anything_is_loaded(tmp_path: Path, key: str, value: float) -> None:
-    recipe = ReinFlowRecipe(policy="no/such/policy")
-    name = key.removeprefix("method.")
-    changed = {"method": replace(recipe.method, **{name: value})} if name != key else {name: value}
-    with pytest.raises(UserError, match=rf"'{key}' is {value}, expected .* -- .*{name}"):
-        ReinFlowLoop(replace(recipe, **changed), tmp_path)
+def test_a_value_out_of_range_is_refused(key: str, value: float) -> None:
+    with pytest.raises(UserError, match=rf"'{key}' is {str(value).removeprefix('.')}, expected "):
+        load(CONFIG, [f"{key}={value}"])
 
 
 def test_a_refused_value_leaves_no_run(start: Path, tmp_path: Path, capsys) -> None:
@@ -187,9 +192,9 @@ def test_what_is_not_finite_is_not_saved_and_the_run_can_be_resumed(start: Path,
                     next(p for p in self.learner.actor).view(-1)[0] = math.nan
             return metrics | ({"loss": math.nan} if self.iteration == 1 and what == "loss" else {})
 
-    method = ReinFlowConfig(epochs=1, minibatch=4, critic_warmup=0, denoising_steps=1)
-    size = {"iterations": 2, "episodes": 2, "num_envs": 2, "eval_episodes": 1, "save_every": 1, "eval_every": 1}
-    recipe = ReinFlowRecipe(policy=str(start), method=method, env_options={"max_episode_steps": 4}, **size)
+    size = {"iterations": 2, "episodes": 2, "num_envs": 2, "save_every": 1}
+    method = ReinFlow(epochs=1, minibatch=4, critic_warmup=0, denoising_steps=1, **size)
+    recipe = make_recipe(start, method, EvalRecipe(every=1, episodes=1), max_episode_steps=4)
     with pytest.raises(UserError, match=f"{what}.* is not finite after 1 good iterations, nothing of it was saved"):
         Broken(recipe, tmp_path).run()
     assert ckpt.latest(tmp_path / "checkpoints").name == "000001"
@@ -201,11 +206,8 @@ def test_what_is_not_finite_is_not_saved_and_the_run_can_be_resumed(start: Path,
 
 
 def test_an_iteration_of_one_decision_keeps_the_policy_finite(start: Path, tmp_path: Path) -> None:
-    method = ReinFlowConfig(epochs=2, critic_warmup=0, denoising_steps=1)
-    size = {"iterations": 1, "episodes": 1, "num_envs": 1, "eval_episodes": 1}
-    loop = ReinFlowLoop(
-        ReinFlowRecipe(policy=str(start), method=method, env_options={"max_episode_steps": 2}, **size), tmp_path
-    )
+    method = ReinFlow(epochs=2, critic_warmup=0, denoising_steps=1, iterations=1, episodes=1, num_envs=1)
+    loop = ReinFlowLoop(make_recipe(start, method, max_episode_steps=2), tmp_path)
     loop.run()
     assert records(tmp_path)[-1]["decisions"] == 1
     assert all(p.isfinite().all() for p in loop.learner.parameters())
@@ -213,20 +215,20 @@ def test_an_iteration_of_one_decision_keeps_the_policy_finite(start: Path, tmp_p
 
 def test_without_a_policy_it_says_what_to_give(tmp_path: Path, capsys) -> None:
     assert cli.main(["train", str(CONFIG), "policy=", f"output_dir={tmp_path}/x"]) == 1
-    assert "'policy' is missing" in capsys.readouterr().err
+    assert "'policy.pretrained' is missing" in capsys.readouterr().err
 
 
 def test_without_its_start_it_says_what_to_run_first_and_leaves_no_run(tmp_path: Path, capsys) -> None:
     assert cli.main(["train", str(CONFIG), "policy=outputs/no/such/run", f"output_dir={tmp_path}/x"]) == 1
     error = capsys.readouterr().err
     assert "'outputs/no/such/run' holds no policy (there is no such directory)" in error
-    assert "train one first: vla train configs/rl_start.yaml" in error
+    assert "train one first: vla train rl_start" in error
     assert not (tmp_path / "x").exists()
 
 
 def test_a_run_directory_is_a_start(run: Path, tmp_path: Path) -> None:
-    size = {"num_envs": 1, "env_options": {"max_episode_steps": 2}}
-    loop = ReinFlowLoop(ReinFlowRecipe(policy=str(run), device="auto", **size), tmp_path)
+    recipe = make_recipe(run, ReinFlow(num_envs=1), max_episode_steps=2)
+    loop = ReinFlowLoop(replace(recipe, device="auto"), tmp_path)
     before = load_policy(run / "checkpoints/last/pretrained_model")
     assert loop.policy.spec.model_version == before.spec.model_version
     assert reinflow._start("shipped").name == "native_multitask"
@@ -244,10 +246,10 @@ def test_judges_pay_in_training_and_are_not_asked_in_evaluations(start: Path, tm
 
     monkeypatch.setattr(success, "Judged", Lenient)
     monkeypatch.setattr(success, "showing", lambda name, options: options | {"cameras": ("wrist",), "image_size": 16})
-    size = {"num_envs": 2, "eval_episodes": 2, "env_options": {"max_episode_steps": 2}}
-    loop = ReinFlowLoop(ReinFlowRecipe(policy=str(start), judge="judges", **size), tmp_path)
+    method = ReinFlow(num_envs=2, judge="judges")
+    loop = ReinFlowLoop(make_recipe(start, method, EvalRecipe(episodes=2), max_episode_steps=2), tmp_path)
     seen = loop.practise([0, 1])
     assert seen.success.all() and seen.reward.tolist() == [1.0, 1.0]
     assert loop.evaluate()["eval_success"] == [0, 0]
     with pytest.raises(UserError, match="reward=task pays none"):
-        ReinFlowLoop(ReinFlowRecipe(policy=str(start), judge="judges", reward="task", **size), tmp_path)
+        load(CONFIG, ["method.judge=judges", "method.reward=task"])

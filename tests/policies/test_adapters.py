@@ -14,7 +14,7 @@ from small_vla import ACTIONS, make_batch, make_observations
 from tiny_vlas import CHUNK, KINDS, MAX_DIM, make_processors, make_vla, save_vla, tiny_pi
 
 from vla_stack.errors import UserError
-from vla_stack.methods import imitation
+from vla_stack.methods.imitation import loss as imitation
 from vla_stack.policies import flow
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.schema import ACTION, Continuation

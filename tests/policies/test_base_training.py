@@ -16,7 +16,8 @@ from transformers import LlamaConfig, SmolVLMConfig, SmolVLMForConditionalGenera
 
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
-from vla_stack.methods import imitation
+from vla_stack.methods.imitation import loss as imitation
+from vla_stack.methods.imitation.recipe import Imitation
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.training import recipe as recipes
@@ -41,7 +42,13 @@ def load_base(data, *overrides):
     """`configs/base.yaml` shrunk to a test."""
     small = {"chunk_size": 4, "n_action_steps": 2, "expert_width": 32, "lora_rank": 4, "backbone_layers": 2}
     options = [f"policy.options.{k}={v}" for k, v in small.items()]
-    run = ["device=cpu", "threads=1", "batch_size=4", "optimizer.warmup_steps=1", "optimizer.backbone_from_step=1"]
+    run = [
+        "device=cpu",
+        "threads=1",
+        "method.batch_size=4",
+        "method.optimizer.warmup_steps=1",
+        "method.optimizer.backbone_from_step=1",
+    ]
     return recipes.load(CONFIGS / "base.yaml", [f"data.root={data}", *options, *run, *overrides])
 
 
@@ -50,18 +57,25 @@ def load_base(data, *overrides):
 def test_recipe_trains_resumes_and_stands_alone(kind, tmp_path, capsys):
     """A run resumed from the middle, with the backbone's directory gone, ends in the same bits."""
     source, data, whole = MAKERS[kind](tmp_path / "backbone"), record(tmp_path / "data"), tmp_path / "whole"
-    recipe = load_base(data, f"policy.options.backbone={source}", "steps=4", "save_every=2", "log_every=1")
-    final = train(recipe, whole)
+    recipe = load_base(
+        data, f"policy.options.backbone={source}", "method.steps=4", "method.save_every=2", "method.log_every=1"
+    )
+    final = train(recipe, recipe.method.loss(), whole)
     assert "memory: about" in capsys.readouterr().out
     shutil.rmtree(source)
     shutil.copytree(whole, tmp_path / "cut", symlinks=True, ignore=shutil.ignore_patterns("000004", "last"))
-    resumed = train(recipe, tmp_path / "cut", resume=True)
+    resumed = train(recipe, recipe.method.loss(), tmp_path / "cut")
     weights = [load_file(c / "pretrained_model" / "model.safetensors") for c in (final, resumed)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     # The next stage trains the whole backbone, from the adapters' directory alone.
-    again = [f"policy.pretrained={resumed / 'pretrained_model'}", "policy.options.train_backbone=full", "steps=1"]
-    wider = train(load_base(data, f"policy.options.backbone={source}", *again), tmp_path / "full")
+    again = [
+        f"policy.pretrained={resumed / 'pretrained_model'}",
+        "policy.options.train_backbone=full",
+        "method.steps=1",
+    ]
+    full = load_base(data, f"policy.options.backbone={source}", *again)
+    wider = train(full, full.method.loss(), tmp_path / "full")
     assert not any("lora" in name for name in load_file(wider / "pretrained_model" / "model.safetensors"))
     chunk = load_policy(resumed / "pretrained_model").infer(make_observations(2), [0, 1]).actions
     assert chunk.shape == (2, 4, 5) and np.isfinite(chunk).all()
@@ -139,7 +153,7 @@ def test_activations_are_what_autograd_keeps(middle, options, draws):
     for s in stats.values():
         s |= {"q01": s["mean"] - s["std"], "q99": s["mean"] + s["std"]}
     batch = make_vla_pre_post_processors(policy.config, stats)[0](make_batch(4))
-    recipe = recipes.Recipe(batch_size=4, method_options={"draws": draws})
+    recipe = recipes.Recipe(method=Imitation(batch_size=4, draws=draws))
     assert 0.75 < estimate(policy, recipe).activations / saved_bytes(policy, batch, draws) < 1.35
 
 
@@ -151,7 +165,7 @@ def test_checkpointing_keeps_less(middle):
 @pytest.mark.parametrize("mode", ["expert_only", "lora", "full"])
 def test_weights_and_optimizer_are_counted(middle, mode):
     policy = make_base(middle, train_backbone=mode, backbone_dtype="bfloat16")
-    memory = estimate(policy, recipes.Recipe(batch_size=4, ema=0.99))
+    memory = estimate(policy, recipes.Recipe(method=Imitation(batch_size=4, ema=0.99)))
     optimizer = make_optimizer(policy, OptimizerRecipe())
     for p in policy.parameters():
         p.grad = torch.zeros_like(p) if p.requires_grad else None
@@ -177,7 +191,7 @@ def test_too_little_memory_names_a_remedy():
     memory = Memory(parameters=2_000_000_000, evaluation=0, **kept)
     line = "memory: about 3.50 GB (weights 2.00 GB, gradients 0.50 GB, activations 1.00 GB)"
     assert memory.report() == memory.report(capacity=4 * 10**9) == line
-    assert memory.report(capacity=3 * 10**9).startswith(f"{line}, the device has 3.00 GB: lower batch_size")
+    assert memory.report(capacity=3 * 10**9).startswith(f"{line}, the device has 3.00 GB: lower method.batch_size")
     evaluating = Memory(parameters=2_000_000_000, evaluation=2_000_000_000, **kept)
     assert "set eval.every=0" in evaluating.report(capacity=4 * 10**9)
 

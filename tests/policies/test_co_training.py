@@ -51,8 +51,11 @@ def recipe_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     recipe = {
         "policy": {"options": OPTIONS | {"backbone": str(backbone), "keep_language_head": True}},
         "data": {"sources": sources, "text_pairs": {"root": str(pairs), "weight": 0.5, "batch_size": 2}},
-        "optimizer": {"lr": 1e-3, "warmup_steps": 1, "final_lr_ratio": 1.0},
-        **{"batch_size": 4, "log_every": 1, "save_every": 2, "threads": 1, "device": "cpu"},
+        "method": {
+            "optimizer": {"lr": 1e-3, "warmup_steps": 1, "final_lr_ratio": 1.0},
+            **{"batch_size": 4, "log_every": 1, "save_every": 2},
+        },
+        **{"threads": 1, "device": "cpu"},
     }
     path = base / "recipe.yaml"
     path.write_text(json.dumps(recipe))
@@ -61,9 +64,9 @@ def recipe_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 def test_it_trains_resumes_and_drives_both_robots(recipe_file: Path) -> None:
     whole, cut = recipe_file.parent / "whole", recipe_file.parent / "cut"
-    assert main(["train", str(recipe_file), f"output_dir={whole}", "steps=4"]) == 0
-    assert main(["train", str(recipe_file), f"output_dir={cut}", "steps=2"]) == 0
-    assert main(["train", "--resume", str(cut), "steps=4"]) == 0
+    assert main(["train", str(recipe_file), f"output_dir={whole}", "method.steps=4"]) == 0
+    assert main(["train", str(recipe_file), f"output_dir={cut}", "method.steps=2"]) == 0
+    assert main(["train", "--resume", str(cut), "method.steps=4"]) == 0
     ends = [(run / "checkpoints/last/pretrained_model/model.safetensors").read_bytes() for run in (whole, cut)]
     assert ends[0] == ends[1]
     log = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from small_vla import ACTIONS, make_batch, make_config, make_observations, make_policy, make_stats
 
-from vla_stack.methods import imitation, mixture_of_horizons
+from vla_stack.methods.imitation import loss as imitation
+from vla_stack.methods.mixture_of_horizons import loss as mixture_of_horizons
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.continuation import continue_chunk

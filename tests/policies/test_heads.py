@@ -6,7 +6,7 @@ import torch
 from small_vla import ACTIONS, make_batch, make_config, make_policy, make_stats
 
 from vla_stack.errors import UserError
-from vla_stack.methods import imitation
+from vla_stack.methods.imitation import loss as imitation
 from vla_stack.policies import flow
 from vla_stack.policies.heads import BINS, LOG_STD_RANGE, BinsHead, GaussianHead
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors

@@ -8,7 +8,8 @@ import torch
 from small_vla import make_batch
 from tiny_vlas import CHUNK, KINDS, make_processors, make_vla, tiny_config, tiny_pi
 
-from vla_stack.methods import imitation, mixture_of_horizons
+from vla_stack.methods.imitation import loss as imitation
+from vla_stack.methods.mixture_of_horizons import loss as mixture_of_horizons
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.training import recipe as recipes

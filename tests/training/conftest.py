@@ -8,6 +8,7 @@ import pytest
 import torch
 from training_fakes import record
 
+from vla_stack.methods.imitation.recipe import Imitation
 from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, Recipe
 
 
@@ -21,11 +22,9 @@ def one_thread() -> None:
 def recipe() -> Recipe:
     return Recipe(
         data=DataRecipe(root=("made-up",)),
-        optimizer=OptimizerRecipe(lr=1e-2, warmup_steps=2),
-        steps=12,
-        batch_size=4,
-        log_every=2,
-        save_every=4,
+        method=Imitation(
+            optimizer=OptimizerRecipe(lr=1e-2, warmup_steps=2), steps=12, batch_size=4, log_every=2, save_every=4
+        ),
         threads=1,
         device="cpu",
     )

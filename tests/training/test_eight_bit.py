@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from vla_stack.errors import UserError
 from vla_stack.training import checkpoint
 from vla_stack.training.loop import make_optimizer
 from vla_stack.training.memory import estimate
-from vla_stack.training.recipe import OptimizerRecipe, Recipe
+from vla_stack.training.recipe import OptimizerRecipe, Recipe, Training
 
 EIGHT = OptimizerRecipe(eight_bit=True)
 
@@ -57,6 +56,6 @@ def test_a_checkpoint_brings_back_its_slots_bit_for_bit(monkeypatch: pytest.Monk
 def test_a_quarter_of_the_memory() -> None:
     policy = nn.Linear(256, 256)
     full = estimate(policy, Recipe())
-    small = estimate(policy, replace(Recipe(), optimizer=EIGHT))
+    small = estimate(policy, Recipe(method=Training(optimizer=EIGHT)))
     assert full.optimizer == 2 * 4 * (256 * 256 + 256) + 8
     assert small.optimizer == 2 * (256 * 256 + 256 * 4 + 4 * 256) + 8  # a float a block; the bias stays

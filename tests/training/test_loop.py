@@ -30,6 +30,11 @@ class Killed(BaseException):
     """Stands for kill -9 inside one process; tools/bench/crash.py does it with the real one."""
 
 
+def trained(recipe: Recipe, **changes: Any) -> Recipe:
+    """The recipe with other settings of its method."""
+    return replace(recipe, method=replace(recipe.method, **changes))
+
+
 def run(recipe: Recipe, run_dir: Path, resume: bool = False, **kwargs: Any) -> Outcome:
     run_dir.mkdir(exist_ok=True)
     checkpoint = ckpt.latest(run_dir / "checkpoints") if resume else None
@@ -50,7 +55,7 @@ def losses(run_dir: Path) -> list[tuple[int, float]]:
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 @pytest.mark.parametrize("cut", [1, 5, 8, 11])
 def test_a_run_killed_in_a_step_resumes_bit_exactly(tmp_path: Path, recipe: Recipe, ema: float, cut: int) -> None:
-    recipe = replace(recipe, ema=ema)
+    recipe = trained(recipe, ema=ema)
     whole = run(recipe, tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "update", killing(Trainer.update, cut))
@@ -121,7 +126,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spoils_no_checkpoint(tmp_pa
 
 
 def test_a_torn_metrics_file_is_mended_on_resume(tmp_path: Path, recipe: Recipe) -> None:
-    run(replace(recipe, steps=8), tmp_path / "a")
+    run(trained(recipe, steps=8), tmp_path / "a")
     with (tmp_path / "a/metrics.jsonl").open("a") as f:
         f.write('{"step": 10, "loss": 1.0}\n{"step": 12, "lo')
     run(recipe, tmp_path / "a", resume=True)
@@ -131,7 +136,7 @@ def test_a_torn_metrics_file_is_mended_on_resume(tmp_path: Path, recipe: Recipe)
 def test_gradients_of_accumulated_passes_are_averaged(recipe: Recipe, tmp_path: Path) -> None:
     gradients = []
     for accumulate in (1, 2):
-        r = replace(recipe, accumulate=accumulate, optimizer=replace(recipe.optimizer, clip_norm=0.0))
+        r = trained(recipe, accumulate=accumulate, optimizer=replace(recipe.method.optimizer, clip_norm=0.0))
         parts = tiny_parts(r)
         parts.loss = lambda policy, batch, generator: (policy.prefix.state(batch["observation.state"]).mean(), {})
         parts.loader = SameBatch(4)
@@ -156,10 +161,9 @@ def test_bf16_trains(tmp_path: Path, recipe: Recipe) -> None:
 
 
 def test_learning_rate_warms_up_peaks_and_ends_at_its_ratio(recipe: Recipe) -> None:
-    recipe = replace(
-        recipe, steps=101, optimizer=replace(recipe.optimizer, lr=2.0, warmup_steps=10, final_lr_ratio=0.1)
-    )
-    rates = [learning_rate(step, recipe) for step in range(recipe.steps)]
+    optimizer = replace(recipe.method.optimizer, lr=2.0, warmup_steps=10, final_lr_ratio=0.1)
+    training = trained(recipe, steps=101, optimizer=optimizer).method
+    rates = [learning_rate(step, training) for step in range(training.steps)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[9] == rates[10] == max(rates) == 2.0
     assert rates[-1] == pytest.approx(0.2)

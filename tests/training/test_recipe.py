@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from vla_stack.errors import UserError
-from vla_stack.training.recipe import Recipe, load
+from vla_stack.methods.imitation.recipe import Imitation
+from vla_stack.training.recipe import OptimizerRecipe, load
 from vla_stack.training.recipe_tree import build
 from vla_stack.training.train import pairings
 
@@ -17,30 +18,34 @@ from vla_stack.training.train import pairings
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "a.yaml"
-    path.write_text("name: a\ndata: {root: data/a}\noptimizer: {lr: 1e-3}\n")
+    path.write_text("name: a\ndata: {root: data/a}\nmethod: {optimizer: {lr: 1e-3}}\n")
     return path
 
 
 def test_overrides_reach_nested_keys_and_take_the_field_type(path: Path) -> None:
-    recipe = load(path, ["optimizer.lr=3e-4", "policy.options.chunk_size=8", "data.root=[a, b]", "data.episodes=3"])
-    assert recipe.optimizer.lr == 3e-4
+    recipe = load(
+        path, ["method.optimizer.lr=3e-4", "policy.options.chunk_size=8", "data.root=[a, b]", "data.episodes=3"]
+    )
+    assert recipe.method.optimizer.lr == 3e-4
     assert recipe.policy.options == {"chunk_size": 8}
     assert recipe.data.root == ("a", "b")
     assert recipe.data.episodes == (3,)
 
 
 def test_later_overrides_win(path: Path) -> None:
-    assert load(path, ["steps=5", "steps=7"]).steps == 7
+    assert load(path, ["method.steps=5", "method.steps=7"]).method.steps == 7
 
 
 def test_resolved_recipe_reads_back_equal(path: Path) -> None:
-    recipe = load(path, ["precision=bf16", "data.cameras=[front]", "optimizer.betas=[0.9, 0.99]", "ema=0"])
+    recipe = load(
+        path, ["precision=bf16", "data.cameras=[front]", "method.optimizer.betas=[0.9, 0.99]", "method.ema=0"]
+    )
     path.write_text(recipe.to_yaml())
     assert load(path) == recipe
 
 
 def test_defaults_are_those_of_the_dataclass(path: Path) -> None:
-    assert load(path).steps == Recipe().steps
+    assert load(path).method == Imitation(optimizer=OptimizerRecipe(lr=1e-3))
 
 
 @dataclass(frozen=True)
@@ -81,19 +86,24 @@ def test_a_key_leaves_the_others_at_the_default_of_the_field_that_it_lies_in() -
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optimiser.lr=1", "unknown key 'optimiser' -- the nearest valid key is 'optimizer'"),
-        ("optimizer.lrr=1", "unknown key 'optimizer.lrr' -- the nearest valid key is 'optimizer.lr'"),
-        ("steps=many", "'steps' is 'many', expected a whole number"),
-        ("steps=0", "'steps' is 0, expected more than 0"),
-        ("steps", "override 'steps' is not of the form key=value"),
+        ("metod.steps=1", "unknown key 'metod' -- the nearest valid key is 'method'"),
+        ("method.optimiser.lr=1", "unknown key 'method.optimiser' -- the nearest valid key is 'method.optimizer'"),
+        ("method.optimizer.lrr=1", "'method.optimizer.lrr' -- the nearest valid key is 'method.optimizer.lr'"),
+        ("method.steps=many", "'method.steps' is 'many', expected a whole number"),
+        ("method.steps=0", "'method.steps' is 0, expected at least 1"),
+        ("method.steps", "override 'method.steps' is not of the form key=value"),
         ("seed=true", "'seed' is True, expected a whole number"),
-        ("optimizer=3", "'optimizer' needs keys below it"),
+        ("seed=-1", "'seed' is -1, expected at least 0"),
+        ("method.optimizer=3", "'method.optimizer' needs keys below it"),
+        ("method=3", "'method' needs keys below it"),
         ("name.x=1", "'name' is a value, it has no keys"),
         ("precision=fp16", "'precision' is 'fp16', expected one of auto, fp32, bf16"),
-        ("optimizer.betas=[1]", "'optimizer.betas' is [1], expected 2 values"),
-        ("optimizer.lr=fast", "'optimizer.lr' is 'fast', expected a number"),
-        ("ema=1.0", "'ema' is 1.0"),
+        ("method.optimizer.betas=[1]", "'method.optimizer.betas' is [1], expected 2 values"),
+        ("method.optimizer.lr=fast", "'method.optimizer.lr' is 'fast', expected a number"),
+        ("method.optimizer.lr=0", "'method.optimizer.lr' is 0.0, expected more than 0"),
+        ("method.ema=1.0", "'method.ema' is 1.0, expected a number in [0, 1)"),
         ("data.root=[]", "'data.root' is missing"),
+        ("data.augmentation.camera_shift={front: -1}", "'data.augmentation.camera_shift.front' is -1, expected at"),
         ("eval.every=10", "'eval.envs' is empty"),
     ],
 )
@@ -123,7 +133,7 @@ def test_sources_read_back_equal(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("{root: a, weight: 0}", "'data.sources[0].weight' is 0.0, expected more than 0 -- or drop the source"),
+        ("{root: a, weight: 0}", "'data.sources[0].weight' is 0.0, expected more than 0"),
         ("{root: a, weight: -1}", "'data.sources[0].weight' is -1.0, expected more than 0"),
         ("{root: a}", "'data.sources[0].weight' is missing and others have one -- weigh all or none"),
         ("{weight: 1}", "'data.sources[0].root' is missing"),
@@ -156,8 +166,8 @@ def test_an_evaluation_names_the_robot_or_takes_all() -> None:
 
 
 def test_an_unknown_key_of_the_file_names_the_file(path: Path) -> None:
-    path.write_text("setps: 3\n")
-    with pytest.raises(UserError, match=r"a\.yaml: unknown key 'setps' -- the nearest valid key is 'steps'"):
+    path.write_text("polisy: 3\n")
+    with pytest.raises(UserError, match=r"a\.yaml: unknown key 'polisy' -- the nearest valid key is 'policy'"):
         load(path)
 
 

@@ -25,7 +25,7 @@ from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import Observation
 from vla_stack.training.build import make_config
-from vla_stack.training.recipe import EvalRecipe, PolicyRecipe, Recipe
+from vla_stack.training.recipe import EvalRecipe, PolicyRecipe, Recipe, TaskRecipe
 from vla_stack.training.train import evaluator
 
 GATE = ("score", "spread")  # of a mixture of horizons
@@ -34,11 +34,12 @@ name: tiny
 policy:
   options: {chunk_size: 4, n_action_steps: 2, width: 16, expert_width: 16, depth: 1, heads: 2, head_dim: 8,
             vision_channels: [4, 8]}
-optimizer: {lr: 1e-2, warmup_steps: 2}
-steps: 6
-batch_size: 4
-log_every: 2
-save_every: 4
+method:
+  optimizer: {lr: 1e-2, warmup_steps: 2}
+  steps: 6
+  batch_size: 4
+  log_every: 2
+  save_every: 4
 threads: 1
 device: cpu
 """
@@ -71,11 +72,11 @@ def test_a_run_leaves_a_policy_that_loads_and_a_record_of_itself(recipe_file: Pa
 
 
 def test_resume_extends_a_run_and_equals_the_longer_one(recipe_file: Path, tmp_path: Path) -> None:
-    flat = ["optimizer.final_lr_ratio=1.0"]  # so that the shorter run's schedule is the longer one's beginning
-    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", *flat, "steps=6"]) == 0
-    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'b'}", *flat, "steps=10"]) == 0
+    flat = ["method.optimizer.final_lr_ratio=1.0"]  # so that the shorter run's schedule is the longer one's beginning
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", *flat, "method.steps=6"]) == 0
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'b'}", *flat, "method.steps=10"]) == 0
     assert served(tmp_path / "a") != served(tmp_path / "b")
-    assert main(["train", "--resume", str(tmp_path / "a"), "steps=10"]) == 0
+    assert main(["train", "--resume", str(tmp_path / "a"), "method.steps=10"]) == 0
     assert served(tmp_path / "a") == served(tmp_path / "b")
     assert main(["train", "--resume", str(tmp_path / "a")]) == 0  # nothing is left to do
     assert served(tmp_path / "a") == served(tmp_path / "b")
@@ -93,10 +94,17 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(recipe_file: Path,
 def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, tmp_path: Path) -> None:
     other = record(tmp_path / "other", seed=1, task="push it")
     out = tmp_path / "a"
-    assert main(["train", str(recipe_file), f"output_dir={out}", f"data.root=[{dataset}, {other}]", "ema=0"]) == 0
+    assert (
+        main(["train", str(recipe_file), f"output_dir={out}", f"data.root=[{dataset}, {other}]", "method.ema=0"]) == 0
+    )
     start = out / "checkpoints/last/pretrained_model"
-    tune = [f"policy.pretrained={out}", "optimizer.lr=1e-12", "optimizer.weight_decay=0", "policy.options={}"]
-    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'b'}", "steps=2", *tune]) == 0
+    tune = [
+        f"policy.pretrained={out}",
+        "method.optimizer.lr=1e-12",
+        "method.optimizer.weight_decay=0",
+        "policy.options={}",
+    ]
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'b'}", "method.steps=2", *tune]) == 0
     before, after = (
         load_file(d / "model.safetensors") for d in (start, tmp_path / "b/checkpoints/last/pretrained_model")
     )
@@ -111,7 +119,7 @@ def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, 
     ]
     assert np.allclose(actions[0].actions, actions[1].actions, atol=1e-4)
     shutil.rmtree(out)  # what a run started from is not needed to continue it
-    assert main(["train", "--resume", str(tmp_path / "b"), "steps=3"]) == 0
+    assert main(["train", "--resume", str(tmp_path / "b"), "method.steps=3"]) == 0
 
 
 def test_the_shipped_policy_is_a_start_by_its_name() -> None:
@@ -135,8 +143,8 @@ def test_options_that_processors_read_are_never_ignored(
     recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     """Weights of the same robot keep their processors, unless the recipe asks for others; then it is said."""
-    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", "steps=1"]) == 0
-    fresh = ["steps=1", f"policy.options.{option}"]
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", "method.steps=1"]) == 0
+    fresh = ["method.steps=1", f"policy.options.{option}"]
     for name, start in (("b", [f"policy.pretrained={tmp_path / 'a'}"]), ("c", [])):
         assert main(["train", str(recipe_file), f"output_dir={tmp_path / name}", *fresh, *start]) == 0
         said = f"policy.options.{option.split('=')[0]} is " in capsys.readouterr().out
@@ -153,22 +161,19 @@ def test_options_that_processors_read_are_never_ignored(
     [
         (
             "method=imitatoin",
-            "there is no method 'imitatoin' -- did you mean 'imitation'? the methods are grape, imitation, mixture",
+            "there is no method 'imitatoin' -- did you mean 'imitation'? the methods are imitation, mixture_of_",
         ),
         ("method=ravl", "there is no method 'ravl' -- "),
         ("method=grape_likelihood", "there is no method 'grape_likelihood'"),
         ("method=imitation_heads", "there is no method 'imitation_heads'"),
-        ("method=sac", "'sac' is a loop with a recipe of its own -- vla train configs/rl_wsrl.yaml wsrl.arm=sac"),
-        ("method=cal_ql", "a recipe of its own -- vla train configs/rl_wsrl.yaml wsrl.arm=cal_ql"),
-        ("method=wsrl", "a recipe of its own -- vla train configs/rl_wsrl.yaml"),
-        ("method=expo", "a recipe of its own -- vla train configs/rl_expo.yaml"),
-        ("method=reinflow", "a recipe of its own -- vla train configs/rl_reinflow.yaml"),
-        ("method=grape", "a recipe of its own -- vla train configs/grape_success.yaml"),
+        ("method=rac", "method 'rac' has no operator for the task '' -- the tasks are sim/"),
+        ("method=grape", "'policy.pretrained' is missing -- name the policy to align, for example policy=shipped"),
+        ("method=wsrl", "unknown key 'method.optimizer' -- the nearest valid key is 'method.operator'"),
         (
             "method=mixture_of_horizons",
             "trains policies of type 'moh', not 'vla' -- set policy.type=moh and policy.options.horizons",
         ),
-        ("method_options.drwas=1", "method 'imitation' has no option 'drwas' -- the nearest option is 'draws'"),
+        ("method.drwas=1", "unknown key 'method.drwas' -- the nearest valid key is 'method.draws'"),
         ("policy.type=vlaa", "there is no policy type 'vlaa'"),
         (
             "policy.options.chunk_sise=4",
@@ -231,9 +236,9 @@ def test_a_run_that_fails_at_once_can_be_started_again(
     for run_dir in (new, used):
         with monkeypatch.context() as patch, pytest.raises(ValueError, match="no such layer"):
             patch.setattr("vla_stack.training.loop.Trainer.update", broken)
-            main(["train", str(recipe_file), f"output_dir={run_dir}", "steps=1"])
+            main(["train", str(recipe_file), f"output_dir={run_dir}", "method.steps=1"])
     assert not new.exists() and (used / "notes.txt").exists() and not (used / "recipe.yaml").exists()
-    assert main(["train", str(recipe_file), f"output_dir={used}", "steps=1"]) == 0
+    assert main(["train", str(recipe_file), f"output_dir={used}", "method.steps=1"]) == 0
 
 
 def test_a_run_that_fails_later_keeps_what_it_has(
@@ -241,7 +246,7 @@ def test_a_run_that_fails_later_keeps_what_it_has(
 ) -> None:
     monkeypatch.setattr("vla_stack.training.loop.Trainer.save", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", "log_every=1"])
+        main(["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", "method.log_every=1"])
     assert {"recipe.yaml", "metrics.jsonl"} <= {p.name for p in (tmp_path / "a").iterdir()}
 
 
@@ -254,26 +259,41 @@ def test_what_is_no_run_cannot_be_resumed(
         run_dir.mkdir()
     assert main(["train", "--resume", str(run_dir)]) == 1
     error = capsys.readouterr().err
-    assert f"{run_dir} {says}" in error and "find your runs with: ls -dt outputs/train/* outputs/rounds/*" in error
+    assert f"{run_dir} {says}" in error and "find your runs with: ls -dt outputs/train/*" in error
 
 
 def test_evaluations_run_where_the_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     asked: list[tuple] = []
-    monkeypatch.setattr("vla_stack.policies.chunk_policy.load_policy", lambda *given: asked.append(given))
-    monkeypatch.setattr("vla_stack.rollout.engine.evaluate", lambda *_: SimpleNamespace(outcomes=np.array([1.0, 0.0])))
-    run = evaluator(Recipe(eval=EvalRecipe(every=1, envs=("sim/pick-v0",))), "cuda:1")
+    evaluated: list[dict] = []
+
+    def evaluate(policy: object, env: str, episodes: int, seed: int, **how: object) -> SimpleNamespace:
+        evaluated.append({"env": env, "episodes": episodes, "seed": seed, **how})
+        return SimpleNamespace(outcomes=np.array([1.0, 0.0]))
+
+    monkeypatch.setattr("vla_stack.training.train.load_policy", lambda *given: asked.append(given))
+    monkeypatch.setattr("vla_stack.training.train.evaluate", evaluate)
+    task = TaskRecipe("sim/pick-v0", {"randomisation": 1})
+    how = EvalRecipe(every=1, episodes=5, seed=7, num_envs=3, workers=2, rollouts="ray")
+    run = evaluator(Recipe(task=task, eval=how), "cuda:1")
     assert run(tmp_path, 1) == {"sim/pick-v0/success": 0.5}
     assert asked == [(tmp_path, "cuda:1", None)]
+    where = {"num_envs": 3, "workers": 2, "rollouts": "ray", "env_options": {"randomisation": 1}}
+    assert evaluated == [{"env": "sim/pick-v0", "episodes": 5, "seed": 7, **where}]
 
 
 def test_a_mixture_of_horizons_starts_from_a_policy_and_resumes(recipe_file: Path, tmp_path: Path) -> None:
     plain, mixture = tmp_path / "plain", tmp_path / "mixture"
-    assert main(["train", str(recipe_file), f"output_dir={plain}", "steps=2", "ema=0"]) == 0
+    assert main(["train", str(recipe_file), f"output_dir={plain}", "method.steps=2", "method.ema=0"]) == 0
     plain /= "checkpoints/last/pretrained_model"
     options = f"{{horizons: [2, 4], base: {{pretrained_path: {plain}, n_action_steps: 3}}}}"
-    recipe = ["method=mixture_of_horizons", f"policy={{type: moh, options: {options}}}", "ema=0", "steps=1"]
-    frozen = ["optimizer.lr=1e-12", "optimizer.weight_decay=0"]
+    recipe = [
+        "method=mixture_of_horizons",
+        f"policy={{type: moh, options: {options}}}",
+        "method.ema=0",
+        "method.steps=1",
+    ]
+    frozen = ["method.optimizer.lr=1e-12", "method.optimizer.weight_decay=0"]
     assert main(["train", str(recipe_file), f"output_dir={mixture}", *recipe, *frozen]) == 0
     trained = mixture / "checkpoints/last/pretrained_model"
     before, after = (load_file(d / "model.safetensors") for d in (plain, trained))
@@ -283,7 +303,7 @@ def test_a_mixture_of_horizons_starts_from_a_policy_and_resumes(recipe_file: Pat
     assert (trained / normaliser).read_bytes() == (plain / normaliser).read_bytes()
 
     shutil.rmtree(plain)  # a checkpoint needs no other one
-    assert main(["train", "--resume", str(mixture), "steps=2"]) == 0
+    assert main(["train", "--resume", str(mixture), "method.steps=2"]) == 0
     records = [json.loads(line) for line in (mixture / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["step"] == 2 and records[-1]["loss_individual"] > 0
     policy = load_policy(mixture / "checkpoints/last/pretrained_model")
@@ -292,13 +312,13 @@ def test_a_mixture_of_horizons_starts_from_a_policy_and_resumes(recipe_file: Pat
 
 def test_a_mixture_of_horizons_learns_by_adapters_over_a_policy_s_weights(recipe_file: Path, tmp_path: Path) -> None:
     """Its gate, which is new, in full; and a stop between changes nothing."""
-    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'plain'}", "steps=1"]) == 0
+    assert main(["train", str(recipe_file), f"output_dir={tmp_path / 'plain'}", "method.steps=1"]) == 0
     options = f"{{horizons: [2, 4], base: {{pretrained_path: {tmp_path / 'plain'}}}}}"
     lora = r"{rank: 2, targets: '.*mlp\.[02]'}"
-    recipe = ["method=mixture_of_horizons", f"policy={{type: moh, options: {options}, lora: {lora}}}", "ema=0"]
+    recipe = ["method=mixture_of_horizons", f"policy={{type: moh, options: {options}, lora: {lora}}}", "method.ema=0"]
     for name, steps in (("whole", "2"), ("halves", "1")):
-        assert main(["train", str(recipe_file), f"output_dir={tmp_path / name}", *recipe, f"steps={steps}"]) == 0
-    assert main(["train", "--resume", str(tmp_path / "halves"), "steps=2"]) == 0
+        assert main(["train", str(recipe_file), f"output_dir={tmp_path / name}", *recipe, f"method.steps={steps}"]) == 0
+    assert main(["train", "--resume", str(tmp_path / "halves"), "method.steps=2"]) == 0
     folders = [tmp_path / name / "checkpoints/last/pretrained_model" for name in ("whole", "halves")]
     trained = [load_file(folder / "lora.safetensors") for folder in folders]
     assert any(k.startswith("gate.") for k in trained[0])
@@ -307,7 +327,7 @@ def test_a_mixture_of_horizons_learns_by_adapters_over_a_policy_s_weights(recipe
 
 
 def test_a_run_is_not_overwritten(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", "steps=1"]
+    command = ["train", str(recipe_file), f"output_dir={tmp_path / 'a'}", "method.steps=1"]
     assert main(command) == 0
     before = served(tmp_path / "a")
     assert main(command) == 1
@@ -363,10 +383,10 @@ def test_a_run_from_elsewhere_names_no_code(recipe_file: Path, tmp_path: Path, c
 
 def test_two_processes_train_one_policy_and_resume(recipe_file: Path, tmp_path: Path) -> None:
     """Under torchrun's environment both ranks step together; the run equals itself when it is cut in the middle."""
-    flat = [str(recipe_file), "optimizer.final_lr_ratio=1.0"]
-    two_processes(*flat, f"output_dir={tmp_path / 'a'}", "steps=4")
-    two_processes(*flat, f"output_dir={tmp_path / 'b'}", "steps=2")
-    two_processes("--resume", str(tmp_path / "b"), "steps=4")
+    flat = [str(recipe_file), "method.optimizer.final_lr_ratio=1.0"]
+    two_processes(*flat, f"output_dir={tmp_path / 'a'}", "method.steps=4")
+    two_processes(*flat, f"output_dir={tmp_path / 'b'}", "method.steps=2")
+    two_processes("--resume", str(tmp_path / "b"), "method.steps=4")
     a, b = (load_file(tmp_path / r / "checkpoints/last/pretrained_model/model.safetensors") for r in "ab")
     assert all((a[k] == b[k]).all() for k in a)
     state = json.loads((tmp_path / "a/checkpoints/last/training_state/state.json").read_text())

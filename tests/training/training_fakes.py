@@ -11,11 +11,12 @@ import torch
 from lerobot.configs import FeatureType, PolicyFeature
 
 from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.methods.imitation.loss import loss
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import Camera, Dim, Observation, RobotSpec
-from vla_stack.training.build import Parts, find_loss
+from vla_stack.training.build import Parts
 from vla_stack.training.policies import restore
 from vla_stack.training.recipe import Recipe
 
@@ -81,7 +82,7 @@ def tiny_parts(recipe: Recipe, checkpoint: Path | None = None, poison: int | Non
     else:
         policy = VlaPolicy(config)
         pre, post = make_vla_pre_post_processors(config, None)
-    return Parts(policy, pre, post, MadeUp(recipe.batch_size, poison), find_loss("imitation", {}))
+    return Parts(policy, pre, post, MadeUp(recipe.method.batch_size, poison), loss)
 
 
 def record(root: Path, episodes: int = 3, frames: int = 12, seed: int = 0, task: str = "pick the red cube") -> Path:

@@ -17,14 +17,14 @@ from sim.arm import ARM7
 from vla_stack.envs.state_env import EnvRecipe, StateEnv
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe, load
-from vla_stack.methods.reinflow.loop import ReinFlowLoop, ReinFlowRecipe
+from vla_stack.methods.reinflow.loop import ReinFlowLoop
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import OBS_STATE, image_key
+from vla_stack.training.recipe import make
 from vla_stack.training.recipe_tree import build
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
-from vla_stack.world_model.imagined_env import ImaginedEnv
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
 from vla_stack.world_model.model import load as load_world
 from vla_stack.world_model.poses import PoseScale
@@ -101,13 +101,12 @@ def test_practice_is_imagined_and_evaluations_are_not(world: str, policy: str, t
 
 
 def test_reinflow_practises_in_the_world_model(world: str, policy: str, tmp_path: Path) -> None:
-    size = {"num_envs": 2, "eval_episodes": 2, "env_options": {}}
-    loop = ReinFlowLoop(ReinFlowRecipe(policy=policy, env=world, **size), tmp_path)
-    models = {id(env.unwrapped._vector.backend.model) for env in loop.envs}
-    assert all(isinstance(env.unwrapped, ImaginedEnv) for env in loop.envs) and len(models) == 1  # one copy of it
-    assert {env.unwrapped.spec.id for env in loop.rollouts._envs} == {"sim/pick-v0"}
+    given = {"task": world, "policy": policy, "device": "cpu", "threads": 1, "eval": {"episodes": 2}}
+    loop = ReinFlowLoop(make({**given, "method": {"name": "reinflow", "num_envs": 2}}, "test"), tmp_path)
+    assert loop.plan.env_id == world and len(loop.practise([0, 1]).success) == 2
+    assert len(loop.evaluate()["eval_success"]) == 2  # in the task itself
     with pytest.raises(UserError, match="has judges of its own"):
-        ReinFlowLoop(ReinFlowRecipe(policy=policy, env=world, judge="run", **size), tmp_path)
+        make({**given, "method": {"name": "reinflow", "judge": "run"}}, "test")
 
 
 def test_what_does_not_go_together_is_said(world: str, policy: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from vla_stack.world_model import model as world
 from vla_stack.world_model.clips import clip_batch, clip_index, open_recording
 from vla_stack.world_model.memory import history_chunks
 from vla_stack.world_model.model import load
-from vla_stack.world_model.train import Training
+from vla_stack.world_model.train import WorldTraining
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,10 @@ def test_a_run_that_lost_its_last_checkpoints_ends_with_the_same_bits(
     shutil.copytree(run / "model", tmp_path / "shipped" / "pick")
     assert world.resolve("shipped") == world.resolve("pick") == tmp_path / "shipped" / "pick"
     # Another dynamics network may stand on the same autoencoder; another autoencoder may not take its weights.
-    other = train(root, tmp_path / "other", f"vae_from={run}", "dynamics.width=24")
+    other = train(root, tmp_path / "other", f"method.vae_from={run}", "method.dynamics.width=24")
     taken = load_file(other / "vae.safetensors")
     assert all(torch.equal(before["vae"][k], v) for k, v in taken.items())
-    words = [f"data.root={root}", f"vae_from={run}", "vae.channels=8", f"output_dir={tmp_path / 'third'}"]
+    words = [f"data.root={root}", f"method.vae_from={run}", "method.vae.channels=8", f"output_dir={tmp_path / 'third'}"]
     assert main(["train", str(tmp_path / "recipe.yaml"), *words]) == 1
     assert "vae.safetensors does not fit this recipe" in capsys.readouterr().err
     model = load(run)
@@ -65,7 +65,7 @@ def test_what_later_stages_have_learnt_from_is_not_trained_further(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    monkeypatch.setattr(Training, "_heads", lambda self: 1 / 0)  # the process dies after two stages
+    monkeypatch.setattr(WorldTraining, "_heads", lambda self: 1 / 0)  # the process dies after two stages
     with pytest.raises(ZeroDivisionError):
         train(root, run)
     with pytest.raises(UserError, match="its heads are not trained yet -- vla train --resume"):
@@ -73,12 +73,12 @@ def test_what_later_stages_have_learnt_from_is_not_trained_further(
     monkeypatch.undo()
     assert main(["train", "--resume", str(run)]) == 0
     imagined, before = (run / "generated.safetensors").read_bytes(), load_file(run / "model" / "dynamics.safetensors")
-    assert main(["train", "--resume", str(run), "stages.dynamics.steps=4"]) == 1
+    assert main(["train", "--resume", str(run), "method.train_dynamics.steps=4"]) == 1
     assert f"remove {run / 'heads'}" in capsys.readouterr().err
     after = load_file(run / "model" / "dynamics.safetensors")
     assert load(run) and all(torch.equal(before[k], after[k]) for k in before)  # the model is as it was
     shutil.rmtree(run / "heads")
-    assert main(["train", "--resume", str(run), "stages.dynamics.steps=4"]) == 0
+    assert main(["train", "--resume", str(run), "method.train_dynamics.steps=4"]) == 0
     assert (run / "generated.safetensors").read_bytes() != imagined  # by the new dynamics
 
 
@@ -87,7 +87,7 @@ def test_data_that_are_too_few_or_of_another_task_are_refused(tmp_path: Path, ca
     for name, episodes, frames, override, why in (
         ("few", 9, 4, "seed=0", "has 9 episodes, of which every 10th is kept"),
         ("short", 10, 2, "seed=0", "the longest episode of .* has 2 frames"),
-        ("other", 10, 4, "env=sim/stack-v0", "was recorded with 'pick up the red cube', sim/stack-v0 asks for"),
+        ("other", 10, 4, "task=sim/stack-v0", "was recorded with 'pick up the red cube', sim/stack-v0 asks for"),
     ):
         data = record(tmp_path / name, episodes, frames)
         words = [f"data.root={data}", f"output_dir={tmp_path / 'run'}", override]
@@ -119,8 +119,8 @@ def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     (tmp_path / "r.yaml").write_text(RECIPE)
     assert main(["train", str(tmp_path / "r.yaml")]) == 1
     assert "'data.root' is missing" in capsys.readouterr().err
-    assert main(["train", str(tmp_path / "r.yaml"), "dynamics.widht=3"]) == 1
-    assert "'dynamics.width'" in capsys.readouterr().err
+    assert main(["train", str(tmp_path / "r.yaml"), "method.dynamics.widht=3"]) == 1
+    assert "'method.dynamics.width'" in capsys.readouterr().err
     with pytest.raises(UserError, match="holds no world model"):
         load(tmp_path)
     for text in ("{", "[]", "3"):

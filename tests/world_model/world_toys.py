@@ -16,16 +16,18 @@ SIZE = 16
 TASKS = ("pick up the red cube", "pick up the blue cube")
 ROBOT = ARM7.spec("ee_abs", ("front", "wrist"), SIZE, 10.0)
 RECIPE = """
-world_model: tiny
-env: sim/pick-v0
-vae: {stem: 2, widths: [8], channels: 4}
-dynamics: {history: 2, future: 2, width: 8, blocks: 1, heads: 2, patch: 2, members: 2}
-heads: {width: 8, judges: 2, window: 4, rollout: 6}
-generated: 4
-stages:
-  vae: {steps: 2, batch_size: 4, save_every: 1}
-  dynamics: {steps: 2, batch_size: 2, eval_every: 2}
-  heads: {steps: 2, batch_size: 4}
+task: sim/pick-v0
+method:
+  name: world_model
+  vae: {stem: 2, widths: [8], channels: 4}
+  dynamics: {history: 2, future: 2, width: 8, blocks: 1, heads: 2, patch: 2, members: 2}
+  heads: {width: 8, judges: 2, window: 4, rollout: 6}
+  generated: 4
+  save_every: 1
+  train_vae: {steps: 2, batch_size: 4}
+  train_dynamics: {steps: 2, batch_size: 2}
+  train_heads: {steps: 2, batch_size: 4}
+eval: {every: 2}
 threads: 1
 precision: fp32
 device: cpu

@@ -43,7 +43,6 @@ from torch import Tensor
 from transformers import GemmaConfig, LlamaConfig, PaliGemmaConfig, PreTrainedConfig, SiglipVisionConfig, SmolVLMConfig
 
 from vla_stack.errors import UserError
-from vla_stack.methods import imitation
 from vla_stack.policies.backends import _compile, load_with
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.modeling_vla import VlaPolicy
@@ -158,7 +157,7 @@ def make_batch(policy: VlaPolicy, size: int, device: torch.device, recorded: boo
 
 def recipe_of_base(smoke: bool, batch_size: int) -> tuple[recipes.Recipe, dict[str, Any]]:
     """``configs/base.yaml`` at a batch size, and its policy's options that do not name a backbone."""
-    recipe = recipes.load(ROOT / "configs" / "base.yaml", [f"batch_size={batch_size}"])
+    recipe = recipes.load(ROOT / "configs" / "base.yaml", [f"method.batch_size={batch_size}"])
     options = {k: v for k, v in recipe.policy.options.items() if k in BASE_OPTIONS}
     return recipe, options | ({"expert_width": 32} if smoke else {})
 
@@ -175,12 +174,12 @@ def train_steps(figures: Figures, batch_size: int, smoke: bool) -> dict[str, flo
     device = figures.device
     recipe, options = recipe_of_base(smoke, batch_size)
     policy = make_policy(smolvlm(smoke), 2, device, **options).train()
-    optimizer, batch = make_optimizer(policy, recipe.optimizer), make_batch(policy, batch_size, device)
+    optimizer, batch = make_optimizer(policy, recipe.method.optimizer), make_batch(policy, batch_size, device)
     generator = torch.Generator(device).manual_seed(0)
 
     def step() -> None:
         with torch.autocast(device.type, torch.bfloat16):
-            loss, _ = imitation.loss(policy, batch, generator, **recipe.method_options)
+            loss, _ = recipe.method.loss()(policy, batch, generator)
         loss.backward()
         torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], 1.0)
         optimizer.step()

@@ -33,10 +33,11 @@ name: crash
 policy:
   options: {chunk_size: 8, n_action_steps: 4, width: 32, expert_width: 32, depth: 2, heads: 2, head_dim: 16,
             vision_channels: [8, 16]}
-optimizer: {lr: 1e-3, warmup_steps: 5}
-steps: 60
-batch_size: 16
-log_every: 5
+method:
+  optimizer: {lr: 1e-3, warmup_steps: 5}
+  steps: 60
+  batch_size: 16
+  log_every: 5
 save_every: 4
 threads: 1
 device: cpu

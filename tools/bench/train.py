@@ -57,10 +57,10 @@ def main(repeats: int) -> int:
 def ours(data: Path, out: Path) -> dict[str, Any]:
     """One run of ``vla train``."""
     recipe = out.with_suffix(".yaml")
+    sizes = f"steps: {STEPS}, batch_size: {BATCH}, log_every: {LOG}"
     # What the policy's own `forward` computes for lerobot-train, of pictures as they are.
-    same_loss = "method_options: {draws: 1}\ndata: {augmentation: {strength: 0}}"
-    sizes = f"steps: {STEPS}\nbatch_size: {BATCH}\nlog_every: {LOG}\nthreads: {THREADS}\ndevice: cpu\n"
-    recipe.write_text(sizes + same_loss)
+    same_loss, plain = "draws: 1", "data: {augmentation: {strength: 0}}"
+    recipe.write_text(f"method: {{{sizes}, {same_loss}}}\n{plain}\nthreads: {THREADS}\ndevice: cpu\n")
     seconds, _ = timed("vla", "train", str(recipe), f"data.root={data}", f"output_dir={out}")
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return summary("vla train", seconds, [r["samples_per_s"] for r in records])

@@ -33,12 +33,12 @@ from vla_stack.schema import Camera, Dim, RobotSpec
 from vla_stack.training.loop import make_optimizer
 from vla_stack.training.memory import estimate
 from vla_stack.training.placement import native_precision
-from vla_stack.training.recipe_tree import build, read_tree
+from vla_stack.training.recipe import Recipe
+from vla_stack.training.recipe import load as load_recipe
 from vla_stack.world_model import sight
 from vla_stack.world_model.dynamics import loss
 from vla_stack.world_model.model import FEATURES, End, WorldConfig, WorldModel
 from vla_stack.world_model.poses import POSE, TOOL, PoseScale
-from vla_stack.world_model.recipe import WorldRecipe
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "bench")]
@@ -58,8 +58,18 @@ SVD_VAE = {
     "sample_size": 768,
 }
 SMALL = {
-    "tiny": ["vae.stem=2", "vae.widths=[8]", "dynamics.width=8", "dynamics.blocks=1", "dynamics.heads=2"],
-    "svd": ["stages.dynamics.batch_size=1", "dynamics.steps=2", "dynamics.history=2", "dynamics.future=2"],
+    "tiny": [
+        *(
+            f"method.{key}"
+            for key in ("vae.stem=2", "vae.widths=[8]", "dynamics.width=8", "dynamics.blocks=1", "dynamics.heads=2")
+        )
+    ],
+    "svd": [
+        *(
+            f"method.{key}"
+            for key in ("train_dynamics.batch_size=1", "dynamics.steps=2", "dynamics.history=2", "dynamics.future=2")
+        )
+    ],
 }
 SMALL_UNET = {
     "down_block_types": ["CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"],
@@ -81,22 +91,23 @@ def robot(size: int) -> RobotSpec:
     return RobotSpec("bench/arm", tool + joints, tool, tuple(Camera(name, size, size) for name in CAMERAS), 10.0)
 
 
-def make(kind: str, smoke: bool, device: torch.device) -> tuple[WorldRecipe, WorldModel]:
+def make(kind: str, smoke: bool, device: torch.device) -> tuple[Recipe, WorldModel]:
     """A recipe, and a world model of its shape."""
     path = ROOT / "configs" / f"world_model_{kind}.yaml"
-    recipe: WorldRecipe = build(WorldRecipe, read_tree(path, SMALL[kind] if smoke else []), str(path))
+    recipe = load_recipe(path, ["data.root=none", *(SMALL[kind] if smoke else [])])
+    start, shapes = recipe.method.start, recipe.method.shapes()
     svd = dataclasses.replace(
-        recipe.svd, pretrained="", unet=SMALL_UNET if smoke else {}, vae=SMALL_VAE if smoke else SVD_VAE
+        shapes.svd, pretrained="", unet=SMALL_UNET if smoke else {}, vae=SMALL_VAE if smoke else SVD_VAE
     )
     config = WorldConfig(
-        env=recipe.env,
+        env=recipe.task.id,
         tasks=(TASK,),
         poses=PoseScale((0.3, -0.3, 0.0), (0.7, 0.3, 0.4)),
-        vae=recipe.vae,
-        dynamics=recipe.dynamics,
-        heads=recipe.heads,
-        svd=svd if recipe.world_model == "svd" else None,
-        calibration=sight.simulated(CAMERAS) if recipe.world_model == "tiny" else None,
+        vae=shapes.vae,
+        dynamics=shapes.dynamics,
+        heads=shapes.heads,
+        svd=svd if start == "svd" else None,
+        calibration=sight.simulated(CAMERAS) if start == "tiny" else None,
     )
     with device:  # a billion weights are drawn on the GPU in no time
         model = WorldModel(config, robot(16 if smoke else PIXELS[kind]))
@@ -178,17 +189,16 @@ def frames_per_s(figures: Figures, chunk: Any, frames: int, repeats: int) -> dic
     return {"chunk_ms": ms, "frames": frames, "frames_per_s": 1e3 * frames / ms, "peak_gb": figures.peak_gb()}
 
 
-def train(
-    figures: Figures, recipe: WorldRecipe, model: WorldModel, batch_size: int, repeats: int
-) -> dict[str, float | str]:
+def train(figures: Figures, recipe: Recipe, model: WorldModel, batch_size: int, repeats: int) -> dict[str, float | str]:
     """Figures of the dynamics' training."""
-    device, shape = figures.device, recipe.dynamics
+    device, shape = figures.device, recipe.method.shapes().dynamics
     precision = native_precision(device) if recipe.precision == "auto" else recipe.precision
-    stage = dataclasses.replace(recipe.of_stage("dynamics", precision), batch_size=batch_size)
+    training = dataclasses.replace(recipe.method.training("dynamics"), batch_size=batch_size)
+    stage = dataclasses.replace(recipe, method=training, precision=precision)
     dynamics = model.dynamics.requires_grad_(True).train()
     for other in (model.vae, model.heads):
         other.requires_grad_(False)
-    optimizer, trained = make_optimizer(dynamics, stage.optimizer), list(dynamics.parameters())
+    optimizer, trained = make_optimizer(dynamics, training.optimizer), list(dynamics.parameters())
     generator = torch.Generator(device).manual_seed(0)
     clips = (batch_size, shape.frames, *model.noise_shape()[1:])
     latents = torch.randn(clips, generator=generator, device=device)
@@ -206,7 +216,7 @@ def train(
 
     def step() -> None:
         micro()
-        torch.nn.utils.clip_grad_norm_(trained, stage.optimizer.clip_norm)
+        torch.nn.utils.clip_grad_norm_(trained, training.optimizer.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -230,7 +240,7 @@ def section(figures: Figures, kind: str, smoke: bool) -> None:
         for n in (2,) if smoke else ROLLOUTS[kind]:
             with figures.row(kind, f"through Dreams, rollouts {n}") as row:
                 row |= dreamed(figures, model, n, 1 if smoke else 10)
-    batch_size = recipe.stages.dynamics.batch_size
+    batch_size = recipe.method.train_dynamics.batch_size
     for n in (1, batch_size) if kind == "svd" and not smoke else (batch_size,):
         with figures.row(kind, f"training, batch {n}") as row:
             row |= train(figures, recipe, model, n, 1 if smoke else 10)

@@ -27,6 +27,7 @@ import torch
 
 import sim
 from vla_stack.evaluation.evaluate import evaluate
+from vla_stack.methods.imitation.recipe import Imitation
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.rollout.latency import Latency
@@ -123,21 +124,24 @@ def recipe(size: Size, name: str, roots: list[Path]) -> Recipe:
     }
     return Recipe(
         name=name,
-        method_options={"draws": 1, "reweight": name == "lambda"},
         policy=PolicyRecipe("vla", options=options),
         data=DataRecipe(root=tuple(map(str, roots)), episodes=tuple(range(size.demos))),
-        optimizer=OptimizerRecipe(
-            lr=2e-3, betas=(0.9, 0.99), warmup_steps=min(50, size.steps - 1), final_lr_ratio=0.02
+        method=Imitation(
+            draws=1,
+            reweight=name == "lambda",
+            optimizer=OptimizerRecipe(
+                lr=2e-3, betas=(0.9, 0.99), warmup_steps=min(50, size.steps - 1), final_lr_ratio=0.02
+            ),
+            steps=size.steps,
+            batch_size=64,
+            ema=0.99,
+            log_every=max(1, size.steps // 10),
+            save_every=max(1, size.steps // 3),
+            keep=1,
         ),
-        steps=size.steps,
-        batch_size=64,
-        ema=0.99,
         precision="fp32",
         seed=SEED,
         threads=1,
-        log_every=max(1, size.steps // 10),
-        save_every=max(1, size.steps // 3),
-        keep=1,
     )
 
 
@@ -166,7 +170,8 @@ def learn(size: Size, out: Path, name: str, roots: list[Path]) -> None:
     torch.set_num_threads(1)
     run, last = run_of(size, out, name)
     if not last.exists():
-        train(recipe(size, name, roots), run, resume=(run / "recipe.yaml").exists())
+        plan = recipe(size, name, roots)
+        train(plan, plan.method.loss(), run)
 
 
 def file_of(out: Path, cell: Cell) -> Path:

@@ -45,10 +45,10 @@ def main() -> int:
         root = out / name
         collect(CollectConfig("pick", noise=0.3, options=options), root, DEMONSTRATIONS, workers=1)
         sources.append({"root": str(root), "weight": 1, "embodiment": name, "cameras": cameras})
-    overrides = [f"data.sources={json.dumps(sources)}", f"steps={STEPS}", "threads=1", "device=cpu"]
+    overrides = [f"data.sources={json.dumps(sources)}", f"method.steps={STEPS}", "threads=1", "device=cpu"]
     recipe = load(ROOT / "configs/mixture.yaml", overrides)
     begin = time.process_time()
-    checkpoint = train(recipe, out / "run", resume=(out / "run" / "recipe.yaml").exists())
+    checkpoint = train(recipe, recipe.method.loss(), out / "run")
     minutes = (time.process_time() - begin) / 60
 
     torch.set_num_threads(1)

@@ -22,48 +22,51 @@ from rl_cells import Arm  # noqa: E402
 from rl_report import arms_of, plot, ratio  # noqa: E402
 
 from results import ROOT, Check, write  # noqa: E402
-from vla_stack.training.recipe_tree import read_tree  # noqa: E402
 
 CONFIG = ROOT / "configs" / "rl_expo.yaml"
 THRESHOLD, SOONER = 0.8, 0.6  # success: what is asked for, and what is reached on the way there
 BOUND, FEWER = 0.6, 0.99
+# RLPD of EXPO's sizes; its own actor has its own temperature, and EXPO's rates, not those of WSRL's fine-tuning.
+RLPD = (
+    *("method=wsrl", "method.arm=rlpd", "method.warmup=400", "method.sac.temperature=0.1"),
+    *("method.sac.lr_actor=3e-4", "method.sac.lr_temperature=3e-4"),
+)
 ARMS = {
     "expo": Arm("EXPO"),
-    "best_of_n": Arm("best of N, no edits", ("expo.edits=0", "expo.samples=8")),  # as many candidates
-    "edit_only": Arm("edits alone", ("expo.samples=1", "expo.edits=1", "expo.unedited=false")),
-    "rlpd": Arm("RLPD", ("method=wsrl", "wsrl.arm=rlpd"), pretrained=False),
-    "base": Arm("base alone", ("expo.learn=false",)),
+    "best_of_n": Arm("best of N, no edits", ("method.edits=0", "method.samples=8")),  # as many candidates
+    "edit_only": Arm("edits alone", ("method.samples=1", "method.edits=1", "method.unedited=false")),
+    "rlpd": Arm("RLPD", RLPD, pretrained=False),
+    "base": Arm("base alone", ("method.learn=false",)),
 }
-SAME = ("actor", "critic", "members", "subset", "batch", "utd")  # of EXPO's critics and RLPD's
-
-
-def rlpd_keys() -> tuple[str, ...]:
-    """RLPD with EXPO's sizes; its own actor has its own entropy target and rows."""
-    sac = read_tree(CONFIG)["expo"]["sac"]
-    own = "wsrl.warmup=400 wsrl.sac.layer_norm=true wsrl.sac.entropy_backup=false wsrl.sac.actor_q=mean".split()
-    own += "wsrl.sac.target_entropy=-0.5 wsrl.sac.actor_rows=last wsrl.sac.temperature=0.1".split()
-    own += "wsrl.sac.lr_actor=3e-4 wsrl.sac.lr_temperature=3e-4".split()  # EXPO's, not those of WSRL's fine-tuning
-    return (*(f"wsrl.sac.{key}={sac[key]}" for key in SAME), *own)
-
 
 GRID = rl_grid.Grid(
     name="expo",
     config=CONFIG,
     tasks={
         # As many demonstrations as bring imitation to 20-60 %.
-        "pick": ("env.id=sim/pick-v0", "offline.episodes=14", *rlpd_keys()),
+        "pick": ("task.id=sim/pick-v0", "method.offline.episodes=14"),
         "metaworld-peg-insert-side": (
-            *("env.id=metaworld/peg-insert-side-v3", "env.control_hz=20", "env.limit=60", "offline.episodes=10"),
-            *rlpd_keys(),
+            *(
+                "task.id=metaworld/peg-insert-side-v3",
+                "task.options.control_hz=20",
+                "task.options.max_episode_steps=60",
+                "method.offline.episodes=10",
+            ),
         ),
     },
     arms=ARMS,
     order=(("expo", "best_of_n", "rlpd"), ("edit_only", "base")),
     smoke=(
-        *("offline.episodes=3", "offline.failures=true", "expo.base_steps=2", "expo.base=[8]", "expo.samples=2"),
-        *("expo.edits=1", "expo.sac.batch=8", "expo.sac.actor=[8]", "expo.sac.critic=[8]", "wsrl.sac.batch=8"),
-        *("wsrl.sac.actor=[8]", "wsrl.sac.critic=[8]", "wsrl.warmup=8", "env.limit=6"),
-        *("steps=16", "eval_every=8", "eval_episodes=2", "eval_envs=2"),
+        *(
+            "method.offline.episodes=3",
+            "method.offline.failures=true",
+            "method.base_steps=2",
+            "method.base=[8]",
+            "method.samples=2",
+        ),
+        *("method.edits=1", "method.sac.batch=8", "method.sac.actor=[8]", "method.sac.critic=[8]"),
+        *("task.options.max_episode_steps=6"),
+        *("method.steps=16", "eval.every=8", "eval.episodes=2", "eval.num_envs=2"),
     ),
 )
 

@@ -17,9 +17,11 @@ from vla_stack.data.preferences import ROLLOUTS
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.envs.making import observe
 from vla_stack.evaluation.constraints.score import Weights
-from vla_stack.methods.grape.loop import GrapeLoop, GrapeRecipe, PairRecipe
+from vla_stack.methods.grape.loop import GrapeLoop
+from vla_stack.methods.grape.recipe import Grape, PairRecipe
+from vla_stack.methods.imitation.recipe import Imitation
 from vla_stack.methods.iterations import RECORD
-from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
+from vla_stack.training.recipe import DataRecipe, EvalRecipe, OptimizerRecipe, PolicyRecipe, Recipe, TaskRecipe
 from vla_stack.training.train import train
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -135,58 +137,60 @@ def start_policy(settings: Settings, seed: int, out: Path) -> Path:
                "expert_width": w, "heads": 2, "head_dim": w // 2, "max_words": 8, "vocabulary": 64}  # fmt: skip
     plan = Recipe(
         name=run.name,
-        method_options={"draws": 2},
         policy=PolicyRecipe("vla", options=options),
+        method=Imitation(
+            draws=2,
+            optimizer=OptimizerRecipe(lr=2e-3, warmup_steps=min(30, settings.sft_steps - 1), final_lr_ratio=0.05),
+            steps=settings.sft_steps,
+            ema=0.98,
+            log_every=50,
+            save_every=settings.sft_steps,
+            keep=1,
+        ),
         data=DataRecipe(root=(str(demos),)),
-        optimizer=OptimizerRecipe(lr=2e-3, warmup_steps=min(30, settings.sft_steps - 1), final_lr_ratio=0.05),
-        steps=settings.sft_steps,
-        ema=0.98,
         precision="auto",
         seed=seed,
         threads=1,
-        log_every=50,
-        save_every=settings.sft_steps,
-        keep=1,
     )
     checkpoint = run / "checkpoints" / "last"
     if not checkpoint.exists():
-        train(plan, run, resume=(run / "recipe.yaml").exists())
+        train(plan, plan.method.loss(), run)
     return run
 
 
-def recipe(settings: Settings, name: str, seed: int, policy: Path) -> GrapeRecipe:
+def recipe(settings: Settings, name: str, seed: int, policy: Path) -> Recipe:
     """The loop of an arm and seed."""
     arm, s = ARMS[name], settings
-    training = Recipe(
-        method_options={"draws": 4, **dict(arm.method)},
+    method = Grape(
+        **{"draws": 4, **dict(arm.method)},  # type: ignore[arg-type]
         optimizer=OptimizerRecipe(lr=s.lr, weight_decay=0.0, warmup_steps=min(5, s.updates - 1), final_lr_ratio=0.1),
         steps=s.updates,
         batch_size=s.batch,
-        precision="auto",
-        threads=1,
         log_every=10,
         save_every=s.updates,
         keep=1,
-    )
-    return GrapeRecipe(
-        name=name,
-        policy=str(policy),
-        env=sim.TASKS[TASK].id,
         constraints=str(ROOT / "configs" / "constraints" / f"{TASK}.yaml"),
         objective=arm.objective,  # type: ignore[arg-type]
         weights=WEIGHTS[arm.objective],
         pairs=PairRecipe(arm.how, winner_succeeds=True) if s.half_trained else PairRecipe(),  # type: ignore[arg-type]
-        rounds=s.rounds,
+        iterations=s.rounds,
         starts=s.starts,
-        rollouts=s.rollouts,
+        rollouts_per_start=s.rollouts,
         start_seed=100_000 + 10_000 * seed,
+        num_envs=s.num_envs,
         execute=s.execute,
         beta=s.beta,
-        episodes=s.episodes,
-        num_envs=s.num_envs,
         films=0,
+    )
+    return Recipe(
+        name=name,
+        task=TaskRecipe(sim.TASKS[TASK].id),
+        policy=PolicyRecipe(pretrained=str(policy)),
+        method=method,
+        eval=EvalRecipe(episodes=s.episodes, seed=900_000, num_envs=s.num_envs),
+        precision="auto",
         seed=seed,
-        train=training,
+        threads=1,
     )
 
 
@@ -195,7 +199,7 @@ def run_base(settings: Settings, seed: int, out: Path) -> None:
     base = out / f"base-seed{seed}"
     loop = GrapeLoop(recipe(settings, "grape-success", seed, start_policy(settings, seed, out)), base)
     if not loop.folder.records():
-        GrapeLoop(replace(loop.recipe, rounds=0), base).run()
+        GrapeLoop(replace(loop.recipe, method=replace(loop.method, iterations=0)), base).run()
     loop.roll_out(1)
 
 

@@ -30,6 +30,8 @@ from vla_stack.data.dataset import open_dataset
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.evaluation.metrics import boundary_discontinuity
+from vla_stack.methods.imitation.recipe import Imitation
+from vla_stack.methods.mixture_of_horizons.recipe import MixtureOfHorizons
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.rollout.records import EvalResult
@@ -73,24 +75,25 @@ def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[P
     options = {"horizons": list(settings.horizons), "base": {"type": "vla", **base}, **arm.policy}
     return Recipe(
         name=name,
-        method="mixture_of_horizons" if arm.mixture else "imitation",
-        method_options={"draws": 1} | arm.method,
         policy=PolicyRecipe("moh", options=options) if arm.mixture else PolicyRecipe("vla", options=base),
         data=DataRecipe(root=tuple(map(str, roots)), episodes=tuple(range(settings.demos - settings.held_out))),
-        optimizer=OptimizerRecipe(
-            lr=LR, betas=(0.9, 0.99), warmup_steps=min(50, settings.steps - 1), final_lr_ratio=0.01,
-            clip_norm=CLIP * arm.clip,
+        method=(MixtureOfHorizons if arm.mixture else Imitation)(
+            **{"draws": 1} | arm.method,
+            optimizer=OptimizerRecipe(
+                lr=LR, betas=(0.9, 0.99), warmup_steps=min(50, settings.steps - 1), final_lr_ratio=0.01,
+                clip_norm=CLIP * arm.clip,
+            ),
+            steps=settings.steps,
+            batch_size=settings.batch,
+            ema=EMA,
+            log_every=max(1, settings.steps // 10),
+            save_every=100,
+            keep=1,
         ),
-        steps=settings.steps,
-        batch_size=settings.batch,
-        ema=EMA,
         precision="auto",
         # Arm i differs from arm a in nothing else: what two runs of one setting differ by.
         seed=seed + 1000 * (arm.weights == "again"),
         threads=1,
-        log_every=max(1, settings.steps // 10),
-        save_every=100,
-        keep=1,
     )  # fmt: skip
 
 
@@ -101,9 +104,7 @@ def trained(settings: Settings, arm: Arm, seed: int, out: Path) -> tuple[Path, d
     if not done.exists():
         plan = recipe(settings, run.name, arms(settings)[arm.weights], seed, demonstrations(settings, out))
         began = time.process_time()
-        checkpoint = train(plan, run, resume=(run / "recipe.yaml").exists())
-        if int(checkpoint.name) < settings.steps:
-            raise KeyboardInterrupt  # a signal ended the training; the next run continues it
+        checkpoint = train(plan, plan.method.loss(), run, plan.method.fits)
         log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         write_json(done, {"cpu_s": time.process_time() - began, "log": log, "policy": str(checkpoint.relative_to(run))})
     about = json.loads(done.read_text())

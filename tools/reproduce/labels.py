@@ -60,9 +60,10 @@ def cells(tasks: list[str], seeds: list[int]) -> list[tuple[Cell, int]]:
 
 def run(cell: Cell, horizon: int, settings: Settings, out: Path) -> dict[str, Any]:
     """Train a cell and roll it out: its outcomes."""
+    from vla_stack.evaluation.evaluate import evaluate
+    from vla_stack.methods.imitation.recipe import Imitation
     from vla_stack.policies.chunk_policy import load_policy
     from vla_stack.rollout.collect import CollectConfig, collect
-    from vla_stack.rollout.engine import evaluate
     from vla_stack.runtime.executor import ExecutorConfig
     from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
     from vla_stack.training.train import train
@@ -80,16 +81,18 @@ def run(cell: Cell, horizon: int, settings: Settings, out: Path) -> dict[str, An
         data=DataRecipe(
             root=(str(root),), opening_frames=2, opening_weight=5.0, branched=cell.arm.startswith("branched")
         ),
-        optimizer=OptimizerRecipe(lr=2e-3, betas=(0.9, 0.99), warmup_steps=50, final_lr_ratio=0.01),
-        steps=steps,
-        ema=0.99,
+        method=Imitation(
+            optimizer=OptimizerRecipe(lr=2e-3, betas=(0.9, 0.99), warmup_steps=50, final_lr_ratio=0.01),
+            steps=steps,
+            ema=0.99,
+            log_every=max(1, steps // 10),
+            save_every=max(1, steps // 4),
+        ),
         seed=cell.seed,
         device="cpu",
         threads=1,
-        log_every=max(1, steps // 10),
-        save_every=max(1, steps // 4),
     )
-    policy = train(recipe, run_dir, resume=(run_dir / "recipe.yaml").exists()) / "pretrained_model"
+    policy = train(recipe, recipe.method.loss(), run_dir) / "pretrained_model"
     result = evaluate(
         load_policy(policy),
         f"sim/{task}-v0",

@@ -36,7 +36,7 @@ OUT = ROOT / "outputs" / "reproduce" / "rac"
 
 @dataclass(frozen=True)
 class Arm:
-    """What an arm changes: keys of ``RacRecipe``, and which frames it trains on.
+    """What an arm changes: keys of the method, and which frames it trains on.
 
     ``masked`` trains on the data of arm ``rac`` and rolls nothing out.
     """
@@ -58,12 +58,15 @@ ARMS = {
     "no_rule2": Arm("RaC without rule 2", "hg_dagger"),
     "rewind": Arm("RaC with auto-rewind", rewind=True),
 }
-SIZE = ("rounds=5", "episodes=100")
+SIZE = ("method.iterations=5", "eval.episodes=100")
 IMAGES = (  # an easier task, and more to learn it from: nine demonstrations of stacking teach nothing from pixels
-    *("privileged=false", "task=place", "demos=60", "human_frames=600", "rounds=2", "episodes=60"),
-    *("train.steps=2000", "train.save_every=2000"),
+    *("task={id: sim/place-v0}", "method.demos=60", "method.human_frames=600", "method.iterations=2"),
+    *("eval.episodes=60", "method.steps=2000", "method.save_every=2000"),
 )
-SMOKE = ("rounds=1", "demos=3", "human_frames=20", "episodes=3", "num_envs=3", "train.steps=2")
+SMOKE = (
+    *("method.iterations=1", "method.demos=3", "method.human_frames=20", "method.num_envs=3", "method.steps=2"),
+    "eval.episodes=3",
+)
 ABOUT = {name: arm.about for name, arm in ARMS.items()}
 ORDER = (
     ("rac", "hg_dagger", "demos"),
@@ -83,13 +86,12 @@ def cells(seeds: Sequence[int]) -> Iterator[tuple[str, int]]:
 
 def recipe(name: str, seed: int, overrides: Sequence[str]) -> Any:
     """The recipe of an arm and seed."""
-    from vla_stack.methods.rac.loop import RacRecipe
-    from vla_stack.training.recipe_tree import build, read_tree
+    from vla_stack.training.recipe import load
 
-    arm, base = ARMS[name], build(RacRecipe, read_tree(RECIPE, overrides), str(RECIPE))
-    data = replace(base.train.data, interventions=arm.interventions)
-    train = replace(base.train, data=data)
-    return replace(base, name=name, seed=seed, mode=arm.mode, recover=arm.recover, rewind=arm.rewind, train=train)
+    arm, base = ARMS[name], load(RECIPE, overrides)
+    data = replace(base.data, interventions=arm.interventions)
+    method = replace(base.method, mode=arm.mode, recover=arm.recover, rewind=arm.rewind)
+    return replace(base, name=name, seed=seed, data=data, method=method)
 
 
 def settings(overrides: Sequence[str]) -> dict[str, Any]:
@@ -108,8 +110,8 @@ def run_cell(name: str, seed: int, out: Path, overrides: Sequence[str]) -> None:
     if ARMS[name].masked:
         loop = RacLoop(plan, out / f"rac-seed{seed}")
         records = loop.folder.records()
-        path = run / f"round-{plan.rounds:03d}" / "record.json"  # of the last round alone
-        if len(records) > plan.rounds and not path.exists():
+        path = run / f"round-{plan.method.iterations:03d}" / "record.json"  # of the last round alone
+        if len(records) > plan.method.iterations and not path.exists():
             policy = loop.train(len(records) - 1, "no_recovery", "train_masked", records[-1]["episodes"])
             write_json(path, {**records[-1], **loop.evaluate(policy)})
         return
@@ -131,7 +133,8 @@ def work(pairs: Sequence[tuple[str, int]], out: Path, overrides: Sequence[str]) 
         with claimed(out / "locks" / f"base-{seed}") as ours:
             if not ours:
                 continue
-            plan = replace(recipe("rac", seed, overrides), name="base", rounds=0)
+            plan = recipe("rac", seed, overrides)
+            plan = replace(plan, name="base", method=replace(plan.method, iterations=0))
             RacLoop(plan, out / f"base-seed{seed}").run()
         data = "rac" if ARMS[arm].masked else arm
         with claimed(out / "locks" / f"{data}-{seed}") as ours:

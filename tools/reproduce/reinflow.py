@@ -73,7 +73,7 @@ ARMS: dict[str, dict[str, Any]] = {  # what an arm changes of the method; the fi
 }
 DEMOS = (3, 4, 6, 8, 11, 15, 20)  # the ladder of the calibration
 START_RANGE, CALIBRATION_SEEDS, CALIBRATION_SCENES = (0.35, 0.55), (100, 101, 102), 800_000
-SMOKE = {"iterations": 1, "episodes": 2, "num_envs": 2, "eval_episodes": 2, "eval_every": 1}
+SMOKE = ("method.iterations=1", "method.episodes=2", "method.num_envs=2", "eval.episodes=2", "eval.every=1")
 
 
 def grid(tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
@@ -97,8 +97,11 @@ def imitation(task: str, demos: int, seed: int, out: Path, smoke: bool) -> Path:
     collect(
         CollectConfig(noise=0.3, privileged=True, **TASKS[task].collect), root, 2 if smoke else DEMOS[-1], workers=1
     )
-    overrides = [f"data.root={root}", f"data.episodes={list(range(demos))}", f"seed={seed}"] + ["steps=2"] * smoke
-    return train(load(START, overrides), run, resume=(run / "recipe.yaml").exists()) / "pretrained_model"
+    overrides = [f"data.root={root}", f"data.episodes={list(range(demos))}", f"seed={seed}"] + [
+        "method.steps=2"
+    ] * smoke
+    recipe = load(START, overrides)
+    return train(recipe, recipe.method.loss(), run) / "pretrained_model"
 
 
 def calibrated(task: str, out: Path, smoke: bool) -> int:
@@ -129,13 +132,17 @@ def measured(task: str, steps: int, policy: Path) -> float:
     """Success of a policy on the scenes of the calibration."""
     import tempfile
 
-    from vla_stack.methods.reinflow.loop import ReinFlowLoop, ReinFlowRecipe
-    from vla_stack.methods.reinflow.loss import ReinFlowConfig
+    from vla_stack.methods.reinflow.loop import ReinFlowLoop
+    from vla_stack.methods.reinflow.recipe import ReinFlow
+    from vla_stack.training.recipe import EvalRecipe, PolicyRecipe, Recipe, TaskRecipe
 
-    t = TASKS[task]
-    method = ReinFlowConfig(denoising_steps=steps)
-    recipe = ReinFlowRecipe(
-        policy=str(policy), env=t.id, env_options=t.env_options, method=method, eval_seed=CALIBRATION_SCENES
+    recipe = Recipe(
+        task=TaskRecipe(TASKS[task].id, TASKS[task].env_options),
+        policy=PolicyRecipe(pretrained=str(policy)),
+        method=ReinFlow(denoising_steps=steps),
+        eval=EvalRecipe(episodes=100, seed=CALIBRATION_SCENES),
+        device="cpu",
+        threads=1,
     )
     with tempfile.TemporaryDirectory() as nothing:
         return ReinFlowLoop(recipe, Path(nothing)).evaluate()["eval"]
@@ -145,20 +152,18 @@ def run_cell(cell: Cell, policy: Path, out: Path, smoke: bool) -> dict[str, Any]
     """Learn; what is kept is the curve."""
     from reinflow_bc import ImitationLoop
 
-    from vla_stack.methods.reinflow.loop import ReinFlowLoop, ReinFlowRecipe
-    from vla_stack.training.recipe_tree import build, read_tree
+    from vla_stack.methods.reinflow.loop import ReinFlowLoop
+    from vla_stack.training.recipe import PolicyRecipe, TaskRecipe, load
 
-    recipe: ReinFlowRecipe = build(ReinFlowRecipe, read_tree(RECIPE), str(RECIPE))
+    recipe, task = load(RECIPE, SMOKE if smoke else ()), TASKS[cell.task]
+    iterations = recipe.method.iterations if smoke else task.iterations
     recipe = replace(
         recipe,
         name=cell.name,
-        policy=str(policy),
-        env=TASKS[cell.task].id,
-        env_options=TASKS[cell.task].env_options,
-        iterations=TASKS[cell.task].iterations,
-        method=replace(recipe.method, **ARMS[cell.arm]),
+        task=TaskRecipe(task.id, task.env_options),
+        policy=PolicyRecipe(pretrained=str(policy)),
+        method=replace(recipe.method, iterations=iterations, **ARMS[cell.arm]),
         seed=cell.seed,
-        **(SMOKE if smoke else {}),
     )
     run, began = out / "runs" / cell.name, time.process_time()
     if imitates := cell.arm.startswith("bc"):  # its pool of successes lives in memory: it begins anew

@@ -25,7 +25,7 @@ class ImitationLoop(ReinFlowLoop):
 
     def update(self, data: Experience, generator: torch.Generator) -> dict[str, float]:
         """As many optimiser steps as the method makes on the same episodes."""
-        c, learner = self.recipe.method, self.learner
+        c, learner = self.method, self.learner
         rows = data.succeeded.nonzero()[:, 0]
         if len(rows):
             self._contexts = [PrefixContext.joined([*self._contexts, data.context.rows(rows)])]

@@ -6,14 +6,16 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from claims import Cell
 
 from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
-from vla_stack.training.recipe_tree import build, read_tree
+from vla_stack.registry import METHODS
+from vla_stack.training.recipe import make
+from vla_stack.training.recipe_tree import read_tree
 
 SHARED = ("offline.safetensors", "pretraining.jsonl", "metrics.jsonl", "checkpoints")
 
@@ -36,9 +38,16 @@ class Arm:
 
 
 def recipe(config: Path, overrides: Sequence[str], seed: int) -> OffPolicyRecipe:
-    """The recipe of a configuration; stored episodes differ by seed."""
-    keys = [*overrides, f"seed={seed}", f"offline.seed={seed}"]
-    return build(OffPolicyRecipe, read_tree(config, keys), str(config))
+    """The recipe of a configuration; stored episodes differ by seed.
+
+    An arm of another method leaves out the configuration's keys that its method does not have.
+    """
+    own = {key.name for key in fields(METHODS.get(read_tree(config)["method"]["name"]))}
+    tree = read_tree(config, [*overrides, f"seed={seed}", f"method.offline.seed={seed}"])
+    known = {key.name for key in fields(METHODS.get(tree["method"]["name"]))}
+    tree["method"] = {key: value for key, value in tree["method"].items() if key in known or key not in own}
+    made = make(tree, str(config))
+    return made.method.loop_recipe(made)
 
 
 def run_cell(cell: Cell, arm: Arm, config: Path, overrides: Sequence[str], out: Path) -> dict[str, Any]:

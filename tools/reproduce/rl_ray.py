@@ -48,18 +48,31 @@ class Bereft(OffPolicyLoop):
 
 
 ARMS = {
-    "local": Arm("in the learner's process", ("num_envs=2",), pretrained=False),
-    "ray": Arm("two actors, one killed", ("rollouts=ray", "ray.workers=2"), pretrained=False, loop=Bereft),
+    "local": Arm("in the learner's process", ("method.num_envs=2",), pretrained=False),
+    "ray": Arm("two actors, one killed", ("method.rollouts=ray", "method.workers=2"), pretrained=False, loop=Bereft),
 }
 GRID = rl_grid.Grid(
     name="rl_ray",
     config=ROOT / "configs" / "rl_wsrl.yaml",
-    tasks={"pick": ("wsrl.arm=rlpd", *FROM_NOTHING, "steps=4000", "eval_every=250")},
+    tasks={"pick": ("method.arm=rlpd", *FROM_NOTHING, "method.steps=4000", "eval.every=250")},
     arms=ARMS,
     order=(("local", "ray"),),
     smoke=(
-        *("offline.episodes=3", "wsrl.warmup=8", "wsrl.sac.batch=8", "wsrl.sac.actor=[8]", "wsrl.sac.critic=[8]"),
-        *("steps=24", "eval_every=12", "eval_episodes=2", "eval_envs=2", "env.limit=4", "ray.fragment=2"),
+        *(
+            "method.offline.episodes=3",
+            "method.warmup=8",
+            "method.sac.batch=8",
+            "method.sac.actor=[8]",
+            "method.sac.critic=[8]",
+        ),
+        *(
+            "method.steps=24",
+            "eval.every=12",
+            "eval.episodes=2",
+            "eval.num_envs=2",
+            "task.options.max_episode_steps=4",
+            "method.fragment=2",
+        ),
     ),
 )
 

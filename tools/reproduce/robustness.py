@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import RESULTS, Check, parser, write
 from vla_stack.data.layout import write_json
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.shipped import resolve_policy
-from vla_stack.rollout.engine import evaluate
 from vla_stack.rollout.latency import Latency
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Chunks, Continuation, Observation

@@ -15,17 +15,17 @@ from world_hues import record
 
 from results import ROOT
 from vla_stack.rollout.collect import CollectConfig, collect
-from vla_stack.training import checkpoint
 from vla_stack.training.placement import Local
+from vla_stack.training.recipe import load as load_recipe
+from vla_stack.training.run_dir import begun
 from vla_stack.world_model.model import CONFIG, WorldModel, load
-from vla_stack.world_model.train import run
 
 DEVICE = Local("auto").device  # where `vla train` computes too
 RECIPE = ROOT / "configs" / "world_model_tiny.yaml"
 ARMS: dict[str, list[str]] = {
     "full": [],
-    "no_memory": ["dynamics.history=0"],
-    "mean_pose": ["dynamics.conditioning=mean"],
+    "no_memory": ["method.dynamics.history=0"],
+    "mean_pose": ["method.dynamics.conditioning=mean"],
 }
 
 
@@ -148,22 +148,24 @@ def train(settings: Settings, out: Path, name: str) -> None:
     heads, generated = (settings.heads, settings.generated) if judged else (1, 2)
     overrides = [
         f"data.root={data(settings, out, hue)}",
-        f"env=sim/{settings.task}-v0",
-        f"stages.vae.steps={settings.vae}",
-        f"stages.dynamics.steps={settings.hue_dynamics if hue else settings.dynamics}",
-        f"stages.dynamics.batch_size={settings.batch}",
-        f"stages.heads.steps={heads}",
-        f"generated={generated}",
+        f"task=sim/{settings.task}-v0",
+        f"method.train_vae.steps={settings.vae}",
+        f"method.train_dynamics.steps={settings.hue_dynamics if hue else settings.dynamics}",
+        f"method.train_dynamics.batch_size={settings.batch}",
+        f"method.train_heads.steps={heads}",
+        f"method.generated={generated}",
         f"seed={seed}",
         "threads=1",
         *ARMS[arm],
     ]
     if arm != "full":
-        overrides.append(f"vae_from={out / 'runs' / _first(name)}")
+        overrides.append(f"method.vae_from={out / 'runs' / _first(name)}")
     resume = (folder / "recipe.yaml").exists()
-    source = folder / "recipe.yaml" if resume else RECIPE
-    run(source, [*overrides, f"output_dir={folder}"], folder if resume else None)
-    if not checkpoint.path(folder / "heads" / "checkpoints", heads).exists():
+    recipe = load_recipe(folder / "recipe.yaml" if resume else RECIPE, [*overrides, f"output_dir={folder}"])
+    try:
+        with begun(recipe, folder, resume):
+            recipe.method.run(recipe, folder)
+    except KeyboardInterrupt:
         sys.exit(1)
     (folder / "finished").touch()
 

@@ -29,27 +29,44 @@ from results import ROOT, Check, write  # noqa: E402
 THRESHOLD = 0.8  # success
 MARGIN = -0.1  # success: a fall within it is no dip
 FEWER = 0.99  # of the other's steps: where neither arrives the ratio is 1
-FROM_NOTHING = ("wsrl.warmup=400", "wsrl.sac.temperature=0.1", "wsrl.sac.lr_temperature=3e-4")
+FROM_NOTHING = ("method.warmup=400", "method.sac.temperature=0.1", "method.sac.lr_temperature=3e-4")
 ARMS = {
     "wsrl": Arm("WSRL"),
-    "rlpd": Arm("RLPD", ("wsrl.arm=rlpd", *FROM_NOTHING), pretrained=False),
-    "cal_ql": Arm("Cal-QL, data kept", ("wsrl.arm=cal_ql",)),
-    "no_warmup": Arm("WSRL without warm-up", ("wsrl.arm=no_warmup",)),
-    "sac": Arm("SAC from scratch", ("wsrl.arm=sac", *FROM_NOTHING), pretrained=False),
-    "random_warmup": Arm("WSRL, random warm-up", ("wsrl.arm=random_warmup",)),
+    "rlpd": Arm("RLPD", ("method.arm=rlpd", *FROM_NOTHING), pretrained=False),
+    "cal_ql": Arm("Cal-QL, data kept", ("method.arm=cal_ql",)),
+    "no_warmup": Arm("WSRL without warm-up", ("method.arm=no_warmup",)),
+    "sac": Arm("SAC from scratch", ("method.arm=sac", *FROM_NOTHING), pretrained=False),
+    "random_warmup": Arm("WSRL, random warm-up", ("method.arm=random_warmup",)),
 }
 GRID = rl_grid.Grid(
     name="wsrl",
     config=ROOT / "configs" / "rl_wsrl.yaml",
     tasks={
         "pick": (),
-        "metaworld-push": ("env.id=metaworld/push-v3", "env.control_hz=20", "env.limit=60"),
+        "metaworld-push": (
+            "task.id=metaworld/push-v3",
+            "task.options.control_hz=20",
+            "task.options.max_episode_steps=60",
+        ),
     },
     arms=ARMS,
     order=(("wsrl", "rlpd", "no_warmup"), ("cal_ql",), ("sac", "random_warmup")),
     smoke=(
-        *("offline.episodes=3", "wsrl.offline_steps=2", "wsrl.warmup=8", "wsrl.sac.batch=8", "wsrl.sac.actor=[8]"),
-        *("wsrl.sac.critic=[8]", "steps=16", "eval_every=8", "eval_episodes=2", "eval_envs=2", "env.limit=4"),
+        *(
+            "method.offline.episodes=3",
+            "method.offline_steps=2",
+            "method.warmup=8",
+            "method.sac.batch=8",
+            "method.sac.actor=[8]",
+        ),
+        *(
+            "method.sac.critic=[8]",
+            "method.steps=16",
+            "eval.every=8",
+            "eval.episodes=2",
+            "eval.num_envs=2",
+            "task.options.max_episode_steps=4",
+        ),
     ),
 )
 

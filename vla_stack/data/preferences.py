@@ -219,9 +219,7 @@ def _read_table(path: Path) -> list[dict[str, Any]]:
     try:
         return pq.read_table(path).to_pylist()
     except (OSError, pa.ArrowException) as e:
-        raise UserError(
-            f"{path} cannot be read ({e})", "a round of `vla train configs/grape_*.yaml` writes it"
-        ) from None
+        raise UserError(f"{path} cannot be read ({e})", "a round of `vla train grape_*` writes it") from None
 
 
 class PairLoader:

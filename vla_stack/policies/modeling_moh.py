@@ -269,7 +269,7 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
     ) -> tuple[Tensor, dict[str, float]]:
         """The paper's loss on torch's global generator, for LeRobot's training loop.
 
-        Ours, with its terms spelt out, is methods/mixture_of_horizons.py.
+        Ours, with its terms spelt out, is methods/mixture_of_horizons.
         """
         horizons = self.config.horizons
         mixture, target, distance, given = self.predict(self.encode(batch), batch[ACTION], torch.default_generator)

@@ -177,7 +177,7 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
     def forward(
         self, batch: dict[str, Any], reduction: Literal["mean", "none"] = "mean"
     ) -> tuple[Tensor, dict[str, float]]:
-        """The head's loss on torch's global generator, for LeRobot's training loop; ours is methods/imitation.py.
+        """The head's loss on torch's global generator, for LeRobot's training loop; ours is methods/imitation.
 
         Returns:
             The loss, a scalar or ``[b]``, and values to log.

@@ -6,7 +6,6 @@ One draw a picture, for whole batches of uint8 pictures on the policy's device. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,29 +13,13 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from vla_stack.schema import OBS_IMAGES
+from vla_stack.training.recipe import Augmentation
 
 GAIN = 0.5  # brightness changes by at most this factor up or down
 TINT = 0.2  # and each colour, on its own, by this one
 SHADOWED, DARKEST = 0.5, 0.35  # share of pictures with a half-plane in shadow, and the least light in it
 PATCHED, PATCH = 0.4, 14 / 64  # share of pictures with an erased patch, and its largest side, of the picture's
 REFERENCE = 64  # height of the picture that shifts are given for, pixels
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Random changes of the pictures that a policy is trained on.
-
-    Attributes:
-        strength: Of all changes, 1 being those at the top of ``training/augmentation.py``; 0 leaves pictures alone.
-        shift: Largest shift along each axis (DrQ, Yarats et al. 2021) of a 64 px picture, pixels; larger pictures shift
-            by more.
-        camera_shift: The same for cameras that bear less: where one stands still, and the task is a matter of a few
-            pixels, what shifts the picture shifts the goal.
-    """
-
-    strength: float = 1.0
-    shift: float = 3.0
-    camera_shift: dict[str, float] = field(default_factory=dict)
 
 
 NONE = Augmentation(strength=0.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -23,15 +21,13 @@ from vla_stack.data.features import read_robot_spec
 from vla_stack.data.stats import RELATIVE_ACTION, load_stats
 from vla_stack.errors import UserError, check_options
 from vla_stack.policies.chunk_policy import ROBOT
-from vla_stack.policies.configuration_moh import MohConfig, base_config
+from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
-from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.policies.directory import read_config, read_processors
-from vla_stack.policies.registry import ADAPTERS, is_known, known_types, policy_class
+from vla_stack.policies.registry import ADAPTERS, is_known, known_types
 from vla_stack.policies.shipped import resolve_source
 from vla_stack.policies.weights import first_line
-from vla_stack.registry import METHODS
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.augmentation import NONE, Augmentation
 from vla_stack.training.checkpoint import PRETRAINED
@@ -43,22 +39,13 @@ from vla_stack.training.recipe import PolicyRecipe, Recipe
 from vla_stack.training.sources import Source, Stats, open_sources, pooled, settle_relative
 from vla_stack.training.text_pairs import co_trained, with_pairs
 
-OWN_LOSS = "own_loss"  # the one method that asks no more of a policy than LeRobot does
-HORIZONS = "mixture_of_horizons"  # the one method that asks for more than a flow
 PROCESSED = (  # options that processors read; weights mean what they were trained on
     *("normalization_mapping", "use_relative_actions", "relative_exclude_joints", "gripper"),
     *("state_input", "max_tokens", "tokenizer_max_length", "vocabulary", "max_words"),
 )
-LOOPS = {  # methods that collect what they learn from: loops of rounds, with recipes of their own
-    "cal_ql": "configs/rl_wsrl.yaml wsrl.arm=cal_ql",
-    "expo": "configs/rl_expo.yaml",
-    "grape": "configs/grape_success.yaml",
-    "reinflow": "configs/rl_reinflow.yaml",
-    "sac": "configs/rl_wsrl.yaml wsrl.arm=sac",
-    "wsrl": "configs/rl_wsrl.yaml",
-}
 Batch = dict[str, Any]
 Loss = Callable[[PreTrainedPolicy, Batch, torch.Generator], tuple[Tensor, dict[str, Any]]]
+Fits = Callable[[PreTrainedConfig, PolicyRecipe], None]  # raises a UserError for a policy that a method is not for
 
 
 class Loader(Protocol):
@@ -108,19 +95,31 @@ class Objective(nn.Module):
         return self.loss(self.policy, batch, generator)
 
 
-def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path | None = None) -> Parts:
+def build(
+    recipe: Recipe,
+    loss: Loss,
+    device: torch.device,
+    rank: int = 0,
+    checkpoint: Path | None = None,
+    fits: Fits | None = None,
+) -> Parts:
     """Make everything that a recipe names.
 
     Args:
         recipe: The run.
+        loss: What its method minimises.
         device: Where the policy lives.
         rank: Process index; each rank reads its own order of the data.
         checkpoint: Continue from this checkpoint's policy directory.
+        fits: Refuses a policy that the loss is not for.
 
     Raises:
-        UserError: Unknown method, policy type or option; dataset or policy directory that cannot be opened.
+        UserError: Unknown policy type or option, or one that the method is not for; dataset or policy directory that
+            cannot be opened.
     """
-    loss, config = plan(recipe, device, checkpoint)
+    config = make_config(recipe.policy, device, checkpoint)
+    if fits is not None:
+        fits(config, recipe.policy)
     sources = open_sources(recipe.data, config)
     if checkpoint is None:
         options = recipe.policy.options.get("base") or recipe.policy.options
@@ -160,32 +159,6 @@ def build(recipe: Recipe, device: torch.device, rank: int = 0, checkpoint: Path 
         return Parts(policy, pre, post, demonstrations, loss, robot, lora, recipe.data.augmentation)
     loader = with_pairs(pairs, demonstrations, config, pre, seed=recipe.seed * 1000 + rank)
     return Parts(policy, pre, post, loader, co_trained(loss, pairs.weight), robot, lora, recipe.data.augmentation)
-
-
-def plan(recipe: Recipe, device: torch.device, checkpoint: Path | None = None) -> tuple[Loss, PreTrainedConfig]:
-    """The loss and the policy's configuration: as much of a recipe as can be checked before there is any data.
-
-    Args:
-        recipe: The run.
-        device: Where the policy is to live.
-        checkpoint: The run continues from it.
-
-    Raises:
-        UserError: Unknown method, policy type or option, or a method that is none for this policy or for this verb.
-    """
-    method = recipe.method
-    if method in LOOPS:
-        raise UserError(f"method '{method}' is a loop with a recipe of its own", f"vla train {LOOPS[method]}")
-    loss = find_loss(method, recipe.method_options)
-    config = make_config(recipe.policy, device, checkpoint)
-    if method == HORIZONS and not isinstance(config, MohConfig):
-        start = recipe.policy.pretrained and f", policy.options.base.pretrained_path={recipe.policy.pretrained}"
-        remedy = f"set policy.type=moh{start} and policy.options.horizons, as in configs/pick_horizons.yaml"
-        raise UserError(f"method '{method}' trains policies of type 'moh', not '{config.type}'", remedy)
-    if method != OWN_LOSS and not issubclass(policy_class(config.type), FlowPolicy):
-        remedy = f"set method={OWN_LOSS}, which trains it by LeRobot's loss"
-        raise UserError(f"method '{method}' needs a flow policy, '{config.type}' is none", remedy)
-    return loss, config
 
 
 def located(recipe: PolicyRecipe) -> PolicyRecipe:
@@ -336,17 +309,6 @@ def dataset_stats(sources: list[Source], metas: list[LeRobotDatasetMetadata], co
             stats[ACTION] = stats[RELATIVE_ACTION]
         parts.append({key: stats[key] for key in features if key in stats})
     return parts[0] if len(parts) == 1 else pooled(parts, [source.frames for source in sources])
-
-
-def find_loss(method: str, options: dict[str, Any]) -> Loss:
-    """The function ``loss`` of a method, with its options set.
-
-    Raises:
-        UserError: There is no such method, or it has no such option.
-    """
-    loss: Loss = METHODS.get(method).loss
-    check_options(f"method '{method}'", options, list(inspect.signature(loss).parameters)[3:])
-    return functools.partial(loss, **options)
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> Batch:

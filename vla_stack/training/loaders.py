@@ -40,7 +40,7 @@ def make_loader(
             ChunkLoader(
                 dataset,
                 horizon=len(config.action_delta_indices or [0]),
-                batch_size=recipe.batch_size,
+                batch_size=recipe.method.batch_size,
                 seed=seed,
                 episodes=source.recipe.episodes,
                 cameras=list(mapping.values()),
@@ -63,7 +63,7 @@ def make_loader(
     ]
     sizes = (inputs[OBS_STATE].shape[0] if OBS_STATE in inputs else 0, outputs[ACTION].shape[0])
     layout = Layout(slots, *sizes, common_columns([source.dataset for source in sources]))
-    return Mixture(parts, layout, recipe.batch_size, mixing)
+    return Mixture(parts, layout, recipe.method.batch_size, mixing)
 
 
 def frame_weights(source: Source, data: DataRecipe) -> NDArray[np.float64] | None:

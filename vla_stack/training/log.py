@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 from vla_stack.errors import UserError
-from vla_stack.training.recipe import Recipe
 
 
 class Window:
@@ -56,13 +55,17 @@ class Log:
 
     Args:
         run_dir: Run directory; ``metrics.jsonl`` and ``tb/`` are written there.
-        recipe: The run.
+        steps: Steps of the run.
         start: Step at which the run starts or resumes; records after it are dropped, they will be written again.
+        wandb: Weights & Biases project to log to as well; empty does not.
+        name: Of the run, there.
         enabled: False on all ranks but one: nothing is written or shown.
     """
 
-    def __init__(self, run_dir: Path, recipe: Recipe, start: int, enabled: bool = True) -> None:
-        self._begin, self._start, self._steps, self._enabled = time.monotonic(), start, recipe.steps, enabled
+    def __init__(
+        self, run_dir: Path, steps: int, start: int, wandb: str = "", name: str = "", enabled: bool = True
+    ) -> None:
+        self._begin, self._start, self._steps, self._enabled = time.monotonic(), start, steps, enabled
         self._exit = ExitStack()
         self._wandb = None
         if not enabled:
@@ -74,10 +77,10 @@ class Log:
         truncate(path, start)
         self._file = self._exit.enter_context(path.open("a"))
         self._tb = self._exit.enter_context(SummaryWriter(str(run_dir / "tb"), purge_step=start + 1, flush_secs=10))
-        bar = tqdm(total=recipe.steps, initial=start, unit="step", disable=None, dynamic_ncols=True)
+        bar = tqdm(total=steps, initial=start, unit="step", disable=None, dynamic_ncols=True)
         self._bar = self._exit.enter_context(bar)
-        if recipe.wandb:
-            self._wandb = _wandb(recipe, run_dir)
+        if wandb:
+            self._wandb = _wandb(wandb, name, run_dir)
             self._exit.callback(self._wandb.finish)
 
     def __enter__(self) -> Log:
@@ -125,9 +128,9 @@ def truncate(path: Path, step: int) -> None:
     path.write_text("".join(kept))
 
 
-def _wandb(recipe: Recipe, run_dir: Path) -> Any:
+def _wandb(project: str, name: str, run_dir: Path) -> Any:
     try:
         import wandb
     except ModuleNotFoundError:
         raise UserError("wandb is not installed", "pip install wandb, or leave wandb= empty") from None
-    return wandb.init(project=recipe.wandb, name=recipe.name, dir=str(run_dir), id=run_dir.name, resume="allow")
+    return wandb.init(project=project, name=name, dir=str(run_dir), id=run_dir.name, resume="allow")

@@ -29,7 +29,7 @@ from vla_stack.training.ema import Ema
 from vla_stack.training.log import Log, Window
 from vla_stack.training.mixture import Mixture
 from vla_stack.training.placement import Accelerated, Local
-from vla_stack.training.recipe import OptimizerRecipe, Recipe
+from vla_stack.training.recipe import OptimizerRecipe, Recipe, Training
 from vla_stack.training.stop import Stop
 from vla_stack.training.text_pairs import PairedLoader
 
@@ -78,11 +78,12 @@ class Trainer:
         self, recipe: Recipe, parts: Trained, placement: Local | Accelerated, run_dir: Path, resume: Path | None = None
     ) -> None:
         self.recipe, self.parts, self.placement, self.run_dir = recipe, parts, placement, run_dir
+        self.training: Training = recipe.method
         self.step = 0
         self.policy = parts.policy.to(placement.device).train()
         self.parameters = list(ckpt.trainable(self.policy).values())
-        self.optimizer = make_optimizer(self.policy, recipe.optimizer)
-        self.ema = Ema(self.parameters, recipe.ema) if recipe.ema else None
+        self.optimizer = make_optimizer(self.policy, self.training.optimizer)
+        self.ema = Ema(self.parameters, self.training.ema) if self.training.ema else None
         if resume is not None:
             state = ckpt.load_state(resume, self.policy, self.optimizer, self.ema)
             self.step = state["step"]
@@ -95,24 +96,25 @@ class Trainer:
         """Train to the recipe's last step or to the first signal; the last thing done is a checkpoint.
 
         Args:
-            evaluate: Called with a checkpoint's policy directory every ``recipe.eval.every`` steps; its metrics are
+            evaluate: Called with a checkpoint's policy directory every ``eval.every`` steps; its metrics are
                 logged as ``eval/<name>``.
 
         Raises:
             UserError: The loss or gradient is not finite; the last checkpoint stays what it was.
         """
-        recipe, window, batches = self.recipe, Window(), iter(self.parts.loader)
-        rate = Rate(recipe.batch_size * recipe.accumulate * self.placement.world)
+        t, every, window, batches = self.training, self.recipe.eval.every, Window(), iter(self.parts.loader)
+        rate = Rate(t.batch_size * t.accumulate * self.placement.world)
         stopped = False
-        with Stop() as stop, Log(self.run_dir, recipe, self.step, enabled=self.placement.is_main) as log:
-            while self.step < recipe.steps and not stopped:
+        shown = Log(self.run_dir, t.steps, self.step, t.wandb, self.recipe.name, enabled=self.placement.is_main)
+        with Stop() as stop, shown as log:
+            while self.step < t.steps and not stopped:
                 self.update(batches, window, rate)
                 log.advance()
                 stopped = self.placement.any(stop.asked)
-                last = stopped or self.step == recipe.steps
-                evaluating = evaluate is not None and recipe.eval.every > 0 and self.step % recipe.eval.every == 0
-                saving = last or evaluating or self.step % recipe.save_every == 0
-                if last or saving or self.step % recipe.log_every == 0:
+                last = stopped or self.step == t.steps
+                evaluating = evaluate is not None and every > 0 and self.step % every == 0
+                saving = last or evaluating or self.step % t.save_every == 0
+                if last or saving or self.step % t.log_every == 0:
                     window.check()
                     log.record(self.step, window.means() | rate.read() | samples(self.parts.loader))
                 if saving:
@@ -124,27 +126,27 @@ class Trainer:
                     self.placement.barrier()
                     rate.restart()
         assert self.checkpoint is not None  # resumed from, or just written
-        return Outcome(self.step, self.checkpoint, stopped and self.step < recipe.steps)
+        return Outcome(self.step, self.checkpoint, stopped and self.step < t.steps)
 
     def update(self, batches: Iterator[dict[str, Any]], window: Window, rate: Rate) -> None:
         """One optimiser step."""
-        recipe, device = self.recipe, self.placement.device
+        t, device = self.training, self.placement.device
         self._seed_everything()
-        lr = learning_rate(self.step, recipe)
+        lr = learning_rate(self.step, t)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * backbone_scale(self.step, recipe.optimizer) if group["backbone"] else lr
-        for micro in range(recipe.accumulate):
+            group["lr"] = lr * backbone_scale(self.step, t.optimizer) if group["backbone"] else lr
+        for micro in range(t.accumulate):
             with rate.loading():
                 raw = augmented(to_device(next(batches), device), self.parts.augmentation, self.generator)
                 raw = with_float_images(raw) if self.parts.float_images else raw
                 batch = preprocessed(raw, self.parts.preprocess)
-            more = micro + 1 < recipe.accumulate
+            more = micro + 1 < t.accumulate
             with self.placement.accumulating(self.objective) if more else nullcontext():
-                with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+                with torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
                     loss, metrics = self.objective(batch, self.generator)
-                self.placement.backward(loss / recipe.accumulate)
+                self.placement.backward(loss / t.accumulate)
             window.add(self.step + 1, {"loss": loss, **metrics})
-        norm = nn.utils.clip_grad_norm_(self.parameters, recipe.optimizer.clip_norm or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.parameters, t.optimizer.clip_norm or math.inf)
         window.add(self.step + 1, {"grad_norm": norm, "lr": lr})
         if device.type == "cpu":  # elsewhere reading the value would stall the device
             window.check()
@@ -166,7 +168,7 @@ class Trainer:
 
         root = self.run_dir / "checkpoints"
         if self.placement.is_main:
-            ckpt.commit(root, self.step, fill, {"loader": loaders}, self.recipe.keep)
+            ckpt.commit(root, self.step, fill, {"loader": loaders}, self.training.keep)
         return ckpt.path(root, self.step)
 
     def _seed_everything(self) -> None:
@@ -246,13 +248,13 @@ def backbone_scale(step: int, recipe: OptimizerRecipe) -> float:
     return recipe.backbone_lr_scale if step >= recipe.backbone_from_step else 0.0
 
 
-def learning_rate(step: int, recipe: Recipe) -> float:
+def learning_rate(step: int, training: Training) -> float:
     """Learning rate of optimiser step ``step`` (counted from 0): linear warm-up, then half a cosine.
 
     The schedule is a function of the step, so there is no state of it to lose.
     """
-    o = recipe.optimizer
+    o = training.optimizer
     if step < o.warmup_steps:
         return o.lr * (step + 1) / o.warmup_steps
-    progress = (step - o.warmup_steps) / max(1, recipe.steps - 1 - o.warmup_steps)
+    progress = (step - o.warmup_steps) / max(1, training.steps - 1 - o.warmup_steps)
     return o.lr * (o.final_lr_ratio + (1 - o.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))

@@ -58,7 +58,9 @@ class Memory:
         line = f"memory: about {_size(self.total)} ({parts})" + ("" if self.activations else " and activations")
         if capacity is None or self.total <= capacity:
             return line
-        remedy = "lower batch_size and raise accumulate, or set policy.options.gradient_checkpointing=true"
+        remedy = (
+            "lower method.batch_size and raise method.accumulate, or set policy.options.gradient_checkpointing=true"
+        )
         if self.total - self.evaluation <= capacity:
             remedy = "set eval.every=0 and evaluate the checkpoints later"
         return f"{line}, the device has {_size(capacity)}: {remedy}"
@@ -73,16 +75,16 @@ def estimate(policy: nn.Module, recipe: Recipe) -> Memory:
     """
     trained = list(trainable(policy).values())
     weights = _bytes(trained)
-    draws = recipe.method_options.get("draws", 2) if recipe.method == "imitation" else 1
-    kept = activations(policy, draws) * recipe.batch_size
+    training = recipe.method
+    kept = activations(policy, getattr(training, "draws", 1)) * training.batch_size
     if kept:  # autocast's copies of trained matrices are kept as well
         kept += sum(HALF * p.numel() for p in trained if p.ndim >= 2)
     parameters = _bytes(policy.parameters()) + _bytes(policy.buffers())
     return Memory(
         parameters=parameters,
         gradients=weights,
-        optimizer=2 * (_eighth(trained) if recipe.optimizer.eight_bit else weights) + 4 * len(trained),
-        average=weights if recipe.ema else 0,
+        optimizer=2 * (_eighth(trained) if training.optimizer.eight_bit else weights) + 4 * len(trained),
+        average=weights if training.ema else 0,
         evaluation=parameters if recipe.eval.every else 0,
         activations=kept,
     )

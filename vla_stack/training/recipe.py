@@ -1,8 +1,10 @@
 """A training run as data: frozen dataclasses read from one YAML file and ``key=value`` overrides.
 
-    recipe = load(Path("configs/pick.yaml"), ["steps=500", "optimizer.lr=3e-4"])
+    recipe = load(Path("configs/pick.yaml"), ["method.steps=500", "method.optimizer.lr=3e-4"])
 
-Every key that a recipe may hold is a field below; anything else is an error that names the nearest valid key.
+One schema for every way to train. ``method`` is typed by the dataclass that the registry has under its name: see
+:class:`Method`. Every key that a recipe may hold is a field of these classes; anything else is an error that names the
+nearest valid key, or, for a key of old recipes, what it is called now.
 """
 
 from __future__ import annotations
@@ -11,13 +13,42 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import yaml
 
 from vla_stack.errors import UserError
-from vla_stack.training.augmentation import Augmentation
-from vla_stack.training.recipe_tree import build, plain, read_tree
+from vla_stack.registry import METHODS
+from vla_stack.training.recipe_tree import (
+    Above,
+    Count,
+    Decay,
+    Natural,
+    NotNegative,
+    Positive,
+    Share,
+    build,
+    plain,
+    read_tree,
+    with_overrides,
+)
+from vla_stack.training.renamed import check_names
+
+DEFAULT_METHOD = "imitation"
+
+
+@dataclass(frozen=True)
+class TaskRecipe:
+    """The environment that a run is about: what methods that roll out learn in, and what is evaluated by default.
+
+    Attributes:
+        id: ``sim/<task>-v0``, a benchmark's task, any gymnasium id (``module:id``), or ``imagined:`` and the run of a
+            world model. ``task: sim/pick-v0`` is short for ``task: {id: sim/pick-v0}``.
+        options: Further keyword arguments of the environment, e.g. ``{max_episode_steps: 200}``.
+    """
+
+    id: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -32,8 +63,8 @@ class LoraRecipe:
             is the projections of actions, time and state, and the gate of a mixture of horizons.
     """
 
-    rank: int = 0
-    alpha: int = 32
+    rank: Natural = 0
+    alpha: Count = 32
     targets: str = r".*(?<!encoder)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
     train: str = r"(base\.)?model\.(action|state|time)_.*|gate\..*"
 
@@ -60,6 +91,11 @@ class PolicyRecipe:
         """What it starts from: ``pretrained``, or what a policy around another one starts that from."""
         return self.pretrained or str((self.options.get("base") or {}).get("pretrained_path") or "")
 
+    def check(self) -> None:
+        """Adapters adapt something; raises :class:`UserError`."""
+        if self.lora.rank and not self.weights:
+            raise UserError("'policy.lora' needs weights to adapt", "give policy.pretrained=DIR, or a hub id")
+
 
 @dataclass(frozen=True)
 class SourceRecipe:
@@ -79,7 +115,7 @@ class SourceRecipe:
     """
 
     root: str = ""
-    weight: float | None = None
+    weight: Annotated[float | None, Above(0)] = None
     embodiment: str = ""
     cameras: dict[str, str] | None = None
     episodes: tuple[int, ...] | None = None
@@ -97,8 +133,31 @@ class TextPairsRecipe:
     """
 
     root: str = ""
-    weight: float = 0.1
-    batch_size: int = 8
+    weight: Positive = 0.1
+    batch_size: Count = 8
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random changes of the pictures that a policy is trained on.
+
+    Attributes:
+        strength: Of all changes, 1 being those at the top of ``training/augmentation.py``; 0 leaves pictures alone.
+        shift: Largest shift along each axis (DrQ, Yarats et al. 2021) of a 64 px picture, pixels; larger pictures shift
+            by more.
+        camera_shift: The same for cameras that bear less: where one stands still, and the task is a matter of a few
+            pixels, what shifts the picture shifts the goal.
+    """
+
+    strength: NotNegative = 1.0
+    shift: NotNegative = 3.0
+    camera_shift: dict[str, float] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Shifts are not negative; raises :class:`UserError`."""
+        for camera, shift in self.camera_shift.items():
+            if not shift >= 0:
+                raise UserError(f"'data.augmentation.camera_shift.{camera}' is {shift}, expected at least 0")
 
 
 @dataclass(frozen=True)
@@ -129,12 +188,28 @@ class DataRecipe:
     cameras: tuple[str, ...] | None = None
     sources: tuple[SourceRecipe, ...] = ()
     text_pairs: TextPairsRecipe = field(default_factory=TextPairsRecipe)
-    opening_frames: int = 0
-    opening_weight: float = 1.0
+    opening_frames: Natural = 0
+    opening_weight: Positive = 1.0
     interventions: Literal["rac", "hg_dagger", "no_recovery", "all"] = "rac"
     weights: Literal["uniform", "iwr", "sirius", "balanced"] = "uniform"
     augmentation: Augmentation = field(default_factory=Augmentation)
     branched: bool = True
+
+    def check(self) -> None:
+        """Datasets are named in one way, and weighed all or none; raises :class:`UserError`."""
+        if not self.sources:
+            return
+        if self.root or self.episodes is not None or self.cameras is not None:
+            key = "root" if self.root else "episodes" if self.episodes is not None else "cameras"
+            raise UserError(f"both 'data.sources' and 'data.{key}' are set", f"set '{key}' of each source")
+        for i, source in enumerate(self.sources):
+            if not source.root:
+                raise UserError(f"'data.sources[{i}].root' is missing", "give a dataset directory")
+            if (source.weight is None) != (self.sources[0].weight is None):
+                unweighted = next(n for n, s in enumerate(self.sources) if s.weight is None)
+                raise UserError(
+                    f"'data.sources[{unweighted}].weight' is missing and others have one", "weigh all or none"
+                )
 
 
 @dataclass(frozen=True)
@@ -156,34 +231,92 @@ class OptimizerRecipe:
             memory; needs the package bitsandbytes.
     """
 
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 1e-4
-    clip_norm: float = 1.0
-    warmup_steps: int = 100
-    final_lr_ratio: float = 0.05
-    backbone_lr_scale: float = 1.0
-    backbone_from_step: int = 0
+    eps: NotNegative = 1e-8
+    weight_decay: NotNegative = 1e-4
+    clip_norm: NotNegative = 1.0
+    warmup_steps: Natural = 100
+    final_lr_ratio: Share = 0.05
+    backbone_lr_scale: Positive = 1.0
+    backbone_from_step: Natural = 0
     eight_bit: bool = False
 
 
 @dataclass(frozen=True)
 class EvalRecipe:
-    """Rollouts during training, with the weights of a checkpoint.
+    """Evaluations during training, the same for every method; with the same seed `vla eval` gives the same numbers.
 
     Attributes:
-        every: Steps between evaluations; 0 never evaluates.
-        envs: gymnasium ids, e.g. ``[sim/pick-v0]``. A policy of several robots is evaluated as each of them, or as the
-            one named before an ``@``: ``[arm7_joints@sim/pick-v0]``.
+        every: Steps of the method between evaluations (optimiser steps, iterations, control steps); 0 never evaluates,
+            or, in a method of iterations, evaluates as that method does.
+        envs: gymnasium ids, e.g. ``[sim/pick-v0]``; empty takes the task. A policy of several robots is evaluated as
+            each of them, or as the one named before an ``@``: ``[arm7_joints@sim/pick-v0]``.
         episodes: Episodes per environment.
         seed: Seed of the first episode; the same at every evaluation, so that checkpoints are compared on equal starts.
+        num_envs: Episodes that advance side by side; no result depends on it.
+        workers: Processes, or actors, that hold the environments; 0 keeps them in the training's.
+        rollouts: Where workers are: ``local`` processes or actors on ``ray``.
     """
 
-    every: int = 0
+    every: Natural = 0
     envs: tuple[str, ...] = ()
-    episodes: int = 20
-    seed: int = 10_000
+    episodes: Count = 20
+    seed: Natural = 10_000
+    num_envs: Count = 8
+    workers: Natural = 0
+    rollouts: Literal["local", "ray"] = "local"
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the one training loop turns: what every method that uses it is given.
+
+    Attributes:
+        name: Of the method.
+        steps: Optimiser steps.
+        batch_size: Samples per forward pass and process.
+        accumulate: Forward passes per optimiser step; gradients are averaged.
+        optimizer: How to minimise.
+        ema: Decay of the exponential moving average of the weights that a checkpoint serves; 0 serves the raw weights.
+        log_every: Steps between log records.
+        save_every: Steps between checkpoints; the last step is always saved.
+        keep: Checkpoints kept on disk.
+        wandb: Weights & Biases project to log to as well; empty does not.
+    """
+
+    name: str = "training"
+    steps: Count = 2000
+    batch_size: Count = 64
+    accumulate: Count = 1
+    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
+    ema: Decay = 0.999
+    log_every: Count = 20
+    save_every: Count = 500
+    keep: Count = 2
+    wandb: str = ""
+
+
+class Method(Protocol):
+    """What the registry has for a method: a frozen dataclass of its options, which imports nothing heavy."""
+
+    @property
+    def name(self) -> str:
+        """Under which it is registered; a field, so that a recipe can say ``method.name``."""
+        ...
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Refuse a recipe that would fail later; raises :class:`UserError`. It opens no file of policies or data."""
+        ...
+
+    def run(self, recipe: Recipe, run_dir: Path) -> None:
+        """Train in ``run_dir`` to the end, continuing what is there.
+
+        Raises:
+            UserError: Anything that the person can mend.
+            KeyboardInterrupt: A signal stopped it; a further call continues.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -192,51 +325,38 @@ class Recipe:
 
     Attributes:
         name: Name of the run; the default output directory carries it.
-        method: Module of ``vla_stack.methods`` whose ``loss`` is minimised.
-        method_options: Keyword arguments of that ``loss``, e.g. ``{draws: 1}``.
+        task: The environment.
         policy: Which policy.
+        method: How it learns: a :class:`Method`.
         data: Which demonstrations.
-        optimizer: How to minimise.
         eval: Rollouts on the way.
-        steps: Optimiser steps.
-        batch_size: Samples per forward pass and process.
-        accumulate: Forward passes per optimiser step; gradients are averaged.
-        ema: Decay of the exponential moving average of the weights that a checkpoint serves; 0 serves the raw weights.
-        precision: ``fp32``, ``bf16`` for autocast (weights and optimiser stay fp32), or ``auto``: ``bf16`` where the
-            device computes in it, else ``fp32``; a processor that only emulates it is nearly three times slower in it.
-        seed: Seed of weights, data order and noise. With ``steps`` it fixes the result bit for bit on a CPU.
+        output_dir: Run directory; empty makes ``outputs/train/<name>-<time>``.
+        seed: Seed of weights, data order and noise. With the method's steps it fixes the result bit for bit on a CPU.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         threads: CPU threads of the training process; 0 takes every physical core that the process may use.
-        log_every: Steps between log records.
-        save_every: Steps between checkpoints; the last step is always saved.
-        keep: Checkpoints kept on disk.
+        precision: ``fp32``, ``bf16`` for autocast (weights and optimiser stay fp32), or ``auto``: ``bf16`` where the
+            device computes in it, else ``fp32``; a processor that only emulates it is nearly three times slower in it.
         launcher: ``local`` is one process; ``accelerate`` hands device placement and data parallelism to Accelerate
             (chosen by itself under ``torchrun`` and ``accelerate launch``).
-        wandb: Weights & Biases project to log to as well; empty does not.
-        output_dir: Run directory; empty makes ``outputs/train/<name>-<time>``.
     """
 
     name: str = "run"
-    method: str = "imitation"
-    method_options: dict[str, Any] = field(default_factory=dict)
+    task: TaskRecipe = field(default_factory=TaskRecipe)
     policy: PolicyRecipe = field(default_factory=PolicyRecipe)
+    method: Any = field(default_factory=Training)
     data: DataRecipe = field(default_factory=DataRecipe)
-    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
     eval: EvalRecipe = field(default_factory=EvalRecipe)
-    steps: int = 2000
-    batch_size: int = 64
-    accumulate: int = 1
-    ema: float = 0.999
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    seed: int = 0
-    device: str = "auto"
-    threads: int = 0
-    log_every: int = 20
-    save_every: int = 500
-    keep: int = 2
-    launcher: Literal["local", "accelerate"] = "local"
-    wandb: str = ""
     output_dir: str = ""
+    seed: Natural = 0
+    device: str = "auto"
+    threads: Natural = 0
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    launcher: Literal["local", "accelerate"] = "local"
+
+    @property
+    def eval_envs(self) -> tuple[str, ...]:
+        """What is evaluated on."""
+        return self.eval.envs or ((self.task.id,) if self.task.id else ())
 
     def to_yaml(self) -> str:
         """The resolved recipe; :func:`load` of this text gives an equal recipe."""
@@ -251,61 +371,28 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         overrides: ``dotted.key=value`` strings; values are YAML, applied in order.
 
     Raises:
-        UserError: Missing file, broken YAML, unknown key, value of the wrong type or out of range.
+        UserError: Missing file, broken YAML, unknown key or method, value of the wrong type or out of range.
     """
-    tree = read_tree(path, overrides)
-    recipe = build(Recipe, tree, str(path))
-    _check(recipe, path)
+    return make(read_tree(path, overrides), str(path))
+
+
+def make(tree: dict[str, Any], source: str) -> Recipe:
+    """The recipe that a mapping holds; raises as :func:`load` does, naming ``source``."""
+    tree = with_overrides(dict(tree), ())
+    check_names(tree, source)
+    given = tree.get("method") or {}
+    if not isinstance(given, dict):
+        raise UserError(f"{source}: 'method' needs keys below it, got {given!r}", "for example method.name=imitation")
+    name = str(given.get("name", DEFAULT_METHOD))
+    try:
+        kind = METHODS.get(name)
+    except UserError as e:
+        raise UserError(f"{source}: {e.message}", e.remedy) from None
+    options = {key: value for key, value in given.items() if key != "name"}
+    method = dataclasses.replace(build(kind, options, source, "method."), name=name)  # or module:Class, as it was given
+    recipe: Recipe = build(Recipe, {**tree, "method": method}, source)
+    try:
+        recipe.method.check_recipe(recipe)
+    except UserError as e:
+        raise UserError(f"{source}: {e.message}", e.remedy) from None
     return recipe
-
-
-def _check(recipe: Recipe, path: Path) -> None:
-    positive = {
-        "steps": recipe.steps,
-        "batch_size": recipe.batch_size,
-        "accumulate": recipe.accumulate,
-        "log_every": recipe.log_every,
-        "save_every": recipe.save_every,
-        "keep": recipe.keep,
-        "optimizer.lr": recipe.optimizer.lr,
-        "optimizer.backbone_lr_scale": recipe.optimizer.backbone_lr_scale,
-        "data.opening_weight": recipe.data.opening_weight,
-        "data.text_pairs.weight": recipe.data.text_pairs.weight,
-        "data.text_pairs.batch_size": recipe.data.text_pairs.batch_size,
-    }
-    for key, value in positive.items():
-        if not value > 0:
-            raise UserError(f"{path}: '{key}' is {value}, expected more than 0")
-    if recipe.policy.lora.rank and not recipe.policy.weights:
-        raise UserError(f"{path}: 'policy.lora' needs weights to adapt", "give policy.pretrained=DIR, or a hub id")
-    change = recipe.data.augmentation
-    shifts = {"shift": change.shift, **{f"camera_shift.{k}": v for k, v in change.camera_shift.items()}}
-    for key, value in {"strength": change.strength, **shifts}.items():
-        if not value >= 0:
-            raise UserError(f"{path}: 'data.augmentation.{key}' is {value}, expected at least 0")
-    if not 0.0 <= recipe.ema < 1.0:
-        raise UserError(f"{path}: 'ema' is {recipe.ema}, expected a decay in [0, 1)")
-    _check_data(recipe.data, path)
-    if recipe.eval.every and not recipe.eval.envs:
-        raise UserError(f"{path}: 'eval.every' is set and 'eval.envs' is empty", "for example eval.envs=[sim/pick-v0]")
-
-
-def _check_data(data: DataRecipe, path: Path) -> None:
-    if not data.sources:
-        if not data.root:
-            raise UserError(f"{path}: 'data.root' is missing", "give data.root=DIR, a dataset of `vla collect`")
-        return
-    if data.root or data.episodes is not None or data.cameras is not None:
-        key = "root" if data.root else "episodes" if data.episodes is not None else "cameras"
-        raise UserError(f"{path}: both 'data.sources' and 'data.{key}' are set", f"set '{key}' of each source")
-    for i, source in enumerate(data.sources):
-        key = f"data.sources[{i}]"
-        if not source.root:
-            raise UserError(f"{path}: '{key}.root' is missing", "give a dataset directory")
-        if source.weight is not None and not source.weight > 0:
-            raise UserError(f"{path}: '{key}.weight' is {source.weight}, expected more than 0", "or drop the source")
-        if (source.weight is None) != (data.sources[0].weight is None):
-            unweighted = next(n for n, s in enumerate(data.sources) if s.weight is None)
-            raise UserError(
-                f"{path}: 'data.sources[{unweighted}].weight' is missing and others have one", "weigh all or none"
-            )

@@ -216,7 +216,7 @@ async def serve(
 def _closing(root: Path) -> str:
     if not (root / INFO).exists() or not (episodes := read_info(root)["total_episodes"]):
         return "nothing was recorded"
-    return f"{root}: {episodes} episodes. Train on them: vla train configs/pick.yaml data.root={root}"
+    return f"{root}: {episodes} episodes. Train on them: vla train pick data.root={root}"
 
 
 def _print_address(address: str) -> None:

@@ -87,7 +87,7 @@ def train(args: argparse.Namespace, root: Path) -> Path:
     if (run_dir / "recipe.yaml").exists():
         vla("train", "--resume", run_dir)
     else:
-        steps = () if args.steps is None else (f"steps={args.steps}",)
+        steps = () if args.steps is None else (f"method.steps={args.steps}",)
         vla("train", recipe, f"data.root={root}", f"output_dir={run_dir}", f"seed={args.seed}", *steps)
     done.touch()
     return policy

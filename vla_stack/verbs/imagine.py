@@ -215,7 +215,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="shipped",
-        help="run directory of `vla train configs/world_model_tiny.yaml`, or a shipped world model (%(default)s)",
+        help="run directory of `vla train world_model_tiny`, or a shipped world model (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="first scene (%(default)s)")
     parser.add_argument("--port", type=int, default=8081, help="of the page, on this computer alone (%(default)s)")

@@ -8,66 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_stack.world_model import edm
+from vla_stack.world_model.config import DynamicsConfig
 from vla_stack.world_model.poses import Waves
 from vla_stack.world_model.sight import PLANES, TOOL, Sight
 
 DRAWN = 48  # features of a position, of what it should show of the tool
 GUESSED = 0.5  # noise level from which on more of a frame is guessed than seen
-
-
-@dataclass(frozen=True)
-class DynamicsConfig:
-    """Shape, training noise and sampler.
-
-    Attributes:
-        history: Remembered frames, K; 0 forgets.
-        future: Frames of a chunk, H.
-        width: Width of a token.
-        blocks: Transformer blocks.
-        heads: Attention heads.
-        patch: Latent positions that a token is wide.
-        members: Output heads, each trained on a random half of the clips; where they disagree the model is guessing.
-        conditioning: ``per_frame`` poses; their ``mean``; all of them ``flat`` in every frame; ``none``. The latter
-            three are controls.
-        sigma_mean, sigma_std: ln(sigma) of training is normal with these.
-        history_noise: Noise on a remembered frame is this times |N(0, 1)|, for each frame anew.
-        anchor_noise: Noise on the anchor is uniform up to this.
-        dropout: Share of clips trained without poses, for guidance.
-        held: Share of clips of which only some future poses are known, the rest being held: steps shorter than a chunk.
-        steps, sigma_max, sigma_min: Sampler.
-        guidance: Scale of classifier-free guidance at the last frame; 1 is none.
-    """
-
-    history: int = 4
-    future: int = 4
-    width: int = 192
-    blocks: int = 6
-    heads: int = 6
-    patch: int = 2
-    members: int = 3
-    conditioning: Literal["per_frame", "mean", "flat", "none"] = "per_frame"
-    sigma_mean: float = 0.3
-    sigma_std: float = 1.4
-    history_noise: float = 0.3
-    anchor_noise: float = 0.2
-    dropout: float = 0.05
-    held: float = 0.25
-    steps: int = 5
-    sigma_max: float = 20.0
-    sigma_min: float = 0.01
-    guidance: float = 1.0
-
-    @property
-    def frames(self) -> int:
-        """All frames, F = K + 1 + H."""
-        return self.history + 1 + self.future
 
 
 class Block(nn.Module):

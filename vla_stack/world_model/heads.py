@@ -6,34 +6,16 @@ from the world model's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_stack.world_model.config import HeadsConfig
 from vla_stack.world_model.poses import Adapter
 
 SHARP = 3.0  # scale of an eye's maps in their softmax
-
-
-@dataclass(frozen=True)
-class HeadsConfig:
-    """Sizes.
-
-    Attributes:
-        width: Features of a picture.
-        judges: Success heads, each with its own random start.
-        window: Frames of a training sequence.
-        rollout: Frames of the imagined rollouts that such sequences are cut from and limits are taken from: those of an
-            episode, as pictures and doubt of its end are others than of its beginning.
-    """
-
-    width: int = 192
-    judges: int = 3
-    window: int = 12
-    rollout: int = 40
 
 
 class Eye(nn.Module):

@@ -247,7 +247,7 @@ def resolve(name: str | Path) -> Path:
             return path
     raise UserError(
         f"'{name}' holds no world model (no {CONFIG})",
-        "give a run directory of `vla train configs/world_model_tiny.yaml`",
+        "give a run directory of `vla train world_model_tiny`",
     )
 
 

@@ -1,108 +1,116 @@
-"""The recipe of a world model: ``vla train configs/world_model_tiny.yaml``."""
+"""What training a world model is given: the recipe of the method ``world_model``."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-import yaml
-
-from vla_stack.training.recipe import OptimizerRecipe, Recipe
-from vla_stack.training.recipe_tree import plain
-from vla_stack.world_model.dynamics import DynamicsConfig
-from vla_stack.world_model.heads import HeadsConfig
-from vla_stack.world_model.svd import SvdConfig
-from vla_stack.world_model.vae import VaeConfig
+from vla_stack.errors import UserError
+from vla_stack.training.recipe import OptimizerRecipe, Recipe, Training
+from vla_stack.training.recipe_tree import Count, Decay, Natural, Positive, build
+from vla_stack.world_model.config import DynamicsConfig, HeadsConfig, SvdConfig, VaeConfig
 
 STAGES = ("vae", "dynamics", "heads")
 
 
 @dataclass(frozen=True)
-class StageRecipe:
-    """How long and how fast one stage is trained; see :class:`vla_stack.training.recipe.Recipe`."""
-
-    steps: int = 1000
-    batch_size: int = 32
-    accumulate: int = 1
-    ema: float = 0.999
-    save_every: int = 250
-    eval_every: int = 0
-    optimizer: OptimizerRecipe = field(default_factory=lambda: OptimizerRecipe(lr=3e-4))
-
-
-@dataclass(frozen=True)
-class StagesRecipe:
-    """The stages, in the order in which they are trained; each is frozen when the next one begins."""
-
-    vae: StageRecipe = field(default_factory=StageRecipe)
-    dynamics: StageRecipe = field(default_factory=StageRecipe)
-    heads: StageRecipe = field(default_factory=StageRecipe)
-
-
-@dataclass(frozen=True)
-class WorldDataRecipe:
-    """What is learned from: a dataset of ``vla collect --mixed``, and the cameras that are imagined (null: all)."""
-
-    root: str = ""
-    cameras: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class WorldRecipe:
-    """Everything that decides what ``vla train`` computes for a world model.
+class Stage:
+    """How long and how fast one stage is trained; the rest is the method's.
 
     Attributes:
-        world_model: ``tiny`` trains all from scratch; ``svd`` begins with Stable Video Diffusion.
-        name: Of the run.
-        env: gymnasium id of what was recorded, for first frames; empty for a real robot.
-        calibration: Where the cameras are: ``auto`` is as the simulator has them, for its tasks; ``none``; or a file
-            (docs/world_model.md). A camera on the tool then knows where in its view to look for what was seen before.
-        data: Episodes.
-        vae, dynamics, heads: Shapes.
-        svd: Weights that ``world_model: svd`` begins with; its autoencoder is not trained.
-        stages: Trainings.
-        generated: Rollouts imagined after the dynamics' training that judges learn from as well.
-        vae_from: World model whose autoencoder is taken over instead of training one.
-        seed, device, threads, precision, log_every, output_dir: As in every recipe.
+        steps: Optimiser steps.
+        batch_size: Samples per forward pass.
+        accumulate: Forward passes per optimiser step.
+        ema: Decay of the average of the weights, which is what the stage leaves.
+        lr: Peak learning rate.
+        warmup_steps: Steps of linear warm-up.
     """
 
-    world_model: Literal["tiny", "svd"] = "tiny"
-    name: str = "world_model"
-    env: str = "sim/pick-v0"
+    steps: Count = 1000
+    batch_size: Count = 32
+    accumulate: Count = 1
+    ema: Decay = 0.999
+    lr: Positive = 3e-4
+    warmup_steps: Natural = 100
+
+
+class Shapes(NamedTuple):
+    """Configurations of a world model's parts."""
+
+    vae: VaeConfig
+    dynamics: DynamicsConfig
+    heads: HeadsConfig
+    svd: SvdConfig
+
+
+@dataclass(frozen=True)
+class World:
+    """A world model: what cameras will see, given the poses that the tool will take (Ctrl-World, arXiv:2510.10125).
+
+    Three trainings, one after another: autoencoder, dynamics, heads; each is frozen when the next one begins. Learns
+    from one dataset, ``data.root`` and ``data.cameras``. ``task`` is what was recorded, for first frames; empty for a
+    real robot. ``eval.every`` measures the dynamics on held-out episodes.
+
+    Attributes:
+        name: Of the method.
+        start: ``tiny`` trains all from scratch; ``svd`` begins with Stable Video Diffusion.
+        calibration: Where the cameras are: ``auto`` is as the simulator has them, for its tasks; ``none``; or a file
+            (docs/world_model.md). A camera on the tool then knows where in its view to look for what was seen before.
+        vae: Shape of the autoencoder: fields of :class:`VaeConfig`.
+        dynamics: Shape, training noise and sampler of the dynamics: fields of :class:`DynamicsConfig`.
+        heads: Sizes of probe and judges: fields of :class:`HeadsConfig`.
+        svd: Weights that ``start: svd`` begins with: fields of :class:`SvdConfig`. Its autoencoder is not trained.
+        train_vae, train_dynamics, train_heads: Trainings.
+        optimizer: Of all three, but for what a training says itself.
+        generated: Rollouts imagined after the dynamics' training that judges learn from as well.
+        vae_from: World model whose autoencoder is taken over instead of training one.
+        log_every: Steps between log records.
+        save_every: Steps between checkpoints.
+    """
+
+    name: Literal["world_model"] = "world_model"
+    start: Literal["tiny", "svd"] = "tiny"
     calibration: str = "auto"
-    data: WorldDataRecipe = field(default_factory=WorldDataRecipe)
-    vae: VaeConfig = field(default_factory=VaeConfig)
-    dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
-    heads: HeadsConfig = field(default_factory=HeadsConfig)
-    svd: SvdConfig = field(default_factory=SvdConfig)
-    stages: StagesRecipe = field(default_factory=StagesRecipe)
-    generated: int = 96
+    vae: dict[str, Any] = field(default_factory=dict)
+    dynamics: dict[str, Any] = field(default_factory=dict)
+    heads: dict[str, Any] = field(default_factory=dict)
+    svd: dict[str, Any] = field(default_factory=dict)
+    train_vae: Stage = field(default_factory=Stage)
+    train_dynamics: Stage = field(default_factory=Stage)
+    train_heads: Stage = field(default_factory=Stage)
+    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
+    generated: Natural = 96
     vae_from: str = ""
-    seed: int = 0
-    device: str = "auto"
-    threads: int = 0
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    log_every: int = 20
-    output_dir: str = ""
+    log_every: Count = 20
+    save_every: Count = 250
 
-    def to_yaml(self) -> str:
-        """The resolved recipe."""
-        return yaml.safe_dump(plain(dataclasses.asdict(self)), sort_keys=False)
+    def check(self) -> None:
+        """Shapes are those of the model's configuration classes; raises :class:`UserError`."""
+        self.shapes()
 
-    def of_stage(self, stage: str, precision: Literal["auto", "fp32", "bf16"]) -> Recipe:
-        """The training loop's recipe of one stage."""
-        s: StageRecipe = getattr(self.stages, stage)
-        return Recipe(
-            name=f"{self.name}-{stage}",
-            method=stage,
-            optimizer=s.optimizer,
-            steps=s.steps,
-            batch_size=s.batch_size,
-            accumulate=s.accumulate,
-            ema=s.ema,
-            precision=precision,
-            seed=self.seed,
-            log_every=self.log_every,
-            save_every=s.save_every,
-        )
+    def shapes(self) -> Shapes:
+        """The model's configurations."""
+        given = ((VaeConfig, "vae"), (DynamicsConfig, "dynamics"), (HeadsConfig, "heads"), (SvdConfig, "svd"))
+        return Shapes(*(build(kind, getattr(self, key), "", f"method.{key}.") for kind, key in given))
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        """There is one dataset; raises :class:`UserError`."""
+        if not recipe.data.root:
+            raise UserError("'data.root' is missing", "give data.root=DIR, a dataset of `vla collect --mixed`")
+        if len(recipe.data.root) > 1:
+            raise UserError("'data.root' names several datasets, a world model learns from one", "vla data merge")
+
+    def run(self, recipe: Recipe, run_dir: Path) -> None:
+        """Train the stages that are missing."""
+        from vla_stack.world_model.train import WorldTraining
+
+        WorldTraining(recipe, run_dir).run()
+        print(f"done: {run_dir / 'model'}; try: vla eval --env imagined:{run_dir}, or: vla imagine --model {run_dir}")
+
+    def training(self, stage: str) -> Training:
+        """What the training loop is given in a stage."""
+        s: Stage = getattr(self, f"train_{stage}")
+        optimizer = replace(self.optimizer, lr=s.lr, warmup_steps=s.warmup_steps)
+        often = {"log_every": self.log_every, "save_every": self.save_every}
+        return Training(stage, s.steps, s.batch_size, s.accumulate, optimizer, s.ema, **often)

@@ -8,7 +8,7 @@ The pose goes in with a continuous rotation, where the published code has Euler 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,29 +16,10 @@ from diffusers import AutoencoderKLTemporalDecoder, UNetSpatioTemporalConditionM
 from torch import Tensor, nn
 
 from vla_stack.errors import UserError
+from vla_stack.world_model.config import SvdConfig
 from vla_stack.world_model.dynamics import Dynamics, DynamicsConfig, Remembered
 from vla_stack.world_model.poses import TOKEN
 from vla_stack.world_model.vae import to_planes
-
-
-@dataclass(frozen=True)
-class SvdConfig:
-    """Which weights to begin with, and the architecture.
-
-    Attributes:
-        pretrained: Directory, or hub id, with ``unet`` and ``vae``; empty: random weights.
-        unet, vae: Arguments of diffusers' classes; a saved world model has those of its weights.
-        gradient_checkpointing: Compute activations again in the backward pass rather than keeping them.
-        fps, motion, augmentation: Micro-conditions of the pretrained model, the same in training and sampling.
-    """
-
-    pretrained: str = ""
-    unet: dict[str, Any] = field(default_factory=dict)
-    vae: dict[str, Any] = field(default_factory=dict)
-    gradient_checkpointing: bool = True
-    fps: float = 7.0
-    motion: float = 127.0
-    augmentation: float = 0.0
 
 
 def stack_views(latents: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""``vla train`` for recipes that name a ``world_model``: autoencoder, dynamics and heads, one stage after another.
+"""Training of a world model: autoencoder, dynamics and heads, one stage after another.
 
 Every stage is a run of the project's training loop in a folder of its own, so each resumes bit-exactly from its last
 checkpoint. ``<run>/model`` is the world model as far as it is trained; ``<run>/strips`` shows what it imagines.
@@ -6,12 +6,9 @@ checkpoint. ``<run>/model`` is the world model as far as it is trained; ``<run>/
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +21,13 @@ from torch import Tensor, nn
 
 from sim.registry import TASKS
 from vla_stack.errors import UserError
-from vla_stack.locks import writing
 from vla_stack.schema import RobotSpec
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.augmentation import NONE, Augmentation
 from vla_stack.training.loop import Evaluate, Loader, Trainer
 from vla_stack.training.memory import capacity, estimate
 from vla_stack.training.placement import Local, native_precision, use_threads
-from vla_stack.training.recipe_tree import build, read_tree
-from vla_stack.training.train import withdrawn_on_failure, write_run_files
+from vla_stack.training.recipe import Recipe
 from vla_stack.world_model import sight
 from vla_stack.world_model.clips import HELD_OUT, ClipLoader, FrameLoader, Recording, encode_all, open_recording
 from vla_stack.world_model.dynamics import loss as dynamics_loss
@@ -40,7 +35,7 @@ from vla_stack.world_model.heads_data import FOLLOWED, HeadsLoader, calibrate, i
 from vla_stack.world_model.model import WorldConfig, WorldModel, resolve
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.quality import measure, write_strip
-from vla_stack.world_model.recipe import STAGES, WorldRecipe
+from vla_stack.world_model.recipe import STAGES, World
 from vla_stack.world_model.sight import Calibration
 from vla_stack.world_model.vae import object_mask, psnr
 
@@ -51,7 +46,7 @@ EVAL_CLIPS = 24  # held-out rollouts that the dynamics is measured on while it i
 
 
 @dataclass
-class Stage:
+class StageParts:
     """What the training loop turns: a module and its loss (the loop knows it as a policy)."""
 
     policy: nn.Module
@@ -71,69 +66,47 @@ class Stage:
         save_file({k: v.contiguous() for k, v in self.policy.state_dict().items()}, directory / WEIGHTS)
 
 
-def run(source: Path, overrides: Sequence[str], resume: Path | None) -> int:
-    """Train a world model, or continue; the verb ``vla train`` calls this.
-
-    Raises:
-        UserError: The recipe or the data are not usable, or the run directory is taken.
-    """
-    recipe: WorldRecipe = build(WorldRecipe, read_tree(source, overrides), str(source))
-    if not recipe.data.root:
-        raise UserError(f"{source}: 'data.root' is missing", "give data.root=DIR, a dataset of `vla collect --mixed`")
-    run_dir = resume or Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
-    with writing(run_dir):
-        if resume is None and (run_dir / "recipe.yaml").exists():
-            raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
-        with withdrawn_on_failure(run_dir) if resume is None else nullcontext():
-            training = Training(recipe, run_dir)
-            write_run_files(recipe.to_yaml(), run_dir)  # of a run that can begin
-            finished = training.run()
-    if not finished:
-        print(f"stopped; continue with: vla train --resume {run_dir}")
-    else:
-        print(f"done: {run_dir / 'model'}; try: vla eval --env imagined:{run_dir}, or: vla imagine --model {run_dir}")
-    return 0
-
-
-def _check_recording(recording: Recording, recipe: WorldRecipe) -> None:
+def _check_recording(recording: Recording, recipe: Recipe) -> None:
     """Raise a :class:`UserError` where there is too little to learn from or to measure on."""
     lengths = (recording.end - recording.start)[np.unique(recording.start)]
     if len(lengths) < HELD_OUT:
         raise UserError(
-            f"{recipe.data.root} has {len(lengths)} episodes, of which every {HELD_OUT}th is kept for validation",
+            f"{recipe.data.root[0]} has {len(lengths)} episodes, of which every {HELD_OUT}th is kept for validation",
             f"record at least {HELD_OUT}, better hundreds: vla collect --mixed",
         )
-    known = next((task.instructions for task in TASKS.values() if task.id == recipe.env), recording.tasks)
+    known = next((task.instructions for task in TASKS.values() if task.id == recipe.task.id), recording.tasks)
     if not set(known) & set(recording.tasks):
         raise UserError(
-            f"{recipe.data.root} was recorded with '{recording.tasks[0]}', {recipe.env} asks for '{known[0]}'",
-            "set env to the task of the data, or env='' for a real robot",
+            f"{recipe.data.root[0]} was recorded with '{recording.tasks[0]}', {recipe.task.id} asks for '{known[0]}'",
+            "set task to that of the data, or task='' for a real robot",
         )
-    shortest = recipe.dynamics.future + 1
+    shortest = recipe.method.shapes().dynamics.future + 1
     if lengths.max() < shortest:
         raise UserError(
-            f"the longest episode of {recipe.data.root} has {lengths.max()} frames",
-            f"a chunk needs {shortest} (dynamics.future + 1)",
+            f"the longest episode of {recipe.data.root[0]} has {lengths.max()} frames",
+            f"a chunk needs {shortest} (method.dynamics.future + 1)",
         )
 
 
-def _calibration(recipe: WorldRecipe, robot: RobotSpec) -> Calibration | None:
+def _calibration(recipe: Recipe, robot: RobotSpec) -> Calibration | None:
     """What a recipe says of its cameras."""
-    if recipe.calibration == "auto":
-        if recipe.world_model != "tiny" or all(task.id != recipe.env for task in TASKS.values()):
+    if recipe.method.calibration == "auto":
+        if recipe.method.start != "tiny" or all(task.id != recipe.task.id for task in TASKS.values()):
             return None
         try:
             return sight.simulated(tuple(c.name for c in robot.cameras))
         except KeyError:  # cameras of its own
             return None
-    if recipe.calibration == "none":
+    if recipe.method.calibration == "none":
         return None
-    if recipe.world_model == "svd":
-        raise UserError("Stable Video Diffusion has no place for what is looked up", "set calibration=none, or auto")
-    return sight.read(recipe.calibration, robot)
+    if recipe.method.start == "svd":
+        raise UserError(
+            "Stable Video Diffusion has no place for what is looked up", "set method.calibration=none, or auto"
+        )
+    return sight.read(recipe.method.calibration, robot)
 
 
-class Training:
+class WorldTraining:
     """One run: the model, its data, its stages.
 
     Args:
@@ -141,56 +114,57 @@ class Training:
         run_dir: Its folder.
     """
 
-    def __init__(self, recipe: WorldRecipe, run_dir: Path) -> None:
+    def __init__(self, recipe: Recipe, run_dir: Path) -> None:
         self.recipe, self.run_dir = recipe, run_dir
+        method: World = recipe.method
+        self.method, self.shapes = method, method.shapes()
         self.placement = Local(recipe.device)
         device = self.placement.device
         self.precision = native_precision(device) if recipe.precision == "auto" else recipe.precision
         use_threads(recipe.threads)
-        self.recording: Recording = open_recording(recipe.data.root, recipe.data.cameras)
+        self.recording: Recording = open_recording(recipe.data.root[0], recipe.data.cameras or ())
         _check_recording(self.recording, recipe)
         torch.manual_seed(recipe.seed)
         config = WorldConfig(
-            env=recipe.env,
+            env=recipe.task.id,
             tasks=self.recording.tasks,
             poses=PoseScale.of(self.recording.poses[~self.recording.held_out]),
-            vae=recipe.vae,
-            dynamics=recipe.dynamics,
-            heads=recipe.heads,
-            svd=recipe.svd if recipe.world_model == "svd" else None,
+            vae=self.shapes.vae,
+            dynamics=self.shapes.dynamics,
+            heads=self.shapes.heads,
+            svd=self.shapes.svd if method.start == "svd" else None,
             calibration=_calibration(recipe, self.recording.robot),
         )
         self.model = WorldModel(config, self.recording.robot).to(device)
-        if recipe.vae_from:
-            _take_autoencoder(self.model, recipe.vae_from)
+        if method.vae_from:
+            _take_autoencoder(self.model, method.vae_from)
 
-    def run(self) -> bool:
-        """All stages; False where a signal stopped one."""
+    def run(self) -> None:
+        """All stages; raises :class:`KeyboardInterrupt` where a signal stopped one."""
         for stage in STAGES:
-            if stage == "vae" and (self.recipe.vae_from or self.recipe.world_model == "svd"):
+            if stage == "vae" and (self.method.vae_from or self.method.start == "svd"):
                 continue
             module, done = getattr(self.model, stage), self._done(stage)
-            if not self._train(stage, module):
-                return False
+            self._train(stage, module)
             module.eval().requires_grad_(False)
             getattr(self, f"_after_{stage}", lambda: None)()
             if self._done(stage) > done or stage == STAGES[-1]:  # what was trained before is saved as a whole
                 self.model.save(self.run_dir / "model", STAGES[STAGES.index(stage) + 1 :])
-        return True
 
     def _done(self, stage: str) -> int:
         """Steps up to the stage's last checkpoint."""
         checkpoint = ckpt.latest(self.run_dir / stage / "checkpoints")
         return 0 if checkpoint is None else int(checkpoint.name)
 
-    def _train(self, stage: str, module: nn.Module) -> bool:
+    def _train(self, stage: str, module: nn.Module) -> None:
         """Train one stage to its end, from its last checkpoint."""
-        recipe, folder = self.recipe.of_stage(stage, self.precision), self.run_dir / stage
+        training, folder = self.method.training(stage), self.run_dir / stage
+        recipe = replace(self.recipe, name=f"{self.recipe.name}-{stage}", method=training, precision=self.precision)
         checkpoint, done = ckpt.latest(folder / "checkpoints"), self._done(stage)
         if checkpoint is not None:
             module.load_state_dict(load_file(checkpoint / ckpt.PRETRAINED / WEIGHTS))
-        if done >= recipe.steps:
-            return True
+        if done >= training.steps:
+            return
         for later in STAGES[STAGES.index(stage) + 1 :]:
             if self._done(later):
                 raise UserError(
@@ -200,21 +174,21 @@ class Training:
         folder.mkdir(parents=True, exist_ok=True)
         millions = sum(p.numel() for p in module.parameters()) / 1e6
         memory = estimate(module, recipe).report(capacity(self.placement.device))
-        print(f"{stage}: {millions:.2f} M parameters, step {done} of {recipe.steps} -> {folder}\n{memory}", flush=True)
+        print(
+            f"{stage}: {millions:.2f} M parameters, step {done} of {training.steps} -> {folder}\n{memory}", flush=True
+        )
         parts = getattr(self, f"_{stage}")()
-        every = getattr(self.recipe.stages, stage).eval_every
-        if every:
-            recipe = dataclasses.replace(recipe, eval=dataclasses.replace(recipe.eval, every=every))
-        evaluate: Evaluate | None = self._measure if stage == "dynamics" and every else None
+        evaluate: Evaluate | None = self._measure if stage == "dynamics" and recipe.eval.every else None
         outcome = Trainer(recipe, parts, self.placement, folder, checkpoint).run(evaluate)
         module.load_state_dict(load_file(outcome.checkpoint / ckpt.PRETRAINED / WEIGHTS))  # the average
-        return not outcome.stopped
+        if outcome.stopped:
+            raise KeyboardInterrupt
 
     # Stages ---------------------------------------------------------------------------------------------------------
 
-    def _vae(self) -> Stage:
-        loader = FrameLoader(self.recording, self.recipe.stages.vae.batch_size, self.recipe.seed)
-        return Stage(self.model.vae, loader, lambda vae, batch, g: vae.loss(batch["pictures"], g))
+    def _vae(self) -> StageParts:
+        loader = FrameLoader(self.recording, self.method.train_vae.batch_size, self.recipe.seed)
+        return StageParts(self.model.vae, loader, lambda vae, batch, g: vae.loss(batch["pictures"], g))
 
     def _after_vae(self) -> None:
         rng = np.random.default_rng(self.recipe.seed)
@@ -236,7 +210,7 @@ class Training:
         if things < CLEAR:
             print(
                 f"vae: below {CLEAR:.0f} dB things are blurred for everything that follows; "
-                "train it longer (stages.vae.steps) or compress less (vae.stem=2)",
+                "train it longer (method.train_vae.steps) or compress less (method.vae.stem=2)",
                 flush=True,
             )
 
@@ -246,8 +220,8 @@ class Training:
         frames = rng.choice(known, min(STANDARD // 10, len(known)), replace=False)
         return frames, torch.from_numpy(self.recording.stacked(frames)).to(self.placement.device)
 
-    def _dynamics(self) -> Stage:
-        config, stage = self.recipe.dynamics, self.recipe.stages.dynamics
+    def _dynamics(self) -> StageParts:
+        config, stage = self.shapes.dynamics, self.method.train_dynamics
         loader = ClipLoader(
             self.recording,
             self.latents(),
@@ -263,7 +237,7 @@ class Training:
             sight = self.model.look(batch["sources"], batch["poses"])
             return dynamics_loss(dynamics, batch["latents"], tokens, batch["valid"], generator, sight)
 
-        return Stage(self.model.dynamics, loader, loss)
+        return StageParts(self.model.dynamics, loader, loss)
 
     def latents(self) -> Tensor:
         """Of the whole recording, kept beside the run: they cost minutes on a CPU."""
@@ -296,26 +270,26 @@ class Training:
             for k in sorted({row["k"] for row in table})
         }
 
-    def _heads(self) -> Stage:
+    def _heads(self) -> StageParts:
         path = self.run_dir / "generated.safetensors"
         by = torch.stack([p.double().abs().sum() for p in self.model.dynamics.parameters()]).cpu()
         if not path.exists() or not torch.equal(load_file(path)["by"], by):
-            print(f"imagining {self.recipe.generated} rollouts for the judges", flush=True)
-            rollouts = imagine_rollouts(self.model, self.recording, self.recipe.generated, self.recipe.seed)
+            print(f"imagining {self.method.generated} rollouts for the judges", flush=True)
+            rollouts = imagine_rollouts(self.model, self.recording, self.method.generated, self.recipe.seed)
             _write(path, rollouts | {"by": by})
         loader = HeadsLoader(
             self.model,
             self.recording,
             self.latents(),
             load_file(path),
-            self.recipe.stages.heads.batch_size,
+            self.method.train_heads.batch_size,
             self.recipe.seed,
         )
-        return Stage(self.model.heads, loader, lambda heads, batch, _: heads.loss(batch))
+        return StageParts(self.model.heads, loader, lambda heads, batch, _: heads.loss(batch))
 
     def _after_heads(self) -> None:
-        limits, bank = calibrate(self.model, self.recording, self.recipe.generated, self.recipe.seed)
-        self.model.config = dataclasses.replace(self.model.config, limits=limits)
+        limits, bank = calibrate(self.model, self.recording, self.method.generated, self.recipe.seed)
+        self.model.config = replace(self.model.config, limits=limits)
         self.model.bank = bank
         self._report_heads()
 
@@ -332,7 +306,7 @@ class Training:
         if error > FOLLOWED:
             print(
                 f"heads: above {100 * FOLLOWED:.0f} cm there it is not the rollouts that are wrong; "
-                "train the heads longer (stages.heads.steps)",
+                "train the heads longer (method.train_heads.steps)",
                 flush=True,
             )
 
@@ -356,5 +330,5 @@ def _take_autoencoder(model: WorldModel, name: str) -> None:
     except (OSError, RuntimeError, SafetensorError) as e:
         why = " ".join(str(e).split())[:200]
         raise UserError(
-            f"{path} does not fit this recipe ({why})", "set 'vae' as it was trained, or copy it again"
+            f"{path} does not fit this recipe ({why})", "set 'method.vae' as it was trained, or copy it again"
         ) from None

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla_stack.world_model.config import VaeConfig
+
 SATURATED = 0.25  # largest minus smallest colour, in [0, 1], from which on a pixel counts as of an object
-
-
-@dataclass(frozen=True)
-class VaeConfig:
-    """Shape and loss of the autoencoder.
-
-    Attributes:
-        channels: Channels of a latent.
-        stem: Pixels that one position of the first level is wide.
-        widths: Channels of each level; every further level halves height and width.
-        ssim: Weight of 1 - SSIM in the loss.
-        kl: Weight of the KL divergence from N(0, 1).
-        object_weight: What an object's pixel counts in the loss, where others count 1. Things to be grasped cover few
-            pixels, and their colour is what a policy is told.
-    """
-
-    channels: int = 8
-    stem: int = 2
-    widths: tuple[int, ...] = (32, 64, 128)
-    ssim: float = 0.1
-    kl: float = 1e-4
-    object_weight: float = 5.0
 
 
 class ResBlock(nn.Module):

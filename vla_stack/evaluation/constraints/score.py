@@ -28,6 +28,11 @@ class Weights:
     """lambda_1, lambda_2, lambda_3. R_self is a mean over decisions, so that long episodes are not worth less.
 
     The paper's lambda_2 of 0.01 makes R_ext worth no more than one nat of R_self; a custom objective needs more.
+
+    Attributes:
+        self: Of the policy's own log-probability of the rollout.
+        external: Of what the constraints say.
+        success: Of success.
     """
 
     self: float = 0.01

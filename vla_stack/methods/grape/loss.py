@@ -137,7 +137,7 @@ def loss(
         UserError: The batch has no pairs, or the head has no likelihood.
     """
     if reference is None or PAIR not in batch:
-        remedy = "vla train configs/grape_success.yaml rolls a policy out and makes them"
+        remedy = "vla train grape_success rolls a policy out and makes them"
         raise UserError("method 'grape' learns from preference pairs, this data has none", remedy)
     policy.eval()
     pair, side, decision = batch[PAIR], batch[SIDE], batch[DECISION]

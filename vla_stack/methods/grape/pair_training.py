@@ -17,6 +17,7 @@ from vla_stack.data.preferences import PairLoader, Rollout
 from vla_stack.errors import UserError
 from vla_stack.methods.grape import loss as grape
 from vla_stack.methods.grape.likelihood import score, shared_draws
+from vla_stack.methods.grape.recipe import Grape
 from vla_stack.methods.grape.rollouts import stacked
 from vla_stack.policies.chunk_policy import ROBOT, load_policy
 from vla_stack.policies.configuration_moh import base_config
@@ -26,7 +27,6 @@ from vla_stack.schema import ACTION, RobotSpec
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.build import (
     Parts,
-    find_loss,
     preprocessed,
     to_device,
     with_float_images,
@@ -38,7 +38,7 @@ from vla_stack.training.loop import Trainer
 from vla_stack.training.placement import native_precision, place, use_threads
 from vla_stack.training.policies import restore, to_train
 from vla_stack.training.recipe import Recipe
-from vla_stack.training.train import write_run_files
+from vla_stack.training.run_dir import write_recipe
 
 SMALL_BETA = 1e-2  # of calibration: sigma(-z) stays 1/2
 
@@ -47,7 +47,7 @@ def train_on_pairs(recipe: Recipe, pairs: Path, run: Path, start: Path, beta: fl
     """Train a policy on a folder's pairs against itself as it was; continues what an earlier call left.
 
     Args:
-        recipe: How; ``method_options`` are those of ``methods.grape.loss``, ``batch_size`` counts pairs.
+        recipe: How; its method is a :class:`Grape`.
         pairs: Folder of ``data.preferences``.
         run: Run directory.
         start: Policy directory that training starts from: the reference.
@@ -59,10 +59,11 @@ def train_on_pairs(recipe: Recipe, pairs: Path, run: Path, start: Path, beta: fl
     Raises:
         UserError: There are no pairs, or the policy cannot be trained on them.
     """
+    m: Grape = recipe.method
     placement = place(recipe.launcher, recipe.device)
     precision = native_precision(placement.device) if recipe.precision == "auto" else recipe.precision
     policy_recipe = replace(recipe.policy, pretrained=str(start))
-    recipe = replace(recipe, method="grape", policy=policy_recipe, precision=precision, ema=0.0)
+    recipe = replace(recipe, policy=policy_recipe, precision=precision)
     use_threads(recipe.threads)
     checkpoint = ckpt.latest(run / "checkpoints")
     config = _config(recipe, checkpoint / PRETRAINED if checkpoint else start, placement.device)
@@ -72,27 +73,32 @@ def train_on_pairs(recipe: Recipe, pairs: Path, run: Path, start: Path, beta: fl
         policy, (pre, post) = first, read_processors(start, config, str(placement.device))
     else:
         policy, pre, post = restore(checkpoint, config, policy_recipe)
-    given: Any = find_loss("grape", recipe.method_options)
-    loss = functools.partial(given, reference=reference, beta=beta)
-    loader = PairLoader(pairs, recipe.batch_size, recipe.seed * 1000 + placement.rank)
+    weights = {"preference": m.preference, "proximal": m.proximal, "sft": m.sft}
+    sums = {"aggregate": m.aggregate, "window": m.window, "weighting": m.weighting}
+    sigma = {"sigma": m.sigma} if m.sigma else {}
+    loss: Any = functools.partial(
+        grape.loss, reference=reference, beta=beta, draws=m.draws, micro=m.micro, **weights, **sums, **sigma
+    )
+    loader = PairLoader(pairs, m.batch_size, recipe.seed * 1000 + placement.rank)
     robot = RobotSpec.from_json(json.loads((start / ROBOT).read_text())) if (start / ROBOT).is_file() else None
     parts = Parts(policy, pre, post, loader, loss, robot, bool(recipe.policy.lora.rank))
-    write_run_files(recipe.to_yaml(), run)
+    write_recipe(recipe, run)
     outcome = Trainer(recipe, parts, placement, run, checkpoint).run()
     if outcome.stopped:
         raise KeyboardInterrupt  # a signal ended the training; it continues from there
     return outcome.checkpoint / PRETRAINED
 
 
-def calibrate(recipe: Recipe, pairs: Path, run: Path, start: Path, updates: int) -> float:
-    """beta for these pairs: the gap that ``updates`` at a tiny beta open, see ``methods.grape.calibrated_beta``."""
+def calibrate(recipe: Recipe, pairs: Path, run: Path, start: Path) -> float:
+    """beta for these pairs: the gap that the recipe's ``calibration`` updates at a tiny beta open, see
+    ``loss.calibrated_beta``.
+    """
     path = run / "beta.json"
     if not path.is_file():
-        options = {**recipe.method_options, "preference": 1.0, "proximal": 0.0, "sft": 0.0}
-        pilot = replace(
-            recipe, method_options=options, steps=updates, log_every=max(1, updates // 5), save_every=updates
-        )
-        train_on_pairs(pilot, pairs, run, start, SMALL_BETA)
+        updates = recipe.method.calibration
+        often = {"steps": updates, "log_every": max(1, updates // 5), "save_every": updates}
+        pilot = replace(recipe.method, preference=1.0, proximal=0.0, sft=0.0, **often)
+        train_on_pairs(replace(recipe, method=pilot), pairs, run, start, SMALL_BETA)
         log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         gap = [row["gap"] for row in log if "gap" in row][-1]
         path.write_text(json.dumps({"gap": gap, "beta": grape.calibrated_beta(gap)}))

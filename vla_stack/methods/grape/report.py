@@ -34,9 +34,10 @@ def write_grape_report(loop: GrapeLoop) -> Path:
         Its path.
     """
     records = loop.folder.records()
-    title = f"{loop.recipe.name}: {loop.recipe.objective} on {loop.recipe.env}"
+    title = f"{loop.recipe.name}: {loop.method.objective} on {loop.recipe.task.id}"
+    policy = escape(loop.recipe.policy.pretrained)
     parts = [
-        f'<h1>{escape(title)}</h1><p class="dim">{escape(loop.recipe.policy)} · round {len(records) - 1}</p>',
+        f'<h1>{escape(title)}</h1><p class="dim">{policy} · round {len(records) - 1}</p>',
         _rounds(records),
         _change(records),
         *(_pairs(loop.folder.path(r["round"]), r["round"]) for r in records[1:]),
@@ -128,15 +129,15 @@ def _components(s: Scored) -> str:
 
 def _films(loop: GrapeLoop, records: Sequence[dict[str, Any]]) -> str:
     """The same starts before and after: first those with a collision or a failure that has gone."""
-    if not loop.recipe.films or len(records) < 2:
+    if not loop.method.films or len(records) < 2:
         return ""
 
     def gain(i: int) -> int:
         a, b = records[0], records[-1]
         return (b["success"][i] - a["success"][i]) + (a["collided"][i] - b["collided"][i])
 
-    chosen = sorted(range(len(records[0]["success"])), key=lambda i: (-gain(i), i))[: loop.recipe.films]
-    seeds = sorted(loop.recipe.eval_seed + i for i in chosen)
+    chosen = sorted(range(len(records[0]["success"])), key=lambda i: (-gain(i), i))[: loop.method.films]
+    seeds = sorted(loop.recipe.eval.seed + i for i in chosen)
     figures: dict[int, str] = {}  # before and after of a start, side by side
     notes = ""
     for name, k in (("before", 0), ("after", len(records) - 1)):
@@ -160,7 +161,7 @@ def _films(loop: GrapeLoop, records: Sequence[dict[str, Any]]) -> str:
 
 def _filmed(loop: GrapeLoop, spec: PolicySpec, episodes: Sequence[EpisodeRecord], label: str) -> EvalResult:
     """The episodes of a policy with films, made in the environment that it was evaluated in."""
-    env = loop.recipe.env
+    env = loop.recipe.task.id
     settings = {"env_options": options_for(env, spec)}
     result = EvalResult(env, label, spec.robot.rate_hz, tuple(episodes), settings=settings)
     return film(result, loop.folder.run_dir / "films", len(episodes))

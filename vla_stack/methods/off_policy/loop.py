@@ -12,7 +12,6 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -139,10 +138,9 @@ class OffPolicyLoop:
             KeyboardInterrupt: A signal asked to stop; what is not saved will be computed again.
         """
         r = self.recipe
-        shown: Any = r  # of a recipe the log reads `steps` and `wandb`
         if not self.started:
             truncate(self.run_dir / "metrics.jsonl", -1)  # a first record that no checkpoint followed
-        with Stop() as stop, Log(self.run_dir, shown, self.step) as log:
+        with Stop() as stop, Log(self.run_dir, r.steps, self.step, r.wandb, r.name) as log:
             if not self.started:
                 self._pretrain(stop)
                 self._report(log, {})
@@ -280,7 +278,7 @@ class OffPolicyLoop:
 
 
 def main(recipe: OffPolicyRecipe, run_dir: Path) -> None:
-    """``vla train`` of a recipe with ``loop: off_policy``."""
+    """Train to the end."""
     OffPolicyLoop(recipe, run_dir).run()
     if recipe.env.reward != "own":
         print(f"try it: vla eval --policy {run_dir} --env {recipe.env.real().id} --mode sync")
@@ -313,6 +311,3 @@ def load(directory: Path) -> tuple[Learner, EnvRecipe, tuple[NDArray, NDArray]]:
     except (KeyError, RuntimeError) as e:
         raise UserError(f"{directory / learners.WEIGHTS} does not fit {path}: {e}", "copy the checkpoint again") from e
     return learner, env, scale
-
-
-RECIPE = OffPolicyRecipe

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -31,11 +31,12 @@ from vla_stack.methods.iterations import RoundFolder, table
 from vla_stack.methods.rac.episode import RolledOut, Running, roll, run_batch
 from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.operator import OperatorConfig, SimulatedOperator
+from vla_stack.methods.rac.recipe import Rac
 from vla_stack.methods.rac.scene import FEATURES
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.device import find_device
 from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.training.build import plan
+from vla_stack.training.build import make_config
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.train import train
@@ -54,91 +55,46 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class RacRecipe:
-    """A run of rounds.
-
-    Attributes:
-        loop: ``rac``: which loop of ``vla_stack.rounds`` this is.
-        name: Of the run.
-        task: Task of ``sim``: stack, place or insert.
-        mode: ``rac``; ``hg_dagger`` hands control back to the policy after an intervention; ``teleop`` demonstrates.
-        recover: Rule 1: the operator goes back to familiar states before correcting.
-        rewind: The operator asks for a guarded auto-rewind before recovering by hand.
-        rounds: Rounds after round 0.
-        demos: Demonstrations of round 0.
-        human_frames: Frames in which the operator acts, for each round.
-        privileged: Object poses in the state and no cameras; otherwise two cameras of ``image_size``.
-        image_size: Pixels.
-        episodes: Episodes of each evaluation.
-        eval_seed: Seed of the first of them, the same in every round.
-        num_envs: Episodes that run at the same time.
-        seed: Of the operator, of the scenes that it is shown, and of the training.
-        train: How each round trains; its data and seed are filled in.
-        output_dir: Run directory; empty makes ``outputs/rounds/<name>-<time>``.
-    """
-
-    loop: Literal["rac"] = "rac"
-    name: str = "rac"
-    task: str = "stack"
-    mode: Literal["rac", "hg_dagger", "teleop"] = "rac"
-    recover: bool = True
-    rewind: bool = False
-    rounds: int = 5
-    demos: int = 30
-    human_frames: int = 800
-    privileged: bool = True
-    image_size: int = 64
-    episodes: int = 200
-    eval_seed: int = 900_000
-    num_envs: int = 20
-    seed: int = 0
-    train: Recipe = field(default_factory=Recipe)
-    output_dir: str = ""
-
-
 class RacLoop:
     """One run; every step of it finds what an earlier, stopped run has left.
 
-    The policy rolls out where it is trained, on ``train.device``; the environments stay in this process.
+    The policy rolls out where it is trained; the environments stay in this process.
 
     Args:
         recipe: The run.
         run_dir: Where it lies: ``data/`` is the aggregated dataset, ``round-k/`` policy, rollouts and record.
 
     Raises:
-        UserError: There is no such task or device, or ``train`` names what cannot be trained: said before the first
-            demonstration is recorded.
+        UserError: There is no such device, or the policy cannot be trained: said before the first demonstration is
+            recorded.
     """
 
-    def __init__(self, recipe: RacRecipe, run_dir: Path) -> None:
+    def __init__(self, recipe: Recipe, run_dir: Path) -> None:
         self.recipe, self.folder, self.data = recipe, RoundFolder(run_dir), run_dir / "data"
-        if recipe.task not in sim.TASKS:
-            raise UserError(f"there is no task '{recipe.task}'", f"the tasks are {', '.join(sim.TASKS)}")
-        self.device = find_device(recipe.train.device)
-        plan(recipe.train, self.device)
-        self.limit = sim.TASKS[recipe.task].max_episode_steps
+        self.method: Rac = recipe.method
+        self.task = next(task for task in sim.TASKS.values() if task.id == recipe.task.id)
+        self.device = find_device(recipe.device)
+        self.method.fits(make_config(recipe.policy, self.device), recipe.policy)
+        self.limit = self.task.max_episode_steps
         self.patience = PATIENCE * self.limit
         self._envs: list[gym.Env] = []
 
     @property
     def envs(self) -> list[gym.Env]:
         """Environments without a time limit of their own, made when first needed."""
-        r = self.recipe
+        r = self.method
         if not self._envs:
-            options: dict[str, Any] = {"cameras": (), "privileged": True} if r.privileged else {}
-            make = sim.TASKS[r.task].id
             self._envs = [
-                gym.make(make, image_size=r.image_size, disable_env_checker=True, **options).unwrapped
+                gym.make(self.task.id, disable_env_checker=True, **self.recipe.task.options).unwrapped
                 for _ in range(r.num_envs)
             ]
         return self._envs
 
     def run(self) -> list[dict[str, Any]]:
         """Do the rounds that are missing; returns all records."""
-        while (k := len(records := self.folder.records())) <= self.recipe.rounds:
+        while (k := len(records := self.folder.records())) <= self.method.iterations:
             about = self.collect(k)
-            policy = self.train(k, self.recipe.train.data.interventions)
+            policy = self.train(k, self.recipe.data.interventions)
             self.folder.finish(k, about | self.evaluate(policy))
             print(table(self.folder.records(), COLUMNS), flush=True)
         return records
@@ -182,26 +138,24 @@ class RacLoop:
         """Train on the data so far, or on its first ``episodes``; returns the policy directory."""
         run = self.folder.path(k) / name
         used = None if episodes is None else tuple(range(episodes))
-        data = replace(self.recipe.train.data, root=(str(self.data),), interventions=interventions, episodes=used)
+        data = replace(self.recipe.data, root=(str(self.data),), interventions=interventions, episodes=used)
         seed = self.recipe.seed + 1000 * k
-        plan = replace(self.recipe.train, name=f"{self.recipe.name}-{k}", data=data, seed=seed)
-        checkpoint = train(plan, run, resume=(run / "recipe.yaml").exists())
-        if int(checkpoint.name) < plan.steps:
-            raise KeyboardInterrupt  # a signal ended the training; it continues from there
-        return checkpoint / PRETRAINED
+        quiet = replace(self.recipe.eval, every=0)  # the iteration's own evaluation follows
+        plan = replace(self.recipe, name=f"{self.recipe.name}-{k}", data=data, seed=seed, eval=quiet)
+        return train(plan, self.method.loss(), run, self.method.fits) / PRETRAINED
 
     def evaluate(self, policy_dir: Path) -> dict[str, Any]:
         """Roll a policy out alone, on the same seeds in every round."""
-        policy, familiar, r = load_policy(policy_dir, str(self.device)), self.familiar(), self.recipe
+        policy, familiar, e = load_policy(policy_dir, str(self.device)), self.familiar(), self.recipe.eval
         robot = self.envs[0].unwrapped.spec_robot  # type: ignore[attr-defined]
 
         def start(episode: int, env: gym.Env) -> Running:
             how = ExecutorConfig(mode="sync")
-            seed = r.eval_seed + episode
+            seed = e.seed + episode
             return roll(env, robot, seed, "rac", self.patience, policy.spec, how, None, familiar)
 
-        outs = list(run_batch(start, self.envs, policy.infer, range(r.episodes)))
-        return outcome(outs, len(sim.TASKS[r.task].stages))
+        outs = list(run_batch(start, self.envs, policy.infer, range(e.episodes)))
+        return outcome(outs, len(self.task.stages))
 
     def familiar(self) -> FamiliarStates:
         """The states of round 0."""
@@ -215,7 +169,7 @@ class RacLoop:
 
     def _wanted(self, k: int, familiar: FamiliarStates | None) -> Iterator[tuple[int, RolledOut]]:
         """Episodes of round ``k`` in order, until there are enough demonstrations or human frames."""
-        r = self.recipe
+        r = self.method
         rolls = k > 0 and r.mode != "teleop"
         policy = load_policy(self._policy_dir(k - 1), str(self.device)) if rolls else None
         start, human = self._starter(k, policy, familiar), 0
@@ -238,13 +192,13 @@ class RacLoop:
     def _starter(
         self, k: int, policy: ChunkPolicy | None, familiar: FamiliarStates | None
     ) -> Callable[[int, gym.Env], Running]:
-        r = self.recipe
+        r, base = self.method, self.recipe.seed
         config = OperatorConfig(recover=r.recover, end=r.mode == "rac", rewind=r.rewind)
 
         def start(episode: int, env: gym.Env) -> Running:
             robot, number = env.unwrapped.spec_robot, 10_000 * k + episode  # type: ignore[attr-defined]
-            operator = SimulatedOperator(config, sim.make_expert(env), familiar, robot.dt, r.seed, number)
-            seed = 1_000_000 * (r.seed + 1) + number
+            operator = SimulatedOperator(config, sim.make_expert(env), familiar, robot.dt, base, number)
+            seed = 1_000_000 * (base + 1) + number
             if policy is None:
                 limit = round(DEMO_LIMIT * self.limit)
                 return roll(env, robot, seed, "teleop", limit, operator=operator, familiar=familiar)
@@ -272,7 +226,7 @@ class RacLoop:
             t = f.observation.t_capture_ns
             labels = frame_labels(robot, f.labels, t, subtask_index=f.subtask, in_dist_score=np.float32(score))
             recorder.add_frame(f.observation, f.action, f.joints, **labels, **{SCENE: f.features})
-        mode = "teleop" if k == 0 else self.recipe.mode
+        mode = "teleop" if k == 0 else self.method.mode
         facts = EpisodeFacts(str(out.phase), mode, k, out.supervision_s(robot.dt), "", out.seed)
         recorder.save_episode(out.success, uid=uid, facts=facts)
 
@@ -297,11 +251,3 @@ def outcome(outs: Sequence[RolledOut], stages: int) -> dict[str, Any]:
         "progress": float(np.mean([o.stage / stages for o in outs])),
         "recoveries": float(np.mean([o.recoveries for o in outs])),
     }
-
-
-def main(recipe: RacRecipe, run_dir: Path) -> None:
-    """``vla train`` of a recipe with ``loop: rac``."""
-    RacLoop(recipe, run_dir).run()
-
-
-RECIPE = RacRecipe

@@ -14,8 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vla_stack.methods.advantages import Experience, advantages, following
+from vla_stack.methods.reinflow.recipe import ReinFlow
 from vla_stack.policies import flow
 from vla_stack.policies.chain import NoiseNet, chain_log_prob, sample_chain
 from vla_stack.policies.contract import FlowPolicy
@@ -30,52 +30,6 @@ from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import OBS_STATE
 
 HOLD, FINAL = 0.35, 0.3  # learn_decay: share of iterations at the full bound, and how far down it then goes
-
-
-@dataclass(frozen=True)
-class ReinFlowConfig:
-    """Options of the method.
-
-    Attributes:
-        denoising_steps: K, Euler steps of the chain and of the policy that is deployed.
-        sigma: ``learn``: the noise within its bounds; ``learn_decay``: the upper bound falls later on; ``fixed``: the
-            geometric mean of the bounds, an ablation.
-        sigma_low: Least standard deviation of the injected noise, in normalised action units.
-        sigma_high: Largest.
-        limit: Bound of the mean of each transition, in normalised action units.
-        gamma: Discount for each environment step.
-        decay: lambda of the advantages, for each decision.
-        clip: Clip range of the ratio of an entry, epsilon.
-        epochs: Passes over an iteration's decisions.
-        minibatch: Decisions an optimiser step, at least 2: gains are normalised over them.
-        actor_lr: Learning rate of policy and noise.
-        critic_lr: Learning rate of the value.
-        critic_warmup: Iterations in which the value alone is trained.
-        entropy: Weight of the chain's entropy an entry.
-        bc: Weight of the squared distance to the pretrained policy's chunk from the same noise (the "W2" term).
-        target_kl: Mean of half the squared log-ratio of the whole chain at which the actor's passes end.
-        clip_norm: Largest gradient norm, of the actor and of the critic each.
-        value_width: Width of the value's two hidden layers.
-    """
-
-    denoising_steps: int = 4
-    sigma: Literal["learn", "learn_decay", "fixed"] = "learn"
-    sigma_low: float = 0.08
-    sigma_high: float = 0.2
-    limit: float = 5.0
-    gamma: float = 0.99
-    decay: float = 0.95
-    clip: float = 0.01
-    epochs: int = 6
-    minibatch: int = 128
-    actor_lr: float = 5e-5
-    critic_lr: float = 1e-3
-    critic_warmup: int = 2
-    entropy: float = 0.0
-    bc: float = 0.0
-    target_kl: float = 1.0
-    clip_norm: float = 1.0
-    value_width: int = 128
 
 
 class Learner(nn.Module):
@@ -87,7 +41,7 @@ class Learner(nn.Module):
         config: Options.
     """
 
-    def __init__(self, policy: Any, inputs: int, config: ReinFlowConfig) -> None:
+    def __init__(self, policy: Any, inputs: int, config: ReinFlow) -> None:
         super().__init__()
         self.policy, self.config = policy, config
         self.noise = NoiseNet(inputs, (policy.horizon, policy.noise_dim), config.sigma_low, config.sigma_high)
@@ -95,7 +49,7 @@ class Learner(nn.Module):
         self.value = nn.Sequential(
             nn.Linear(inputs, width), nn.Mish(), nn.Linear(width, width), nn.Mish(), nn.Linear(width, 1)
         )
-        self.noise.requires_grad_(config.sigma != "fixed")
+        self.noise.requires_grad_(config.sigma_schedule != "fixed")
         self.actor = [p for m in (policy, self.noise) for p in m.parameters() if p.requires_grad]
         self.critic = list(self.value.parameters())
         groups = [{"params": self.actor, "lr": config.actor_lr}, {"params": self.critic, "lr": config.critic_lr}]
@@ -124,7 +78,7 @@ class Learner(nn.Module):
     def schedule(self, progress: float) -> None:
         """Set the noise's upper bound for an iteration, at ``progress`` in [0, 1]; before its rollouts."""
         c = self.config
-        if c.sigma == "learn_decay":
+        if c.sigma_schedule == "learn_decay":
             fall = 0.5 - 0.5 * math.cos(math.pi * max(0.0, progress - HOLD) / (1.0 - HOLD))
             self.noise.high = c.sigma_high - FINAL * fall * (c.sigma_high - c.sigma_low)
 
@@ -135,7 +89,9 @@ class Learner(nn.Module):
         c, logged = self.config, []
         with torch.no_grad():
             value, final = self.value(data.inputs)[:, 0], self.value(data.final_inputs)[:, 0]
-            gain = advantages(data.reward, data.follow, data.last, value, following(value, final, data.last), c.decay)
+            gain = advantages(
+                data.reward, data.follow, data.last, value, following(value, final, data.last), c.gae_lambda
+            )
             target, old = gain + value, self.log_probs(data)
         stopped = warmup
         for _ in range(c.epochs):

@@ -22,7 +22,7 @@ def loss(policy: VlaPolicy, batch: dict[str, Any], generator: torch.Generator) -
 
     Args:
         policy: A policy with ``config.head`` other than ``flow``.
-        batch: Preprocessed batch, as in :func:`vla_stack.methods.imitation.loss`.
+        batch: Preprocessed batch, as in :func:`vla_stack.methods.imitation.loss.loss`.
         generator: Nothing is drawn from it.
 
     Returns:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vla_stack.methods import imitation_heads
+from vla_stack.methods.imitation import heads
 from vla_stack.policies import flow
 from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
@@ -41,17 +41,17 @@ def loss(
             ``action`` [b, h, a] and the padding of :func:`flow.valid_entries`.
         generator: Source of noise and times.
         draws: (noise, time) pairs an observation; the expert is cheap beside the vision encoder that they share.
-        emphasis: Horizons whose mixture (methods/mixture_of_horizons.py) weighs early steps more; the same weights are
+        emphasis: Horizons whose mixture (methods/mixture_of_horizons) weighs early steps more; the same weights are
             used here, without the mixture, to tell one effect from the other.
         reweight: Where a chunk's first steps are given, steps that the policy gets wrong count more
             (:func:`online_weights`).
 
     Returns:
         The loss and ``{"flow_loss": loss}``, detached, and of a mixed batch the loss of each dataset. Where the
-        policy's head is another, those of :mod:`vla_stack.methods.imitation_heads`.
+        policy's head is another, those of :mod:`vla_stack.methods.imitation.heads`.
     """
     if isinstance(policy, VlaPolicy) and policy.head is not None:
-        return imitation_heads.loss(policy, batch, generator)
+        return heads.loss(policy, batch, generator)
     actions = batch[ACTION].repeat_interleave(draws, 0)
     valid = flow.valid_entries(batch).repeat_interleave(draws, 0)
     noise = flow.sample_noise((*actions.shape[:2], policy.noise_dim), generator, actions.device)

@@ -1,0 +1,54 @@
+"""What RaC is given: the recipe of the method ``rac``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import sim
+from vla_stack.errors import UserError
+from vla_stack.methods.imitation.recipe import Imitation
+from vla_stack.training.recipe import Recipe
+from vla_stack.training.recipe_tree import Count, Natural
+
+
+@dataclass(frozen=True)
+class Rac(Imitation):
+    """Recover and correct (arXiv:2509.07953) with a simulated operator, iteration after iteration.
+
+    Each iteration trains anew, by imitation, on all data so far; ``data`` says what of it counts. With
+    ``task.options={cameras: [], privileged: true}`` the poses of objects are in the state and no camera is needed.
+
+    Attributes:
+        mode: ``rac``; ``hg_dagger`` hands control back to the policy after an intervention; ``teleop`` demonstrates.
+        recover: Rule 1: the operator goes back to familiar states before correcting.
+        rewind: The operator asks for a guarded auto-rewind before recovering by hand.
+        iterations: Iterations after iteration 0, which is demonstrations and the policy trained on them.
+        demos: Demonstrations of iteration 0.
+        human_frames: Frames in which the operator acts, for each iteration.
+        num_envs: Episodes that advance side by side.
+    """
+
+    name: Literal["rac"] = "rac"  # type: ignore[assignment]
+    mode: Literal["rac", "hg_dagger", "teleop"] = "rac"
+    recover: bool = True
+    rewind: bool = False
+    iterations: Natural = 5
+    demos: Count = 30
+    human_frames: Count = 800
+    num_envs: Count = 20
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        """The task is one of ``sim``, and there is no data yet; raises :class:`UserError`."""
+        if all(task.id != recipe.task.id for task in sim.TASKS.values()):
+            known = ", ".join(task.id for task in sim.TASKS.values())
+            raise UserError(f"method 'rac' has no operator for the task '{recipe.task.id}'", f"the tasks are {known}")
+        if recipe.data.root or recipe.data.sources:
+            raise UserError("method 'rac' records its own data", "leave data.root and data.sources out")
+
+    def run(self, recipe: Recipe, run_dir: Path) -> None:
+        """Do the iterations that are missing."""
+        from vla_stack.methods.rac.loop import RacLoop
+
+        RacLoop(recipe, run_dir).run()

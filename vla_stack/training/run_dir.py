@@ -1,0 +1,109 @@
+"""Run directories: the same for every method. The resolved recipe, who ran what when, metrics, checkpoints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from vla_stack import __version__
+from vla_stack.errors import UserError
+from vla_stack.locks import LOCK, writing
+from vla_stack.training.recipe import Recipe
+
+RECIPE, REVISION = "recipe.yaml", "revision.txt"  # what a run is
+
+
+def default_dir(recipe: Recipe) -> Path:
+    """Where a run lies whose recipe does not say."""
+    return Path(recipe.output_dir or f"outputs/train/{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+def recipe_of(run_dir: Path) -> Path:
+    """The recipe that a run keeps; raises :class:`UserError` where there is no run."""
+    if not (path := run_dir / RECIPE).is_file():
+        what = f"holds no {RECIPE}, it is no run directory" if run_dir.is_dir() else "is no directory"
+        raise UserError(f"--resume: {run_dir} {what}", "find your runs with: ls -dt outputs/train/*")
+    return path
+
+
+@contextmanager
+def begun(recipe: Recipe, run_dir: Path, resume: bool) -> Iterator[None]:
+    """A start of a run: its files are written, and taken back where it fails before it has computed anything.
+
+    Of the processes of one run the first alone writes.
+
+    Raises:
+        UserError: The directory holds a run that is not to be resumed, or another process writes there.
+    """
+    if int(os.environ.get("RANK", "0")):
+        yield
+        return
+    with writing(run_dir):
+        if not resume and (run_dir / RECIPE).exists():
+            raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
+        with _kept_on_refusal(run_dir / RECIPE) if resume else _withdrawn_on_failure(run_dir):
+            write_recipe(recipe, run_dir)
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            with (run_dir / REVISION).open("a") as f:
+                f.write(f"{now} {revision()} {' '.join(sys.argv)}\n")
+            yield
+
+
+def write_recipe(recipe: Recipe, run_dir: Path) -> None:
+    """Write the resolved recipe, as YAML, whole or not at all."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    tmp = run_dir / f"{RECIPE}.tmp"
+    tmp.write_text(recipe.to_yaml())
+    tmp.replace(run_dir / RECIPE)
+
+
+@contextmanager
+def _withdrawn_on_failure(run_dir: Path) -> Iterator[None]:
+    """Take a new run back that fails before it has computed anything, so that the mended command can be given again.
+
+    What was in the directory before stays, as does a run that left anything but its own description: that one can be
+    resumed.
+    """
+    fresh = not run_dir.exists() or all(path.name == LOCK for path in run_dir.iterdir())
+    try:
+        yield
+    except Exception:
+        files = [p.relative_to(run_dir) for p in run_dir.rglob("*") if p.is_file() and p.stat().st_size]
+        # TensorBoard writes a heading at once.
+        if all(str(p) in (RECIPE, REVISION, LOCK) or p.parts[0] == "tb" for p in files):
+            for name in (RECIPE, REVISION):
+                (run_dir / name).unlink(missing_ok=True)
+            if fresh:
+                shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _kept_on_refusal(recipe: Path) -> Iterator[None]:
+    """Leave a run the recipe that it had where the overrides of a resumption are refused."""
+    before = recipe.read_bytes()
+    try:
+        yield
+    except UserError:
+        recipe.write_bytes(before)
+        raise
+
+
+def revision() -> str:
+    """Version of the package and, in a clone, its git revision; ``+`` marks uncommitted changes."""
+    here = Path(__file__).parent
+
+    def git(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        dirty = "+" if git("status", "--porcelain", "-uno") else ""
+        return f"{__version__} {git('rev-parse', '--short=12', 'HEAD')}{dirty}"
+    except (OSError, subprocess.CalledProcessError):
+        return __version__
