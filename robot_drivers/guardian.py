@@ -47,7 +47,7 @@ HEADER, BROADCAST, SYNC_READ, SYNC_WRITE = b"\xff\xff", 0xFE, 0x82, 0x83
 MCL_CURRENT = 1
 
 
-class Bus:
+class GuardianBus:
     """The guardian's own handle to a Feetech bus (protocol 0: STS and SMS servos).
 
     Args:
@@ -143,7 +143,7 @@ def answers(data: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def watch(owner: int, words: Any, buses: list[Bus], name: str) -> None:
+def watch(owner: int, words: Any, buses: list[GuardianBus], name: str) -> None:
     """Guard until the owner says farewell, or is gone and the robot at rest."""
     pidfd = os.pidfd_open(owner)
     poller = select.poll()
@@ -175,7 +175,7 @@ def watch(owner: int, words: Any, buses: list[Bus], name: str) -> None:
             since = time.monotonic_ns()
 
 
-def last_words(words: Any, buses: list[Bus], name: str) -> None:
+def last_words(words: Any, buses: list[GuardianBus], name: str) -> None:
     """The owner is gone: rest, again and again until the bus confirms it."""
     end = time.monotonic() + GIVE_UP_S
     for bus in buses:
@@ -194,7 +194,7 @@ def last_words(words: Any, buses: list[Bus], name: str) -> None:
 
 def main() -> None:
     owner, fd, plan = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
-    buses = [Bus(**bus) for bus in plan["buses"]]
+    buses = [GuardianBus(**bus) for bus in plan["buses"]]
     words = memoryview(mmap.mmap(fd, WORDS * 8)).cast("Q")
     with contextlib.suppress(OSError, AttributeError):  # not every user may, not every system can
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))

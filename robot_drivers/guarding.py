@@ -20,7 +20,7 @@ PATIENCE_NS = 100_000_000  # of a control loop that beats while it waits, too; t
 
 @dataclass(frozen=True)
 class GuardedBus:
-    """What the guardian has to know of a bus; see :class:`robot_drivers.guardian.Bus`."""
+    """What the guardian has to know of a bus; see :class:`robot_drivers.guardian.GuardianBus`."""
 
     port: str
     baud: int

@@ -19,7 +19,7 @@ VELOCITY_MODE = 1
 MAX_DT_S = 0.5
 
 
-class Base:
+class LeKiwiBase:
     """Three wheels on the monotonic clock.
 
     Attributes:

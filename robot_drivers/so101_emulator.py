@@ -23,7 +23,7 @@ import numpy as np
 
 from robot_drivers.emulated_cameras import serve_cameras
 from robot_drivers.feetech_bus import FeetechBus
-from robot_drivers.lekiwi_base import Base
+from robot_drivers.lekiwi_base import LeKiwiBase
 from vla_stack.errors import UserError
 from vla_stack.runtime.link import Link, Message, ignored_interrupts
 
@@ -211,7 +211,7 @@ class _Running:
         if options["leader"]:
             model = mujoco.MjModel.from_xml_path(SO101.xml)
             self._plants["leader"] = Plant(SO101, model, mujoco.MjData(model), rng)
-        self._base = Base() if options["base"] else None
+        self._base = LeKiwiBase() if options["base"] else None
         folder = Path(options["folder"])
         for i, (name, plant) in enumerate(self._plants.items()):
             calibration = folder / f"{name}_calibration"

@@ -31,7 +31,7 @@ from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import ACTION, OBS_STATE
 from vla_stack.serving.server import PolicyServer
 from vla_stack.verbs.serve import load_directory
-from vla_stack.verbs.teleop import Session
+from vla_stack.verbs.teleop import TeleopSession
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # half a minute on an idle machine
 TICKS, RATE_HZ = 25, 10.0
@@ -82,7 +82,7 @@ def test_teleoperate_record_train_serve_deploy(arm: Emulator, tmp_path: Path) ->
     with RobotNode(None, driver_of(arm), operator=Operator(endpoint)) as node:
         leader = make_teleop("lerobot", node.robot, "", teleop_type="so101_leader", **arm.device("leader"))
         leader.connect()
-        session = Session(node, endpoint, leader, root)
+        session = TeleopSession(node, endpoint, leader, root)
         for seed in range(2):
             arm.reset(seed)
             start = arm.status()["angles"]["follower"]

@@ -70,7 +70,7 @@ def test_motors_hold_while_their_bus_is_lost_and_opened_again(arm, driver, fault
     goal[0] += 0.3
 
     def arrived():
-        driver.write(goal)  # again and again, or its watchdog holds it
+        driver.write(goal)  # again and again, or its guardian holds it
         return abs(driver.read().state[0] - goal[0]) < 0.02
 
     read_until(driver, arrived)

@@ -72,7 +72,7 @@ def test_a_robot_that_is_commanded_in_velocities_stops_with_the_hand(end):
     rig.run("teleop", ticks=40)
     np.testing.assert_array_equal(rig.sent[2:12, 0], np.full(10, np.float32(0.3)))
     assert not rig.sent[20:, 0].any() and (np.diff(rig.sent[11:, 0]) <= 0).all()
-    assert len(rig.driver.sent) == 40  # the watchdog of the driver was fed all the time
+    assert len(rig.driver.sent) == 40  # a driver that holds by itself where nobody writes was fed all the time
 
 
 def test_the_stored_action_is_what_the_driver_got_bit_for_bit():

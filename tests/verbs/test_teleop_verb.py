@@ -32,7 +32,7 @@ def terminal(monkeypatch):
 def hand(monkeypatch, terminal):
     """Presses the next of its keys some recorded frames into each episode; None is Ctrl-C."""
     keys, frames, get_action = [], [], lerobot_dummy.DummyLeader.get_action
-    waiting, record = [], teleop.Session._frame
+    waiting, record = [], teleop.TeleopSession._frame
 
     def note(self, frame):
         frames.append(frame)
@@ -57,7 +57,7 @@ def hand(monkeypatch, terminal):
 
     scenes: list[str] = []
     monkeypatch.setattr(lerobot_dummy.DummyLeader, "get_action", act)
-    monkeypatch.setattr(teleop.Session, "_frame", note)
+    monkeypatch.setattr(teleop.TeleopSession, "_frame", note)
     monkeypatch.setattr(teleop, "wait_for_scene", scene)
     return keys, scenes
 

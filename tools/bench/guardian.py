@@ -7,7 +7,8 @@ one harm while the robot moves, and the robot is judged by what its servos were 
 
 - *rest*: when the last wheel was told to stand still, and the arm to stay where it was. For the control process from
   the harm on. For node and server from the last command that meant to move on (by more than a degree): the robot may
-  follow a plan that it has, up to its end, and has to stand still then.
+  follow a plan that it has, up to its end, and has to stand still then. An arm rests from its last goal on, as it stays
+  there: 0 ms; a wheel has to be told.
 - *torque off*: how often a servo was told to let go.
 - *travel*: path of the base from the harm on, m; farthest turn of a joint, degrees.
 

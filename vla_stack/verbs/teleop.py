@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_drivers.teleop import Teleop, make_teleop
-from robot_drivers.teleop_hand import Hand
+from robot_drivers.teleop_clutch import Clutch
 from robot_drivers.teleop_keyboard import whole_lines
 from vla_stack.console.recording import Recording
 from vla_stack.data.sidecar import EpisodeFacts
@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
             kinematics = args.kinematics or safety.kinematics
             teleop = make_teleop(args.teleop, node.robot, kinematics, **key_values(args.teleop_arg, "--teleop-arg"))
             teleop.connect()
-            session = Session(node, operator.endpoint, teleop, args.root)
+            session = TeleopSession(node, operator.endpoint, teleop, args.root)
             print(f"{node.robot.name} at {node.robot.rate_hz:g} Hz. {teleop.HELP}\n{node.guard.value}", flush=True)
             try:
                 interrupted = _episodes(args, session)
@@ -89,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _episodes(args: argparse.Namespace, session: Session) -> bool:
+def _episodes(args: argparse.Namespace, session: TeleopSession) -> bool:
     """Drive them; whether Ctrl-C ended that."""
     running = False
     try:
@@ -109,7 +109,7 @@ def _episodes(args: argparse.Namespace, session: Session) -> bool:
     return False
 
 
-class Session:
+class TeleopSession:
     """A teleoperator on a robot node, episode after episode, and their recording.
 
     Args:
@@ -121,7 +121,7 @@ class Session:
 
     def __init__(self, node: RobotNode, endpoint: str, teleop: Teleop, root: Path | None) -> None:
         self._node, self._client = node, OperatorClient(endpoint, pictures=False)
-        self._hand = Hand(teleop, node.robot, lambda text: print(text, flush=True))
+        self._clutch = Clutch(teleop, node.robot, lambda text: print(text, flush=True))
         self._recording = Recording(root, node.robot, node.joints, self._recorded, undo_s=0.0) if root else None
         self._before = self._recording.status()["episodes"] if self._recording else 0
         self._saved, self._error = 0, ""
@@ -186,7 +186,7 @@ class Session:
 
     def _start(self, thread: threading.Thread) -> None:
         """Take the lease and start the episode as soon as there is one."""
-        self._hand.begin()
+        self._clutch.begin()
         while thread.is_alive() and not self._client.call("acquire", START_TIMEOUT_S).ok:
             time.sleep(START_S)
         while thread.is_alive() and not self._client.call("start", START_TIMEOUT_S).ok:
@@ -210,7 +210,7 @@ class Session:
             if state["lease"] == "" and due - asked > ACQUIRE_S:
                 asked = due
                 client.event("acquire")
-            said = self._hand.step(state, time.monotonic())
+            said = self._clutch.step(state, time.monotonic())
             client.teleop(said.velocity, said.target, engaged=said.engaged)
             for event in said.events:
                 client.event(event)

@@ -1,4 +1,4 @@
-"""When a robot follows a teleoperator: what the hand says to the robot node's operator lane, look by look.
+"""The clutch between a teleoperator and a robot: what the hand says to the node's operator lane, look by look.
 
 The lane has the dead-man, the limits and the STOP; here is what a hand must do before it says that the dead-man is
 held, and what of it means "go on". A hand that says where to be (a leader arm) is followed once it has been near the
@@ -26,7 +26,7 @@ RELEASED_STEPS, RELEASED_S = 2.5, 0.05  # for so long a released hand is shown: 
 EVENTS = {"success": ("success",), "discard": ("discard",), "end": ("fail",)}  # of an Intent, as the lane calls them
 
 
-class Said(NamedTuple):
+class TeleopOutput(NamedTuple):
     """What goes to the lane: the fields of a teleop message, and events in order."""
 
     engaged: bool
@@ -35,8 +35,8 @@ class Said(NamedTuple):
     events: tuple[str, ...]
 
 
-class Hand:
-    """One teleoperator on one robot.
+class Clutch:
+    """Decides when one robot follows one teleoperator.
 
     Args:
         teleop: Connected.
@@ -55,7 +55,7 @@ class Hand:
         self._stopped_s = self._asked_s = self._since_s = self._told_s = -np.inf
         self._released_until_s, self._tick = np.inf, -1
 
-    def step(self, state: dict[str, Any], now_s: float) -> Said:
+    def step(self, state: dict[str, Any], now_s: float) -> TeleopOutput:
         """What to say, given the newest state that the node published in this episode; ``now_s`` is monotonic."""
         at = np.array(state["state"][: self._dims])
         last = at if state["action"] is None else np.array(state["action"])
@@ -77,7 +77,7 @@ class Hand:
                     self._row = self._teleop.read(last)
                 intent = self._row
         self._tick = state["tick"] if engaged or not recorded else state["tick"] - 1
-        return Said(engaged, intent.velocity, intent.target, self._events(intent, now_s))
+        return TeleopOutput(engaged, intent.velocity, intent.target, self._events(intent, now_s))
 
     def _events(self, intent: Intent, now_s: float) -> tuple[str, ...]:
         leads = intent.target is not None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from robot_drivers.teleop import Intent
-from robot_drivers.teleop_hand import Hand
+from robot_drivers.teleop_clutch import Clutch
 from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.control import ControlLoop
 from vla_stack.runtime.driver import Fault
@@ -90,7 +90,7 @@ class Wire:
     """A lane's console with the hand at its other end: each published state is answered before the next tick."""
 
     def __init__(self, clock, loses=()) -> None:
-        self.clock, self.loses, self.hand = clock, loses, None
+        self.clock, self.loses, self.clutch = clock, loses, None
         self.inbox = [{"kind": "event", "id": "start", "name": "start"}]
         self.replies, self.phases = {}, []
 
@@ -105,7 +105,7 @@ class Wire:
         self.phases.append(fields["phase"])
         if fields["tick"] in self.loses or fields["phase"].startswith("end"):
             return True
-        said = self.hand.step(fields, self.clock.now_ns() * 1e-9)
+        said = self.clutch.step(fields, self.clock.now_ns() * 1e-9)
         message = {"kind": "teleop", "t_ns": self.clock.now_ns(), "engaged": said.engaged, "rewind": False}
         message |= {name: None if (v := getattr(said, name)) is None else list(v) for name in ("velocity", "target")}
         self.inbox.append(message)
@@ -118,7 +118,7 @@ def play(teleop, ticks=60, faults=(), said=None, loses=()):
     """The joint's commands by tick, NaN where none was sent, the log and the wire."""
     clock = VirtualClock(start_ns=7)
     arm, port, wire = Arm(clock, faults), FakePort(clock), Wire(clock, loses)
-    wire.hand = Hand(teleop, arm.spec, (said if said is not None else []).append)
+    wire.clutch = Clutch(teleop, arm.spec, (said if said is not None else []).append)
     lane = OperatorLane(arm.spec, wire, Rewinder(arm.spec))
     loop = ControlLoop(arm, None, SafetyEnvelope(arm.spec), clock, port, lane)
     sent, write = np.full(ticks + 1, np.nan), arm.write
