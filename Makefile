@@ -4,7 +4,7 @@ export OMP_NUM_THREADS ?= 1
 export MUJOCO_GL ?= $(if $(filter Linux,$(shell uname -s)),egl,glfw)
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help bootstrap demo test lint results lock clean
+.PHONY: help bootstrap demo test check lint results lock clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -17,6 +17,14 @@ demo: bootstrap  ## collect, train, serve, run 50 episodes, write outputs/demo/r
 
 test: bootstrap  ## all tests: unit, contract, end to end
 	$(VENV)/python -m pytest -n 2 --dist worksteal
+
+check: bootstrap  ## lint, types, contracts and quick tests: two minutes
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/lint-imports
+	$(VENV)/python -m pytest -n 2 --dist worksteal tests/test_contracts.py tests/test_registry.py tests/test_schema.py \
+	  tests/test_statistics.py tests/test_intervention.py tests/runtime/test_executor.py tests/runtime/test_timeline.py \
+	  tests/runtime/test_safety.py tests/policies/test_flow.py tests/rollout/test_engine.py tests/methods/test_replay_buffer.py
 
 lint: bootstrap  ## format, lint, types and import contracts
 	$(VENV)/ruff format .

@@ -55,6 +55,20 @@ def test_robot_side_starts_without_torch(module):
     assert json.loads(done.stdout) == []
 
 
+def test_policies_are_stepped_in_two_places():
+    """The engine, by a virtual clock, and a robot's control process, with one executor; a server answers robots."""
+    asks, executes = set(), set()
+    for path in (*ROOT.glob("vla_stack/**/*.py"), *ROOT.glob("robot_drivers/**/*.py"), *ROOT.glob("sim/**/*.py")):
+        where, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        if not where.startswith("vla_stack/policies/"):
+            asks |= {where} if re.search(r"policy\.infer\(", text) else set()
+        executes |= {where} if re.search(r"(?<!class )\bExecutor\(", text) else set()
+    wraps = {"vla_stack/methods/grape/rollouts.py"}  # a policy that remembers, which the engine asks
+    assert asks == {"vla_stack/rollout/engine.py", "vla_stack/serving/worker.py"} | wraps
+    agents = {"vla_stack/rollout/agents.py", "vla_stack/methods/rac/episode.py"}  # of the engine
+    assert executes == agents | {"vla_stack/runtime/control_process.py"}
+
+
 FORBIDDEN = (
     *("pickle.load", "torch.load(", "trust_remote_code=True"),
     *("yaml.load(", "allow_pickle=True", "eval(", "exec("),

@@ -9,15 +9,15 @@ from itertools import pairwise
 import gymnasium as gym
 import numpy as np
 import pytest
+from rac_toys import play
 
 import sim
 from vla_stack.intervention import Intervention, Phase
-from vla_stack.methods.rac.episode import RolledOut, _finish, roll, run_batch
+from vla_stack.methods.rac.episode import RolledOut, _finish
 from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.operator import Decision, OperatorConfig, SimulatedOperator
 from vla_stack.methods.rac.scene import Subtasks
-from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.schema import Chunks, PolicySpec
+from vla_stack.schema import Chunks
 
 HORIZON = 8
 
@@ -29,16 +29,12 @@ def env():
     env.close()
 
 
-def finish(episode, policy=None):
-    return next(run_batch(lambda number, env: episode, [None], policy, [0]))
-
-
 @pytest.fixture(scope="module")
 def demos(env):
     outs = []
     for e in range(4):
         operator = SimulatedOperator(OperatorConfig(), sim.make_expert(env), None, env.spec_robot.dt, 0, e)
-        outs.append(finish(roll(env, env.spec_robot, e, "teleop", 200, operator=operator)))
+        outs.append(play(env, e, "teleop", 200, operator=operator))
     return outs
 
 
@@ -64,11 +60,7 @@ def episode(env, familiar, seed, number=1, mode="rac", opening=0.0, **config):
     operator = SimulatedOperator(
         OperatorConfig(end=mode == "rac", **config), sim.make_expert(env), familiar, env.spec_robot.dt, 3, number
     )
-    policy = PolicySpec(env.spec_robot, HORIZON)
-    how = ExecutorConfig(mode="sync", execute=4)
-    out = finish(
-        roll(env, env.spec_robot, seed, mode, 80, policy, how, operator, familiar), partial(clumsy, opening=opening)
-    )
+    out = play(env, seed, mode, 80, partial(clumsy, opening=opening), operator, familiar, HORIZON, 4)
     return out, env.data.qpos.copy()
 
 
@@ -103,9 +95,7 @@ def test_what_the_policy_dropped_is_picked_up_and_brought_to_its_goal(env, famil
     commands = np.array(demos[0].sent[: lifted + 1])
     commands[-1, 4] = 1.0
     operator = SimulatedOperator(OperatorConfig(end=mode == "rac"), sim.make_expert(env), familiar, 0.1, 3, 1)
-    policy, how = PolicySpec(env.spec_robot, HORIZON), ExecutorConfig(mode="sync", execute=4)
-    rolled = roll(env, env.spec_robot, 0, mode, 150, policy, how, operator, familiar)
-    out = finish(rolled, partial(dropping, commands=commands))
+    out = play(env, 0, mode, 150, partial(dropping, commands=commands), operator, familiar, HORIZON, 4)
     human = [f for f in out.frames if f.labels["control_source"] == 1]
     assert human[0].subtask == 0 and out.success  # taken over with the cube dropped, ended with it on the other
     assert {0, 1} <= {f.subtask for f in human if f.labels["segment_type"] == 3}
@@ -162,8 +152,7 @@ def test_a_success_while_a_takeover_is_held_is_the_policy_s(env, familiar, monke
 
     monkeypatch.setattr(env, "step", settling)
     operator = Hesitant(OperatorConfig(), sim.make_expert(env), familiar, env.spec_robot.dt, 3, 1)
-    policy, how = PolicySpec(env.spec_robot, HORIZON), ExecutorConfig(mode="sync", execute=4)
-    out = finish(roll(env, env.spec_robot, 0, mode, 80, policy, how, operator, familiar), clumsy)
+    out = play(env, 0, mode, 80, clumsy, operator, familiar, HORIZON, 4)
     assert out.log == [(5, "takeover"), (8, "cancel"), (8, "success")]
     assert out.success and out.phase is Phase.END_AUTO_SUCCESS and out.takeovers == 0
     assert [f.observation.step for f in out.frames] == list(range(5))

@@ -4,13 +4,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from operator_fakes import RELEASED, Rig, hand
+from rac_toys import play
 
 import sim
-from vla_stack.methods.rac.episode import roll, run_batch
 from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.operator import OperatorConfig, SimulatedOperator
-from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.schema import Chunks, PolicySpec
+from vla_stack.schema import Chunks
 
 
 @pytest.mark.parametrize("mode", ["rac", "hg_dagger"])
@@ -18,22 +17,18 @@ def test_lockstep_and_control_loop_agree_on_every_frame(mode):
     env = gym.make(sim.TASKS["stack"].id, cameras=(), privileged=True, disable_env_checker=True).unwrapped
     robot, familiar = env.spec_robot, None
 
-    def play(number, mode, policy=None):
-        operator = SimulatedOperator(
-            OperatorConfig(end=mode == "rac"), sim.make_expert(env), familiar, robot.dt, 0, number
-        )
-        how = ExecutorConfig(mode="sync")
-        episode = roll(env, robot, number, mode, 60, policy, how, operator, familiar)
+    def still(observations, seeds):
+        return Chunks(np.array([np.tile(o.state[:5], (8, 1)) for o in observations], np.float32))
 
-        def still(observations, seeds):
-            return Chunks(np.array([np.tile(o.state[:5], (8, 1)) for o in observations], np.float32))
+    def one(number, mode):
+        expert = sim.make_expert(env)
+        operator = SimulatedOperator(OperatorConfig(end=mode == "rac"), expert, familiar, robot.dt, 0, number)
+        return play(env, number, mode, 60, still, operator, familiar)
 
-        return next(run_batch(lambda *_: episode, [None], still, [0]))
-
-    demos = [play(e, "teleop") for e in range(3)]
+    demos = [one(e, "teleop") for e in range(3)]
     frames = [(f.features, f.subtask, e) for e, out in enumerate(demos) for f in out.frames]
     familiar = FamiliarStates(*(np.array(column) for column in zip(*frames, strict=True)))
-    out = play(7, mode, PolicySpec(robot, 8))
+    out = one(7, mode)
     env.close()
     assert {"takeover", "engage", "recovered"} <= {event for _, event in out.log}
 

@@ -15,10 +15,11 @@ import sim
 from vla_stack.data.dataset import open_dataset
 from vla_stack.errors import UserError
 from vla_stack.evaluation.constraints.propose import Endpoint
+from vla_stack.methods import imagined_critics as offline
 from vla_stack.methods.ravl import RavlRecipe
 from vla_stack.methods.sac import SacRecipe
 from vla_stack.schema import Observation
-from vla_stack.world_model import instructions, offline, rehearsal
+from vla_stack.world_model import instructions, rehearsal
 from vla_stack.world_model.clips import encode_all, open_recording
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig

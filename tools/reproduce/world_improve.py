@@ -28,6 +28,8 @@ from world_training import Settings, data, trained
 import sim
 from vla_stack.cli import main as vla
 from vla_stack.evaluation.constraints.propose import Endpoint
+from vla_stack.methods import imagined_critics
+from vla_stack.methods.imagined_critics import Critics
 from vla_stack.methods.ravl import RavlRecipe
 from vla_stack.methods.sac import SacRecipe
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
@@ -35,12 +37,10 @@ from vla_stack.policies.shipped import resolve_policy
 from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.schema import Observation
 from vla_stack.training import checkpoint
-from vla_stack.world_model import offline
 from vla_stack.world_model.clips import encode_all, open_recording
 from vla_stack.world_model.dreams import Dreams
 from vla_stack.world_model.instructions import ask_paraphrases
 from vla_stack.world_model.model import WorldModel
-from vla_stack.world_model.offline import Critics
 from vla_stack.world_model.rehearsal import DRIVE, Act, Tell, as_it_is, in_other_words, record, roll
 
 TESTED = 60_000  # seed of the first episode that a policy is judged on
@@ -160,7 +160,7 @@ def pessimists(settings: Settings, out: Path, model: WorldModel, seed: int) -> C
     """Critics trained on imagined chunks."""
     recording = open_recording(data(settings, out))
     latents = encode_all(model.vae, recording, model.bank.device)
-    critics, log = offline.train(model, recording, latents, RAVL, settings.critics, seed)
+    critics, log = imagined_critics.train(model, recording, latents, RAVL, settings.critics, seed)
     (out / f"critics-{seed}.json").write_text(json.dumps(log))
     return critics
 

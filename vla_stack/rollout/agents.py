@@ -54,6 +54,9 @@ class PolicyAgent:
             return Decision(self._command)
         return Decision(self._command, dispatch.chunk_rid, self._noise[dispatch.chunk_rid])
 
+    def result(self) -> None:
+        """Nothing that the record does not say."""
+
 
 class ExpertAgent:
     """A scripted expert, with noise on what it executes.
@@ -73,6 +76,9 @@ class ExpertAgent:
         label = self._expert.act()
         return Decision(np.asarray(self._expert.perturb(label), np.float32), label=label)
         yield  # a generator, as agents that ask a policy are
+
+    def result(self) -> None:
+        """Nothing that the record does not say."""
 
 
 def expert_plan(

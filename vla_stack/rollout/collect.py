@@ -162,6 +162,9 @@ class CollectingAgent:
         return Decision(self._expert.perturb(action), label=(action, chunk, length))
         yield  # a generator, as agents that ask a policy are
 
+    def result(self) -> None:
+        """Nothing that frames do not say."""
+
 
 class FrameRecorder:
     """The frames of an episode of a :class:`CollectingAgent`."""

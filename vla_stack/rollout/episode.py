@@ -83,6 +83,7 @@ def run_episode(episode: Episode, on_step: Callable[[StepEvent], None] | None = 
         noise=np.array(noise, np.int64),
         rewards=np.array(rewards, np.float32),
         terminated=terminated,
+        outcome=agent.result(),
         attached={name: recorder.result() for name, recorder in recorders.items()},
     )
 

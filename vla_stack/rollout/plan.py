@@ -104,6 +104,10 @@ class Agent(Protocol):
         """The decision of control step ``k``; None ends the episode."""
         ...
 
+    def result(self) -> Any:
+        """What is kept, in :attr:`EpisodeRecord.outcome`; asked for once, at the end."""
+        ...
+
 
 class Recorder(Protocol):
     """Who watches one episode."""

@@ -43,6 +43,7 @@ class EpisodeRecord:
         number: Tells several rollouts of one start apart.
         rewards: float32 [steps], the environment's own.
         terminated: Whether the task ended, done or failed for good; a time limit or a stop alone is no such end.
+        outcome: What the agent kept; not written to files.
         attached: What recorders kept, by their names; not written to files.
     """
 
@@ -63,6 +64,7 @@ class EpisodeRecord:
     number: int = 0
     rewards: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32), repr=False, compare=False)
     terminated: bool = False
+    outcome: Any = field(default=None, repr=False, compare=False)
     attached: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:

@@ -22,10 +22,9 @@ from vla_stack.world_model.imagined_env import Frames
 from vla_stack.world_model.imagined_rows import ImaginedRows
 from vla_stack.world_model.memory import Memory
 from vla_stack.world_model.model import End, WorldModel, shared
-from vla_stack.world_model.offline import Critics
 from vla_stack.world_model.poses import POSE
 from vla_stack.world_model.quality import chunk_noise
-from vla_stack.world_model.selection import choose
+from vla_stack.world_model.selection import Critics, choose
 
 
 @dataclass(frozen=True)

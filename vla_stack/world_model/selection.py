@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from vla_stack.world_model.memory import Memory
 from vla_stack.world_model.model import End, WorldModel
-from vla_stack.world_model.offline import Critics
 from vla_stack.world_model.quality import chunk_noise
+
+
+class Critics(Protocol):
+    """Who says what a chunk is worth; see :mod:`vla_stack.methods.imagined_critics`."""
+
+    def value(self, now: End, task: int, commands: Tensor) -> Tensor:
+        """Values [n] of chunks [n, H, 5] that begin in one frame."""
+        ...
+
+    def propose(self, now: End, task: int) -> Tensor:
+        """A chunk of its own, [1, H, 5]."""
+        ...
 
 
 @torch.no_grad()

@@ -6,23 +6,24 @@ the flush at a takeover and what is recorded follow the same rules as on a robot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.scene import Scene as Poses
+from vla_stack.envs import EnvStep
 from vla_stack.intervention import Control, Intervention, Mode, Phase, Refused, Segment
 from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.operator import HOLD_S, SimulatedOperator
 from vla_stack.methods.rac.scene import Attempts, Scene, Subtasks
+from vla_stack.rollout.plan import Decision, Episode, Query, Reply
 from vla_stack.runtime.driver import Status
-from vla_stack.runtime.executor import Executor, ExecutorConfig
+from vla_stack.runtime.executor import Executor
 from vla_stack.runtime.rewind import Rewinder
-from vla_stack.schema import ActionChunk, Chunks, Observation, PolicySpec, RobotSpec
+from vla_stack.schema import ActionChunk, Observation
 
 RESET_S = 5.0  # s of a person's time for each reset
 
@@ -84,116 +85,157 @@ class RolledOut:
         return self.ticks * dt + RESET_S
 
 
-Query = tuple[Observation, int]
-Running = Generator[Query, NDArray[np.float32], RolledOut]
-
-
-def roll(
-    env: gym.Env,
-    robot: RobotSpec,
-    seed: int,
-    mode: Mode,
-    limit: int,
-    policy: PolicySpec | None = None,
-    executor: ExecutorConfig | None = None,
-    operator: SimulatedOperator | None = None,
-    familiar: FamiliarStates | None = None,
-) -> Running:
-    """One episode as a coroutine: yields (observation, seed) where a chunk is wanted and is sent its actions.
+class OperatedAgent:
+    """A policy under an operator, in lockstep virtual time; what came of it is its :meth:`result`.
 
     Args:
-        env: A task of ``sim`` in control mode ee_abs, without a time limit of its own.
-        robot: What is observed and recorded.
-        seed: Environment seed; with the tick also the policy's.
+        episode: Of a task of ``sim`` in control mode ee_abs, without a time limit of its own.
         mode: ``teleop`` for demonstrations, which need no policy.
         limit: Ticks after which the policy has failed, or a demonstration is discarded.
-        policy: What acts in phase AUTO.
-        executor: How its chunks are executed.
         operator: Who intervenes, if anybody.
         familiar: For counting recoveries.
     """
-    raw, _ = env.reset(seed=seed)
-    task: Any = env.unwrapped
-    out, machine, subtasks, attempts = RolledOut(seed), Intervention(mode), Subtasks(), Attempts(robot.dt)
-    plan = Executor(robot, policy, executor) if policy else None
-    if plan:
-        plan.reset(0, seed)
-    period = round(1e9 * robot.dt)
-    command = task.tool_command.astype(np.float32)
-    step = np.array([d.max_rate * robot.dt if np.isfinite(d.max_rate) else np.inf for d in robot.action])
-    machine.apply("start", 0)
-    if mode == "teleop" and operator:
-        operator.human.engage(task.tool_command)
-        machine.apply("engage", 0)
-    k, auto, held = 0, 0, 0
-    scene, poses = Scene.of(env), Poses(task)
-    rewinder = Rewinder(robot) if operator and operator.config.rewind else None
-    while True:
-        now = Observation(np.asarray(raw["agent_pos"], np.float32), raw.get("pixels", {}), task.task, k, k * period)
-        status: Status = {"objects": poses.objects(), "hazards": poses.hazards()} if rewinder else {}
-        if rewinder:
-            rewinder.observe(k * period, now, status)
-        features, before = scene.features, machine.phase
-        subtask = subtasks.update(scene)
-        if familiar and subtask < Subtasks.DONE:
-            attempts.update(scene, subtask, familiar.start_score(features, subtask) <= 1.0)
-        target = None
-        if operator:
-            decision = operator.step(k, machine.phase, scene, task.tool_command)
-            for event in decision.events:
-                if event == "rewind" and rewinder and (why := rewinder.plan(k * period, now)):
-                    out.refusals.append(why)
-                    event = "engage"
-                machine.apply(event, k)
-                out.log.append((k, event))
-            target = decision.command
+
+    def __init__(
+        self,
+        episode: Episode,
+        mode: Mode,
+        limit: int,
+        operator: SimulatedOperator | None = None,
+        familiar: FamiliarStates | None = None,
+    ) -> None:
+        robot, seed = episode.robot, episode.start.seed
+        self._robot, self._seed, self._limit, self._operator, self._familiar = robot, seed, limit, operator, familiar
+        self._env, self._task = episode.env, episode.env.unwrapped
+        self.out, self.machine = RolledOut(seed), Intervention(mode)
+        self._subtasks, self._attempts = Subtasks(), Attempts(robot.dt)
+        self._executor = None if mode == "teleop" else Executor(robot, episode.plan.policy, episode.plan.executor)
+        if self._executor:
+            self._executor.reset(0, seed)
+        self._command = self._task.tool_command.astype(np.float32)
+        rates = [d.max_rate * robot.dt if np.isfinite(d.max_rate) else np.inf for d in robot.action]
+        self._step = np.array(rates)
+        self.machine.apply("start", 0)
+        if mode == "teleop" and operator:
+            operator.human.engage(self._task.tool_command)
+            self.machine.apply("engage", 0)
+        self._auto = self._held = 0
+        self._scene, self._poses = Scene.of(self._env), Poses(self._task)
+        self._rewinder = Rewinder(robot) if operator and operator.config.rewind else None
+        self._sent: _Sent | None = None
+
+    def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
+        if self._sent is not None and self._done(k, self._sent, now):
+            return None
+        machine, scene, task = self.machine, self._scene, self._task
+        seen = Observation(
+            np.asarray(now.observation["agent_pos"], np.float32),
+            now.observation.get("pixels", {}),
+            task.task,
+            k,
+            k * self._period,
+        )
+        status = self._watch(k, seen)
+        before, subtask = machine.phase, self._subtasks.update(scene)
+        if self._familiar and subtask < Subtasks.DONE:
+            starting = self._familiar.start_score(scene.features, subtask) <= 1.0
+            self._attempts.update(scene, subtask, starting)
+        target = self._intervene(k, seen, status) if self._operator else None
         if machine.phase.ended:
-            break
-        if plan and before is not Phase.AUTO and machine.phase is Phase.AUTO:
-            plan.reset(k, seed + 7919 * k)  # after a hold nothing of an older chunk is executed
-        if machine.phase is Phase.AUTO and auto >= limit or machine.phase is Phase.TELEOP and k >= limit:
+            return None
+        if self._executor and before is not Phase.AUTO and machine.phase is Phase.AUTO:
+            self._executor.reset(k, self._seed + 7919 * k)  # after a hold nothing of an older chunk is executed
+        late = machine.phase is Phase.AUTO and self._auto >= self._limit
+        if late or machine.phase is Phase.TELEOP and k >= self._limit:
             machine.apply("fail", k)
-            break
+            return None
         if machine.policy_may_act:
-            assert plan is not None
-            if (request := plan.plan(k)) is not None:
-                actions = yield now, request.seed
-                chunk = ActionChunk(actions, request.origin, request.k_obs, rid=request.rid, epoch=request.epoch)
-                plan.deliver(chunk, k)
-            dispatch = plan.dispatch(k)
-            command = command if dispatch.action is None else dispatch.action
-            auto += 1
-        elif rewinder and operator and machine.control_source is Control.AUTO_REWIND:
-            waypoint, why = rewinder.next(now, status, command)
-            if waypoint is None:  # the hand goes on from where it has led to, one tick later
-                out.refusals.append(why)
-                machine.apply("engage", k)
-                operator.human.engage(task.tool_command)
-            command = command if waypoint is None else waypoint
+            yield from self._let_policy_act(k, seen)
+        elif self._rewinder and machine.control_source is Control.AUTO_REWIND:
+            self._rewind(k, seen, status)
         elif machine.human_may_act and target is not None:
-            limited = np.clip(target, command - step, command + step)
-            command = np.clip(limited, robot.action_low, robot.action_high).astype(np.float32)
-        if machine.recording:
-            labels = machine.labels(k)
-        raw, _, _, _, info = env.step(command)
-        out.sent.append(command.copy())
-        if machine.recording:
-            out.frames.append(
-                Frame(now, command.copy(), task.joint_command, labels, min(subtask, Subtasks.DONE - 1), features)
-            )
-        out.stage = max(out.stage, int(info["stage"]))
-        k += 1
-        scene = Scene.of(env)
-        out.success = bool(info["is_success"])
-        held = held + 1 if out.success else 0
+            limited = np.clip(target, self._command - self._step, self._command + self._step)
+            self._command = np.clip(limited, self._robot.action_low, self._robot.action_high).astype(np.float32)
+        labels = machine.labels(k) if machine.recording else None
+        self._sent = _Sent(seen, self._command.copy(), labels, min(subtask, Subtasks.DONE - 1), scene.features)
+        return Decision(self._sent.command)
+
+    def result(self) -> RolledOut:
+        out, machine = self.out, self.machine
+        out.phase, out.takeovers = machine.phase, machine.takeovers
+        out.ticks, out.attempts, out.recoveries = len(out.sent), self._attempts.attempts, self._attempts.recoveries
+        return out
+
+    @property
+    def _period(self) -> int:
+        return round(1e9 * self._robot.dt)
+
+    def _watch(self, k: int, seen: Observation) -> Status:
+        """What a rewind needs to know of the scene."""
+        if self._rewinder is None:
+            return {}
+        status: Status = {"objects": self._poses.objects(), "hazards": self._poses.hazards()}
+        self._rewinder.observe(k * self._period, seen, status)
+        return status
+
+    def _intervene(self, k: int, seen: Observation, status: Status) -> NDArray[np.float64] | None:
+        """Let the operator do what it does at this tick; where it wants the tool."""
+        assert self._operator is not None
+        decision = self._operator.step(k, self.machine.phase, self._scene, self._task.tool_command)
+        for event in decision.events:
+            if event == "rewind" and self._rewinder and (why := self._rewinder.plan(k * self._period, seen)):
+                self.out.refusals.append(why)
+                event = "engage"
+            self.machine.apply(event, k)
+            self.out.log.append((k, event))
+        return decision.command
+
+    def _let_policy_act(self, k: int, seen: Observation) -> Generator[Query, Reply, None]:
+        assert self._executor is not None
+        if (request := self._executor.plan(k)) is not None:
+            actions, _ = yield Query(seen, request.seed)
+            chunk = ActionChunk(actions, request.origin, request.k_obs, rid=request.rid, epoch=request.epoch)
+            self._executor.deliver(chunk, k)
+        dispatch = self._executor.dispatch(k)
+        self._command = self._command if dispatch.action is None else dispatch.action
+        self._auto += 1
+
+    def _rewind(self, k: int, seen: Observation, status: Status) -> None:
+        assert self._rewinder is not None and self._operator is not None
+        waypoint, why = self._rewinder.next(seen, status, self._command)
+        if waypoint is None:  # the hand goes on from where it has led to, one tick later
+            self.out.refusals.append(why)
+            self.machine.apply("engage", k)
+            self._operator.human.engage(self._task.tool_command)
+        self._command = self._command if waypoint is None else waypoint
+
+    def _done(self, k: int, sent: _Sent, now: EnvStep) -> bool:
+        """Take in what the last command did, before tick ``k``; whether the task has been done for long enough."""
+        out, machine = self.out, self.machine
+        out.sent.append(sent.command)
+        if sent.labels is not None:
+            joints = self._task.joint_command
+            out.frames.append(Frame(sent.seen, sent.command, joints, sent.labels, sent.subtask, sent.features))
+        out.stage = max(out.stage, int(now.info["stage"]))
+        self._scene = Scene.of(self._env)
+        out.success = bool(now.info["is_success"])
+        self._held = self._held + 1 if out.success else 0
         by_hand = machine.phase in (Phase.TELEOP, Phase.CORRECTION)
-        if held > (round(HOLD_S / robot.dt) if by_hand else 0):
-            subtasks.update(scene)
-            _finish(machine, out, k)
-            break
-    out.phase, out.ticks, out.takeovers = machine.phase, k, machine.takeovers
-    out.attempts, out.recoveries = attempts.attempts, attempts.recoveries
-    return out
+        if self._held <= (round(HOLD_S / self._robot.dt) if by_hand else 0):
+            return False
+        self._subtasks.update(self._scene)
+        _finish(machine, out, k)
+        return True
+
+
+class _Sent(NamedTuple):
+    """What was done in the last tick, whose outcome is not known yet."""
+
+    seen: Observation
+    command: NDArray[np.float32]
+    labels: dict[str, Any] | None
+    subtask: int
+    features: NDArray[np.float32]
 
 
 def _finish(machine: Intervention, out: RolledOut, k: int) -> None:
@@ -214,40 +256,3 @@ def _finish(machine: Intervention, out: RolledOut, k: int) -> None:
     for event in events:
         machine.apply(event, k)
         out.log.append((k, event))
-
-
-def run_batch(
-    start: Callable[[int, gym.Env], Running],
-    envs: Sequence[gym.Env],
-    infer: Callable[[Sequence[Observation], Sequence[int]], Chunks] | None,
-    episodes: Sequence[int],
-) -> Iterator[RolledOut]:
-    """Run episodes, as many at a time as there are environments, and give them back in their order.
-
-    Args:
-        start: (episode, environment) -> its coroutine.
-        envs: Environments.
-        infer: The policy; None where nobody asks for chunks.
-        episodes: Numbers of the episodes.
-    """
-    for first in range(0, len(episodes), len(envs)):
-        group = episodes[first : first + len(envs)]
-        running = {i: start(episode, env) for i, (episode, env) in enumerate(zip(group, envs, strict=False))}
-        done: dict[int, RolledOut] = {}
-        wanted = {i: _advance(episode, None, done, i) for i, episode in running.items()}
-        while len(done) < len(group):
-            asking = [i for i in running if i not in done]
-            queries = [wanted[i] for i in asking]
-            assert infer is not None
-            chunks = infer([q[0] for q in queries if q], [q[1] for q in queries if q])
-            for row, i in enumerate(asking):
-                wanted[i] = _advance(running[i], chunks.actions[row], done, i)
-        yield from (done[i] for i in sorted(done))
-
-
-def _advance(episode: Running, reply: NDArray[np.float32] | None, done: dict[int, RolledOut], i: int) -> Query | None:
-    try:
-        return next(episode) if reply is None else episode.send(reply)
-    except StopIteration as end:
-        done[i] = end.value
-        return None

@@ -8,16 +8,16 @@ fixed seeds. In mode ``teleop`` the operator demonstrates instead of intervening
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from tqdm import tqdm
 
 import sim
+from vla_stack import envs
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.features import Column
 from vla_stack.data.labels import CONTROL_SOURCE, EPISODE_UID, frame_labels, label_columns
@@ -26,16 +26,21 @@ from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.data.trainable import Trainable
 from vla_stack.errors import UserError
-from vla_stack.intervention import Control, Phase, Segment
+from vla_stack.intervention import Control, Mode, Phase, Segment
 from vla_stack.methods.iterations import RoundFolder, table
-from vla_stack.methods.rac.episode import RolledOut, Running, roll, run_batch
+from vla_stack.methods.rac.episode import OperatedAgent, RolledOut
 from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.operator import OperatorConfig, SimulatedOperator
 from vla_stack.methods.rac.recipe import Rac
 from vla_stack.methods.rac.scene import FEATURES
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.device import find_device
+from vla_stack.ray_cluster import Where
+from vla_stack.rollout.agents import expert_plan
+from vla_stack.rollout.engine import Engine, run
+from vla_stack.rollout.plan import Episode, Plan, Start
 from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import RobotSpec
 from vla_stack.training.build import make_config
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.recipe import Recipe
@@ -43,6 +48,8 @@ from vla_stack.training.train import train
 
 SCENE = "scene"  # float32 [7] column: Scene.features
 PATIENCE = 2  # times the task's time limit that a policy has: what recovers needs time to try again
+EXECUTOR = ExecutorConfig(mode="sync")
+NEVER = 1_000_000_000  # steps: the loop has limits of its own
 DEMO_LIMIT = 3.0  # times the task's time limit that a demonstration may take
 COLUMNS = {
     "round": "{round}",
@@ -55,10 +62,34 @@ COLUMNS = {
 }
 
 
+@dataclass(frozen=True)
+class Operated:
+    """Makes the agent of each episode; travels to workers.
+
+    Attributes:
+        mode, limit, familiar: See :class:`~vla_stack.methods.rac.episode.OperatedAgent`.
+        operator: How the simulated operator is; None for nobody.
+        seed: Its seed; its luck also depends on the number of the start.
+    """
+
+    mode: Mode
+    limit: int
+    familiar: FamiliarStates | None
+    operator: OperatorConfig | None = None
+    seed: int = 0
+
+    def __call__(self, episode: Episode) -> OperatedAgent:
+        who = None
+        if self.operator is not None:
+            expert, number = sim.make_expert(episode.env), episode.start.number
+            who = SimulatedOperator(self.operator, expert, self.familiar, episode.robot.dt, self.seed, number)
+        return OperatedAgent(episode, self.mode, self.limit, who, self.familiar)
+
+
 class RacLoop:
     """One run; every step of it finds what an earlier, stopped run has left.
 
-    The policy rolls out where it is trained; the environments stay in this process.
+    The policy rolls out where it is trained.
 
     Args:
         recipe: The run.
@@ -77,18 +108,7 @@ class RacLoop:
         self.method.fits(make_config(recipe.policy, self.device), recipe.policy)
         self.limit = self.task.max_episode_steps
         self.patience = PATIENCE * self.limit
-        self._envs: list[gym.Env] = []
-
-    @property
-    def envs(self) -> list[gym.Env]:
-        """Environments without a time limit of their own, made when first needed."""
-        r = self.method
-        if not self._envs:
-            self._envs = [
-                gym.make(self.task.id, disable_env_checker=True, **self.recipe.task.options).unwrapped
-                for _ in range(r.num_envs)
-            ]
-        return self._envs
+        self.options = {**recipe.task.options, "max_episode_steps": NEVER}
 
     def run(self) -> list[dict[str, Any]]:
         """Do the rounds that are missing; returns all records."""
@@ -106,13 +126,12 @@ class RacLoop:
         path = self.folder.path(k) / "rollouts.json"
         if path.exists():
             return read_json(path)
-        robot = self.envs[0].unwrapped.spec_robot  # type: ignore[attr-defined]
+        robot, joints = self._robot()
         extra = label_columns(robot) | {SCENE: Column("float32", (FEATURES,))}
         about: dict[str, Any] = {"collected": 0, "discarded": 0, "takeovers": 0, "supervision_s": 0.0, "rewound": 0}
         counts = {s.name.lower(): 0 for s in Segment}
-        names = tuple(f"joint_{i + 1}.pos" for i in range(len(self.envs[0].unwrapped.joint_command)))  # type: ignore[attr-defined]
         familiar = self.familiar() if k else None
-        with EpisodeRecorder(self.data, robot, "video", names, extra) as recorder:
+        with EpisodeRecorder(self.data, robot, "video", joints, extra) as recorder:
             have = self._uids()  # after the recorder has mended what a killed one left
             for episode, out in self._wanted(k, familiar):
                 uid = int(np.random.SeedSequence((self.recipe.seed, k, episode)).generate_state(1, np.uint64)[0]) >> 2
@@ -146,16 +165,12 @@ class RacLoop:
 
     def evaluate(self, policy_dir: Path) -> dict[str, Any]:
         """Roll a policy out alone, on the same seeds in every round."""
-        policy, familiar, e = load_policy(policy_dir, str(self.device)), self.familiar(), self.recipe.eval
-        robot = self.envs[0].unwrapped.spec_robot  # type: ignore[attr-defined]
-
-        def start(episode: int, env: gym.Env) -> Running:
-            how = ExecutorConfig(mode="sync")
-            seed = e.seed + episode
-            return roll(env, robot, seed, "rac", self.patience, policy.spec, how, None, familiar)
-
-        outs = list(run_batch(start, self.envs, policy.infer, range(e.episodes)))
-        return outcome(outs, len(self.task.stages))
+        policy, e = load_policy(policy_dir, str(self.device)), self.recipe.eval
+        agent = Operated("rac", self.patience, self.familiar())
+        starts = [Start(e.seed + episode) for episode in range(e.episodes)]
+        plan = Plan(self.task.id, self.options, policy.spec, agent, executor=EXECUTOR, linger=None)
+        records = sorted(run(policy, plan, starts, e.num_envs, e.workers, e.rollouts), key=lambda record: record.seed)
+        return outcome([record.outcome for record in records], len(self.task.stages))
 
     def familiar(self) -> FamiliarStates:
         """The states of round 0."""
@@ -172,16 +187,20 @@ class RacLoop:
         r = self.method
         rolls = k > 0 and r.mode != "teleop"
         policy = load_policy(self._policy_dir(k - 1), str(self.device)) if rolls else None
-        start, human = self._starter(k, policy, familiar), 0
+        human = 0
         goal = r.human_frames if k else r.demos
         unit = "human frames" if k else "demonstrations"
-        with tqdm(total=goal, desc=f"round {k}", unit=f" {unit}") as bar:
+        with (
+            tqdm(total=goal, desc=f"round {k}", unit=f" {unit}") as bar,
+            Engine(self._plan(policy, familiar), r.num_envs, r.workers, r.rollouts) as engine,
+        ):
             for first in itertools.count(0, r.num_envs):
                 group = range(first, first + r.num_envs)
-                outs = run_batch(start, self.envs, policy.infer if policy else None, group)
-                for episode, out in zip(group, outs, strict=True):
-                    yield episode, out
-                    got = (out.human_frames if k else 1) if _kept(out) else 0
+                starts = [Start(1_000_000 * (self.recipe.seed + 1) + 10_000 * k + n, 10_000 * k + n) for n in group]
+                records = sorted(engine.run(policy, starts), key=lambda record: record.number)
+                for episode, record in zip(group, records, strict=True):
+                    yield episode, record.outcome
+                    got = (record.outcome.human_frames if k else 1) if _kept(record.outcome) else 0
                     human += got
                     bar.update(got)
                     if human >= goal:
@@ -189,23 +208,25 @@ class RacLoop:
                 if first > 200 * r.num_envs:
                     raise UserError(f"round {k}: {first} episodes gave {human} of {goal} {unit}", "set fewer")
 
-    def _starter(
-        self, k: int, policy: ChunkPolicy | None, familiar: FamiliarStates | None
-    ) -> Callable[[int, gym.Env], Running]:
-        r, base = self.method, self.recipe.seed
+    def _plan(self, policy: ChunkPolicy | None, familiar: FamiliarStates | None) -> Plan:
+        """Episodes under the simulated operator: demonstrations where there is no policy."""
+        r = self.method
         config = OperatorConfig(recover=r.recover, end=r.mode == "rac", rewind=r.rewind)
+        if policy is None:
+            agent = Operated("teleop", round(DEMO_LIMIT * self.limit), familiar, config, self.recipe.seed)
+            return expert_plan(self.task.id, self.options, agent, {}, linger=None)
+        mode: Mode = "hg_dagger" if r.mode == "hg_dagger" else "rac"
+        agent = Operated(mode, self.patience, familiar, config, self.recipe.seed)
+        return Plan(self.task.id, self.options, policy.spec, agent, executor=EXECUTOR, linger=None)
 
-        def start(episode: int, env: gym.Env) -> Running:
-            robot, number = env.unwrapped.spec_robot, 10_000 * k + episode  # type: ignore[attr-defined]
-            operator = SimulatedOperator(config, sim.make_expert(env), familiar, robot.dt, base, number)
-            seed = 1_000_000 * (base + 1) + number
-            if policy is None:
-                limit = round(DEMO_LIMIT * self.limit)
-                return roll(env, robot, seed, "teleop", limit, operator=operator, familiar=familiar)
-            how, mode = ExecutorConfig(mode="sync"), "hg_dagger" if r.mode == "hg_dagger" else "rac"
-            return roll(env, robot, seed, mode, self.patience, policy.spec, how, operator, familiar)  # type: ignore[arg-type]
-
-        return start
+    def _robot(self) -> tuple[RobotSpec, tuple[str, ...]]:
+        """The robot of the task, and the names of its joints."""
+        one = envs.make(self.task.id, 1, None, self.options)
+        names = tuple(f"joint_{i + 1}.pos" for i in range(len(one.row(0).unwrapped.joint_command)))
+        robot = one.robot
+        one.close()
+        assert robot is not None
+        return robot, names
 
     def _uids(self) -> set[int]:
         """Episodes of the dataset; the sidecar also has rows of commits that were never finished."""
@@ -225,7 +246,7 @@ class RacLoop:
             score = familiar.score(f.features, f.subtask) if familiar else 0.0
             t = f.observation.t_capture_ns
             labels = frame_labels(robot, f.labels, t, subtask_index=f.subtask, in_dist_score=np.float32(score))
-            recorder.add_frame(f.observation, f.action, f.joints, **labels, **{SCENE: f.features})
+            recorder.add_frame(f.observation, f.action, f.joints, **labels | {SCENE: f.features})
         mode = "teleop" if k == 0 else self.method.mode
         facts = EpisodeFacts(str(out.phase), mode, k, out.supervision_s(robot.dt), "", out.seed)
         recorder.save_episode(out.success, uid=uid, facts=facts)

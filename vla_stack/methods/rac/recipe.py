@@ -28,6 +28,8 @@ class Rac(Imitation):
         demos: Demonstrations of iteration 0.
         human_frames: Frames in which the operator acts, for each iteration.
         num_envs: Episodes that advance side by side.
+        workers: Processes, or actors, that hold their environments; 0 keeps them in this one.
+        rollouts: Where the workers are: ``local`` processes or actors on ``ray``.
     """
 
     name: Literal["rac"] = "rac"  # type: ignore[assignment]
@@ -38,6 +40,8 @@ class Rac(Imitation):
     demos: Count = 30
     human_frames: Count = 800
     num_envs: Count = 20
+    workers: Natural = 0
+    rollouts: Literal["local", "ray"] = "local"
 
     def check_recipe(self, recipe: Recipe) -> None:
         """The task is one of ``sim``, and there is no data yet; raises :class:`UserError`."""
