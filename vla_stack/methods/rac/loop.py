@@ -35,7 +35,6 @@ from vla_stack.methods.rac.recipe import Rac
 from vla_stack.methods.rac.scene import FEATURES
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.device import find_device
-from vla_stack.ray_cluster import Where
 from vla_stack.rollout.agents import expert_plan
 from vla_stack.rollout.engine import Engine, run
 from vla_stack.rollout.plan import Episode, Plan, Start
