@@ -48,6 +48,7 @@ def backfill(root: Path) -> list[str]:
     Raises:
         UserError: The dataset does not describe its robot, or cannot be opened.
     """
+    read_info(root)  # a folder that is no dataset is left as it is
     with locked(root):
         dataset, robot = open_dataset(root), read_robot_spec(root)
         missing = [name for name in label_columns(robot) if name not in dataset.features]
@@ -85,6 +86,7 @@ def relabel(root: Path, episode: int, frames: range, segment: Segment) -> int:
     Raises:
         UserError: There is no such episode, frame or column.
     """
+    read_info(root)  # a folder that is no dataset is left as it is
     with locked(root):
         dataset = open_dataset(root)
         if SEGMENT_TYPE not in dataset.columns:

@@ -9,6 +9,7 @@ from pathlib import Path
 from vla_stack.data.layout import read_info
 from vla_stack.errors import UserError
 from vla_stack.rollout.collect import BRANCH, CollectConfig, collect
+from vla_stack.verbs.arguments import count, not_negative, positive, whole
 
 HELP = "Record a scripted expert's episodes into a LeRobotDataset; run again to continue or to add episodes."
 EXAMPLES = (
@@ -26,19 +27,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--task", nargs="+", help="one or more of our tasks, recorded one after another")
     what.add_argument("--env", nargs="+", help="tasks of benchmarks: metaworld/<task>, aloha/transfer_cube")
-    parser.add_argument("--episodes", type=int, default=200, help="episodes the dataset shall hold of each task (200)")
-    parser.add_argument("--root", type=Path, required=True, help="dataset folder; continued if it exists")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="simulation processes (one per core)")
-    parser.add_argument("--rollouts", choices=("local", "ray"), default="local", help="where they run (local)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--noise", type=float, default=0.0, help="noise on executed actions, labels stay clean (0)")
     parser.add_argument(
-        "--branch", type=int, default=BRANCH, metavar="H", help="actions of each frame's chunk label, with --noise (16)"
+        "--episodes", type=count, default=200, help="episodes the dataset shall hold of each task (200)"
     )
-    parser.add_argument("--image-size", type=int, default=64, help="pixels (64)")
+    parser.add_argument("--root", type=Path, required=True, help="dataset folder; continued if it exists")
+    parser.add_argument(
+        "--workers", type=whole, default=os.cpu_count() or 1, help="simulation processes (one per core)"
+    )
+    parser.add_argument("--rollouts", choices=("local", "ray"), default="local", help="where they run (local)")
+    parser.add_argument("--seed", type=whole, default=0)
+    parser.add_argument(
+        "--noise", type=not_negative, default=0.0, help="noise on executed actions, labels stay clean (0)"
+    )
+    parser.add_argument(
+        "--branch",
+        type=count,
+        default=BRANCH,
+        metavar="H",
+        help="actions of each frame's chunk label, with --noise (16)",
+    )
+    parser.add_argument("--image-size", type=count, default=64, help="pixels (64)")
     parser.add_argument("--image-mode", choices=("video", "image"), default="video", help="H.264 or PNG (video)")
     parser.add_argument("--cameras", nargs="+", help="which to record (the environment's default)")
-    parser.add_argument("--control-hz", type=float, help="control steps a second (the environment's default)")
+    parser.add_argument("--control-hz", type=positive, help="control steps a second (the environment's default)")
     modes = ("ee_abs", "joint_abs", "ee_delta")
     parser.add_argument("--control-mode", choices=modes, help="actions (ours: ee_abs, MetaWorld: ee_delta)")
     parser.add_argument("--visuals", choices=("fast", "official"), help="pictures of benchmarks (fast)")

@@ -29,6 +29,7 @@ from vla_stack.runtime.driver import Guard
 from vla_stack.runtime.link import Link, ignored_interrupts
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.schema import RobotSpec
+from vla_stack.verbs.arguments import port, positive, whole
 from vla_stack.verbs.holding import leave_holding
 from vla_stack.verbs.robot_arguments import (
     add_execution_arguments,
@@ -63,14 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--root", type=Path, help="dataset to record into; continued if it exists (default: datasets/console-TASK-MODE)"
     )
     add("--demos", type=Path, help="dataset whose states count as familiar (default: --root)")
-    add("--seconds", type=float, default=60.0, help="longest episode of policy or demonstration (%(default)g)")
-    add("--round", type=int, default=0, help="round of the loop that this is, for the records (%(default)s)")
-    add("--quota", type=int, default=0, help="human frames that this round is to have, to show how far it is")
-    add("--seed", type=int, help="of the first episode; the next one takes the next (one that --root has not had)")
+    add("--seconds", type=positive, default=60.0, help="longest episode of policy or demonstration (%(default)g)")
+    add("--round", type=whole, default=0, help="round of the loop that this is, for the records (%(default)s)")
+    add("--quota", type=whole, default=0, help="human frames that this round is to have, to show how far it is")
+    add("--seed", type=whole, help="of the first episode; the next one takes the next (one that --root has not had)")
     add(
         "--host", default="127.0.0.1", help="name or address to open it under; off this computer with TLS (%(default)s)"
     )
-    add("--port", type=int, default=8765, help="(default: %(default)s)")
+    add("--port", type=port, default=8765, help="(default: %(default)s)")
     add("--cert", type=Path, help="certificate, PEM; a self-signed one is made where none is given")
     add("--key", type=Path, help="its key, PEM")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from vla_stack.errors import UserError
 from vla_stack.evaluation.constraints.costs import load_costs
 from vla_stack.evaluation.constraints.spec import OBJECTIVES, Spec, load_spec
+from vla_stack.verbs.arguments import count, positive
 
 if TYPE_CHECKING:
     from vla_stack.evaluation.constraints.trace import Trace
@@ -28,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("spec", type=Path, nargs="?", help="YAML file (check, explain)")
     a("--task", help="task of sim to try them on (default: the file's name)")
     a("--objective", choices=OBJECTIVES, help="weights and thresholds of another objective than the file's")
-    a("--episodes", type=int, default=4, help="episodes of the dry run (default: %(default)s)")
+    a("--episodes", type=count, default=4, help="episodes of the dry run (default: %(default)s)")
     a("--rollout", type=Path, help="explain: a recorded rollout (.safetensors) instead of the scripted expert's")
     a("--costs", type=Path, help="Python file of your own with @register_cost functions; it is run")
     a("--out", type=Path, help="explain: picture (.svg); propose: YAML file")
     a("--base-url", default="http://127.0.0.1:8000/v1", help="propose: endpoint (default: %(default)s)")
     a("--model", default="default", help="propose: its name there")
-    a("--timeout", type=float, default=60.0, help="propose: seconds for an answer (default: %(default)s)")
+    a("--timeout", type=positive, default=60.0, help="propose: seconds for an answer (default: %(default)s)")
     a("--image", type=Path, help="propose: PNG or JPEG of the scene (default: the simulation's first picture)")
     a("--instruction", help="propose: what the robot is told (default: the task's)")
     a(

@@ -23,6 +23,7 @@ from vla_stack.data.view import view
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
 from vla_stack.schema import SUCCESS
+from vla_stack.verbs.arguments import whole
 
 HELP = "Inspect, check, seal, repair, label, merge or view a LeRobotDataset v3, whoever wrote it."
 EXAMPLES = (
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=VERBS)
     parser.add_argument("root", type=Path, nargs="+", help="dataset folder; several for merge")
     parser.add_argument(
-        "--episode", type=int, default=0, help="relabel, view: which one, or which pair of preferences (0)"
+        "--episode", type=whole, default=0, help="relabel, view: which one, or which pair of preferences (0)"
     )
     parser.add_argument("--deep", action="store_true", help="check: decode every picture, compare every number")
     parser.add_argument("--frames", help="relabel: first and one past the last, e.g. 10:25")

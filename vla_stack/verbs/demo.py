@@ -19,8 +19,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import sim
 from vla_stack.errors import UserError
 from vla_stack.statistics import wilson
+from vla_stack.verbs.arguments import count, existing, whole
 
 HELP = "Collect demonstrations, train a policy, serve it, run it asynchronously on the simulated arm, write a report."
 EXAMPLES = (
@@ -34,17 +36,19 @@ NOISE = 0.3  # on what the expert executes, never on what is learnt: shows the p
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", default="pick", help="task of the native family (default: %(default)s)")
-    parser.add_argument("--recipe", type=Path, help="training recipe (default: configs/<task>.yaml)")
-    parser.add_argument("--demonstrations", type=int, default=1000, help="expert episodes (default: %(default)s)")
-    parser.add_argument("--steps", type=int, help="training steps (default: the recipe's)")
+    parser.add_argument("--recipe", type=existing, help="training recipe (default: configs/<task>.yaml)")
+    parser.add_argument("--demonstrations", type=count, default=1000, help="expert episodes (default: %(default)s)")
+    parser.add_argument("--steps", type=count, help="training steps (default: the recipe's)")
     parser.add_argument("--policy", help="run this policy instead of training one")
-    parser.add_argument("--episodes", type=int, default=50, help="episodes to run (default: %(default)s)")
+    parser.add_argument("--episodes", type=count, default=50, help="episodes to run (default: %(default)s)")
     parser.add_argument("--mode", default="naive", choices=("naive", "sync"), help="execution (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of demonstrations, training and episodes")
+    parser.add_argument("--seed", type=whole, default=0, help="of demonstrations, training and episodes")
     parser.add_argument("--out", type=Path, default=Path("outputs/demo"), help="directory (default: %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.task not in sim.TASKS:
+        raise UserError(f"there is no task '{args.task}'", f"--task is one of {', '.join(sim.TASKS)}")
     start = time.monotonic()
     out: Path = args.out
     out.mkdir(parents=True, exist_ok=True)

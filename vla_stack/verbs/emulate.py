@@ -11,6 +11,7 @@ from pathlib import Path
 
 from robot_drivers.so101_emulator import FAULTS, ID, Emulator
 from vla_stack.errors import UserError
+from vla_stack.verbs.arguments import positive, whole
 
 HELP = "Emulate an SO-101 (bus, servos, arm, cameras) that LeRobot's drivers and `vla run` take for a real one."
 EXAMPLES = (
@@ -36,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--task", default="so101_pick", help="scene around the follower (default: %(default)s)")
     add("--folder", type=Path, default=Path("outputs/so101"), help="ports and calibrations (default: %(default)s)")
     add("--uncalibrated", action="store_true", help="servos as new, horns mounted anyhow")
-    add("--image-size", type=int, default=64, help="of the cameras, pixels; 0 for no cameras (default: %(default)s)")
-    add("--fps", type=float, default=30.0, help="of the cameras (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the first scene, the horns and the faults (default: %(default)s)")
+    add("--image-size", type=whole, default=64, help="of the cameras, pixels; 0 for no cameras (default: %(default)s)")
+    add("--fps", type=positive, default=30.0, help="of the cameras (default: %(default)s)")
+    add("--seed", type=whole, default=0, help="of the first scene, the horns and the faults (default: %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:

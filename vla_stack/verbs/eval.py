@@ -25,6 +25,7 @@ from vla_stack.rollout.plan import Instruct
 from vla_stack.rollout.records import EpisodeRecord, EvalResult, save_records
 from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.statistics import wilson
+from vla_stack.verbs.arguments import device, whole
 
 HELP = "Roll a policy out in simulation, under a virtual clock, and report success with its interval."
 EXAMPLES = (
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--embodiment", help="which robot to drive, where the policy was trained on several")
     a("--env", nargs="+", action="extend", help="gymnasium ids or tasks of benchmarks (default: sim/pick-v0)")
     a("--episodes", type=_positive, default=100, help="episodes for each setting (default: %(default)s)")
-    a("--seed", type=int, default=1000, help="seed of the first episode (default: %(default)s)")
+    a("--seed", type=whole, default=1000, help="seed of the first episode (default: %(default)s)")
     a("--mode", nargs="+", choices=("all", *MODES), default=["naive"], help="execution of chunks (default: naive)")
     a("--execute", nargs="+", type=_positive, help="actions executed of each chunk (default: the policy's own choice)")
     a("--latency", default="0ms", help="delays of the policy, e.g. 0,100ms,2ticks; milliseconds round up to ticks")
@@ -59,14 +60,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--randomisation", type=int, choices=(0, 1, 2), default=0, help="level of the sim tasks (default: %(default)s)")
     a("--visuals", choices=("fast", "official"), help="benchmarks: without shadows and antialiasing, or with (fast)")
     a("--num-envs", type=_positive, default=8, help="episodes that run at the same time (default: %(default)s)")
-    a("--workers", type=int, help="processes for the environments; 0 for none (default: one a core)")
+    a("--workers", type=whole, help="processes for the environments; 0 for none (default: one a core)")
     a("--rollouts", choices=("local", "ray"), default="local", help="where the workers are (default: %(default)s)")
-    a("--device", default="cpu", help="where the policy runs: cpu, cuda, cuda:1, auto, ... (default: %(default)s)")
-    a("--videos", type=int, default=3, help="films of each outcome and setting (default: %(default)s)")
+    a(
+        "--device",
+        default="cpu",
+        type=device,
+        help="where the policy runs: cpu, cuda, cuda:1, auto, ... (default: %(default)s)",
+    )
+    a("--videos", type=whole, default=3, help="films of each outcome and setting (default: %(default)s)")
     a("--out", type=Path, default=Path("outputs/eval"), help="directory of the report (default: %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:
+    from vla_stack.policies.shipped import resolve_policy
+
+    resolve_policy(args.policy)  # before torch is loaded
     from vla_stack.policies.device import find_device
 
     args.device = str(find_device(args.device))  # first, and what a report says

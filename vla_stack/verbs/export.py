@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vla_stack.policies.onnx_export import export
 from vla_stack.policies.shipped import resolve_policy
 
 HELP = "Write a policy as two ONNX graphs (prefix and sampler step), checked against the original."
@@ -21,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    manifest = export(resolve_policy(args.policy), args.out)
+    source = resolve_policy(args.policy)
+    from vla_stack.policies.onnx_export import export  # torch, which a mistyped name should not wait for
+
+    manifest = export(source, args.out)
     size = sum(f.stat().st_size for f in args.out.iterdir()) / 1e6
     print(f"{args.out}: {size:.1f} MB; against the original in float32: cosine {manifest.cosine:.6f}, "
           f"largest difference {manifest.max_error:.1e} (normalised actions)")  # fmt: skip

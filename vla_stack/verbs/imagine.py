@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from vla_stack.console.access import Access
 from vla_stack.console.gateway import HEADERS
 from vla_stack.errors import UserError
+from vla_stack.verbs.arguments import port, whole
 
 HELP = "Drive the robot that a world model imagines with the keyboard, beside the simulated one; judge what it shows."
 EXAMPLES = (
@@ -217,8 +218,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="shipped",
         help="run directory of `vla train world_model_tiny`, or a shipped world model (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="first scene (%(default)s)")
-    parser.add_argument("--port", type=int, default=8081, help="of the page, on this computer alone (%(default)s)")
+    parser.add_argument("--seed", type=whole, default=0, help="first scene (%(default)s)")
+    parser.add_argument("--port", type=port, default=8081, help="of the page, on this computer alone (%(default)s)")
     parser.add_argument("--compare", type=Path, metavar="MP4", help="no page: film the expert's actions in both")
     parser.add_argument(
         "--verdicts", type=Path, default=Path("outputs/imagine/verdicts.jsonl"), help="file of judgements"

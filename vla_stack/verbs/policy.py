@@ -12,6 +12,7 @@ from typing import Any
 
 from vla_stack.policies.manifest import make_key, sign, verify
 from vla_stack.policies.shipped import resolve_policy
+from vla_stack.verbs.arguments import device, whole
 
 HELP = "Look into a policy (parameters, inputs, normalisation, latency, memory), sign it, or check who signed it."
 EXAMPLES = (
@@ -31,8 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--key", help="sign: file of a private key; verify: the public key that has to have signed it")
     parser.add_argument("--embodiment", help="which robot, of a policy that drives several")
-    parser.add_argument("--device", default="cpu", help="torch device that is measured, or auto (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=20, help="timed calls, 0: none (default: %(default)s)")
+    parser.add_argument(
+        "--device", default="cpu", type=device, help="torch device that is measured, or auto (default: %(default)s)"
+    )
+    parser.add_argument("--repeats", type=whole, default=20, help="timed calls, 0: none (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -14,6 +14,7 @@ from vla_stack.runtime.clock import RealClock
 from vla_stack.runtime.driver import Driver, EpisodicDriver, Guarded, Releasing, SelfChecking
 from vla_stack.runtime.limits import check_limits, describe_limits, make_envelope
 from vla_stack.schema import RobotSpec
+from vla_stack.verbs.arguments import number, positive
 from vla_stack.verbs.robot_arguments import (
     add_robot_arguments,
     driver_maker,
@@ -41,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--teleop", help="calibrate: a teleoperator instead; lerobot")
     add("--teleop-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the teleoperator")
-    add("--seconds", type=float, default=2.0, help="check: how long to read (default: %(default)s)")
+    add("--seconds", type=positive, default=2.0, help="check: how long to read (default: %(default)s)")
     add("--write", type=Path, metavar="FILE", help="check: write the robot's present limits there, to be edited")
     add("--endpoint", default="tcp://127.0.0.1:5570", help="serve: where to listen (default: %(default)s)")
     add("--joint", help="jog: action dimension")
-    add("--by", type=float, help="jog: how far, in the dimension's SI unit")
+    add("--by", type=number, help="jog: how far, in the dimension's SI unit")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from vla_stack.runtime.driver import Capabilities
 from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.limits import Limits, read_limits
 from vla_stack.runtime.safety import SafetyConfig
+from vla_stack.verbs.arguments import count, positive
 
 SOFT_START_S = 1.0  # of everything but a simulation
 
@@ -38,11 +39,11 @@ def add_execution_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
     """How a policy's chunks become motion; ``mode`` is the flag that names it."""
     add = parser.add_argument
     add(mode, default="naive", choices=MODES, help="how chunks become motion (default: %(default)s)")
-    add("--execute", type=int, help="steps between requests, at least (default: the policy's n_action_steps)")
-    add("--hold-s", type=float, help="HOLD becomes STOP after this long (default: 0.5, in sync 5)")
+    add("--execute", type=count, help="steps between requests, at least (default: the policy's n_action_steps)")
+    add("--hold-s", type=positive, help="HOLD becomes STOP after this long (default: 0.5, in sync 5)")
     add(
         "--interpolate",
-        type=int,
+        type=count,
         default=1,
         metavar="N",
         help="commands a control step, those between on the way to the next action (default: 1; where the robot can)",

@@ -20,6 +20,7 @@ from vla_stack.runtime.film import Film
 from vla_stack.runtime.node import Episode, RobotNode
 from vla_stack.serving.client import PolicyClient
 from vla_stack.statistics import wilson
+from vla_stack.verbs.arguments import count, positive, whole
 from vla_stack.verbs.holding import leave_holding
 from vla_stack.verbs.robot_arguments import (
     add_execution_arguments,
@@ -27,6 +28,7 @@ from vla_stack.verbs.robot_arguments import (
     capabilities,
     driver_maker,
     execution,
+    key_values,
     robot_safety,
 )
 
@@ -47,9 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_robot_arguments(parser)
     add = parser.add_argument
     add("--server", default="tcp://127.0.0.1:5555", help="endpoint of `vla serve` (default: %(default)s)")
-    add("--episodes", type=int, default=1, help="how many (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the first episode; the next one takes the next (default: %(default)s)")
-    add("--seconds", type=float, help="longest episode (default: until the task says that it is over)")
+    add("--episodes", type=count, default=1, help="how many (default: %(default)s)")
+    add(
+        "--seed", type=whole, default=0, help="of the first episode; the next one takes the next (default: %(default)s)"
+    )
+    add("--seconds", type=positive, help="longest episode (default: until the task says that it is over)")
     add_execution_arguments(parser, "--mode")
     add("--workspace", action="append", default=[], metavar="DIM=LOW:HIGH", help="narrower limits; repeatable")
     add(
@@ -58,12 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after a STOP: go on, or wait for Enter (default: auto where the robot is simulated)",
     )
     add("--dry-run", action="store_true", help="print commands, send none to the robot")
-    add("--record-video", type=int, default=0, metavar="N", help="film the first N episodes")
+    add("--record-video", type=whole, default=0, metavar="N", help="film the first N episodes")
     add("--out", type=Path, default=Path("outputs/run"), help="records, summary and films (default: %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
+    key_values(args.robot_arg)
     how, safety = execution(args, args.mode, args.seed), robot_safety(args)
     can = capabilities(args)
     asks = (args.rearm or ("auto" if can.simulated else "ask")) == "ask"

@@ -16,6 +16,7 @@ from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import PolicySpec
 from vla_stack.serving.server import PolicyServer, ServerConfig
 from vla_stack.serving.worker import BATCHES, ChunkPolicy
+from vla_stack.verbs.arguments import count, device, port
 
 HELP = "Serve a policy to robots over ZeroMQ."
 EXAMPLES = (
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="tcp://127.0.0.1:5555",
         help="where to listen; off loopback `vla keys` are required (default: %(default)s)",
     )
-    parser.add_argument("--metrics-port", type=int, help="loopback port of /metrics, /readyz, /healthz; 0 takes any")
+    parser.add_argument("--metrics-port", type=port, help="loopback port of /metrics, /readyz, /healthz; 0 takes any")
     parser.add_argument(
         "--log", type=Path, metavar="FILE", help="append what was served to whom, one JSON object a line"
     )
@@ -49,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: onnx for such a directory, else torch)",
     )
     parser.add_argument(
-        "--device", default="cpu", help="torch device: cpu, cuda, cuda:1, auto, ... (default: %(default)s)"
+        "--device", default="cpu", type=device, help="torch device: cpu, cuda, cuda:1, auto, ... (default: %(default)s)"
     )
     parser.add_argument(
-        "--threads", type=int, default=os.cpu_count(), help="torch threads (default: all cores, %(default)s)"
+        "--threads", type=count, default=os.cpu_count(), help="torch threads (default: all cores, %(default)s)"
     )
 
 

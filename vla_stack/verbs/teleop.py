@@ -24,6 +24,7 @@ from vla_stack.runtime.frames import Frame
 from vla_stack.runtime.link import ignored_interrupts
 from vla_stack.runtime.node import Episode, Operator, RobotNode
 from vla_stack.runtime.operator_client import OperatorClient
+from vla_stack.verbs.arguments import count, positive, whole
 from vla_stack.verbs.holding import leave_holding
 from vla_stack.verbs.robot_arguments import (
     add_robot_arguments,
@@ -59,9 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--teleop-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the teleoperator")
     add("--kinematics", default="", help="model for moving the tool of a robot in joint space, e.g. so101")
     add("--root", type=Path, help="record into this LeRobotDataset (created, or appended to)")
-    add("--episodes", type=int, default=1, help="how many (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the first simulated scene (default: %(default)s)")
-    add("--seconds", type=float, help="longest episode (default: until it is ended by hand or by the task)")
+    add("--episodes", type=count, default=1, help="how many (default: %(default)s)")
+    add("--seed", type=whole, default=0, help="of the first simulated scene (default: %(default)s)")
+    add("--seconds", type=positive, help="longest episode (default: until it is ended by hand or by the task)")
     add("--dry-run", action="store_true", help="print commands, send none")
 
 
