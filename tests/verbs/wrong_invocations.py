@@ -130,7 +130,14 @@ OVERRIDES = (
     "ema=1",
     "policy=3",
 )
-OVERRIDES += ("precision=fp8", "launcher=mpi", "data.weights=lucky", "eval.every=5", "policy.lora={rank: 4}")
+OVERRIDES += (
+    "precision=fp8",
+    "launcher=mpi",
+    "data.weights=lucky",
+    "method.steps=0",
+    "method.stepz=3",
+    "policy.lora={rank: 4}",
+)
 
 
 class Blocked:
