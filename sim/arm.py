@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.privileged import DIMS as PRIVILEGED
+from sim.privileged import TARGET_DIMS
 from vla_stack.schema import Camera, Dim, RobotSpec
 
 ControlMode = Literal["ee_abs", "joint_abs", "ee_delta"]
@@ -70,11 +71,18 @@ class Arm:
         return float((qpos.mean() - self.closed) / (self.opened - self.closed))
 
     def spec(
-        self, mode: ControlMode, cameras: tuple[str, ...], image_size: int, rate_hz: float, privileged: bool = False
+        self,
+        mode: ControlMode,
+        cameras: tuple[str, ...],
+        image_size: int,
+        rate_hz: float,
+        privileged: bool = False,
+        tool_target: bool = False,
     ) -> RobotSpec:
         """What the arm measures and accepts in a control mode; ``state`` begins with what ``action`` commands.
 
-        With ``privileged`` it ends with :data:`sim.privileged.DIMS`, which no arm measures.
+        With ``privileged`` follow :data:`sim.privileged.DIMS`, which no arm measures; with ``tool_target``
+        :data:`sim.privileged.TARGET_DIMS`.
         """
         limits = [(float(low), float(high)) for low, high in _kinematic_model(self.xml).jnt_range[: len(self.joints)]]
         joints = tuple(
@@ -89,6 +97,7 @@ class Arm:
         elif mode == "ee_delta":
             action = tuple(Dim(d.name, "1", -1.0, 1.0) for d in action)
         state += PRIVILEGED if privileged else ()
+        state += TARGET_DIMS if tool_target else ()
         views = tuple(Camera(c, image_size, image_size) for c in cameras)
         return RobotSpec(self.name, state, action, views, rate_hz, "delta" if mode == "ee_delta" else "absolute")
 

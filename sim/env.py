@@ -43,6 +43,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         render_size: Height and width of that picture.
         privileged: Append :data:`sim.privileged.DIMS`, the poses of what the instruction is about, to ``agent_pos``.
             For experiments on algorithms that do without cameras; no robot measures them.
+        tool_target: Append :data:`sim.privileged.TARGET_DIMS`, how far the commanded tool target is ahead of the tool:
+            what a policy of ``ee_delta`` moves.
 
     Raises:
         UserError: An argument is not one of the above.
@@ -67,6 +69,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         render_mode: str | None = None,
         render_size: tuple[int, int] = (480, 640),
         privileged: bool = False,
+        tool_target: bool = False,
     ) -> None:
         control_mode = control_mode or self.arm.control_mode
         _check("control_mode", control_mode, ("ee_abs", "joint_abs", "ee_delta"))
@@ -81,8 +84,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self.control_mode, self.render_mode = control_mode, render_mode
         self._staged = reward == "staged"
         self._level = LEVELS[randomisation]
-        self._spec_robot = self.arm.spec(control_mode, tuple(cameras), image_size, control_hz, privileged)
-        self._privileged = privileged
+        self._spec_robot = self.arm.spec(control_mode, tuple(cameras), image_size, control_hz, privileged, tool_target)
+        self._privileged, self._tool_target = privileged, tool_target
         self.metadata = {**self.metadata, "render_fps": round(control_hz)}
 
         self.model = self._compile(control_hz)
@@ -381,6 +384,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
             order = [joints, tool[4:], tool[:4]] if self.arm.measures_tool else [joints, tool[4:]]
         if self._privileged:
             order.append(privileged.measure(self))
+        if self._tool_target:
+            order.append(self._tool_command - tool)
         observation: dict[str, Any] = {"agent_pos": np.concatenate(order).astype(np.float32)}
         if self._spec_robot.cameras:
             observation["pixels"] = {c.name: self._eyes.render(self.data, c.name) for c in self._spec_robot.cameras}

@@ -31,6 +31,9 @@ class VlaSimEnv(EnvConfig):
     image_size: int = 64
     visuals: str = "fast"
     randomisation: int = 0
+    cameras: list[str] = field(default_factory=lambda: list(CAMERAS))
+    privileged: bool = False
+    tool_target: bool = False
     episode_length: int | None = None
     features: dict[str, PolicyFeature] = field(default_factory=dict)
     features_map: dict[str, str] = field(default_factory=dict)
@@ -40,7 +43,8 @@ class VlaSimEnv(EnvConfig):
             raise UserError(f"env.task={self.task!r} is unknown", f"choose one of {', '.join(sim.TASKS)}")
         arm = sim.TASKS[self.task].arm
         mode = self.control_mode or arm.control_mode
-        spec = arm.spec(mode, CAMERAS, self.image_size, float(self.fps))  # type: ignore[arg-type]
+        shown = tuple(self.cameras), self.image_size, float(self.fps), self.privileged, self.tool_target
+        spec = arm.spec(mode, *shown)  # type: ignore[arg-type]
         self.features = {
             ACTION: PolicyFeature(FeatureType.ACTION, (len(spec.action),)),
             "agent_pos": PolicyFeature(FeatureType.STATE, (len(spec.state),)),
@@ -67,6 +71,9 @@ class VlaSimEnv(EnvConfig):
             "image_size": self.image_size,
             "visuals": self.visuals,
             "randomisation": self.randomisation,
+            "cameras": tuple(self.cameras),
+            "privileged": self.privileged,
+            "tool_target": self.tool_target,
             "render_mode": "rgb_array",
             "max_episode_steps": self.episode_length or sim.TASKS[str(self.task)].limit(self.fps),
         }

@@ -32,6 +32,13 @@ DIMS: tuple[Dim, ...] = (
     Dim("goal_joint", "m"),
 )
 
+# How far the commanded tool target is ahead of the tool: a delta moves that target, which no measurement tells.
+TARGET_DIMS: tuple[Dim, ...] = (
+    *(Dim(f"target_{entry}", "m") for entry in ("dx", "dy", "dz")),
+    Dim("target_dyaw", "rad"),
+    Dim("target_dgripper", "ratio"),
+)
+
 
 def measure(env: ArmEnv) -> NDArray[np.float64]:
     """The entries :data:`DIMS`, float [11].

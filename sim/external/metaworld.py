@@ -2,7 +2,8 @@
 
 Goals and objects are drawn anew from the task's own space at every reset, by the reset's seed. The package's state
 vector holds the poses of all objects and of the goal: it is for the expert. The observation shows the hand alone,
-unless ``privileged`` appends where object and goal are, for experiments on algorithms (as ``sim.privileged`` does).
+unless ``privileged`` appends where object and goal are, for experiments on algorithms (as ``sim.privileged`` does), or
+``full_state`` shows the package's vector itself.
 """
 
 from __future__ import annotations
@@ -47,6 +48,25 @@ TOLD = (  # what `privileged` appends: position relative to the hand of the firs
     *(Dim(f"goal_{entry}", "m") for entry in ("dx", "dy", "dz")),
 )
 
+
+def _frame(when: str) -> tuple[Dim, ...]:
+    """Two objects of the package's state vector, 0 where there is one; ``when`` tells now from the step before."""
+    things = [f"{when}{thing}" for thing in ("object", "second")]
+    return tuple(
+        dim
+        for thing in things
+        for dim in (*(Dim(f"{thing}_{a}", "m") for a in "xyz"), *(Dim(f"{thing}_q{a}", "1") for a in "xyzw"))
+    )
+
+
+FULL = (  # what `full_state` shows after the hand
+    *_frame(""),
+    *(Dim(f"previous_hand_{axis}", "m") for axis in "xyz"),
+    Dim("previous_gripper", "ratio"),
+    *_frame("previous_"),
+    *(Dim(f"goal_{axis}", "m") for axis in "xyz"),
+)
+
 ControlMode = Literal["ee_delta", "ee_abs"]
 
 
@@ -68,6 +88,7 @@ class MetaworldEnv(BenchmarkEnv):
         render_mode: See :class:`BenchmarkEnv`.
         render_size: Height and width of what :meth:`render` returns.
         privileged: Append :data:`TOLD` to the state.
+        full_state: Show all 39 entries of the package's state vector: the hand, then :data:`FULL`.
 
     Raises:
         UserError: There is no such task or camera, or an argument is not one of the above.
@@ -84,15 +105,19 @@ class MetaworldEnv(BenchmarkEnv):
         render_mode: str | None = None,
         render_size: tuple[int, int] = (480, 480),
         privileged: bool = False,
+        full_state: bool = False,
     ) -> None:
+        if privileged and full_state:
+            raise UserError("privileged=True and full_state=True exclude each other", "give one of them")
         if control_mode not in ("ee_delta", "ee_abs"):
             raise UserError(f"control_mode='{control_mode}' does not exist", "use ee_delta or ee_abs")
         self.name, self.control_mode = task, control_mode
         self._repeat = repeats(NATIVE_HZ, control_hz, "MetaWorld")
         self._env = _native(task)
-        self._told = privileged
+        self._told, self._full = privileged, full_state
         self._seed = -1  # of the episode
-        spec = robot_spec(control_mode, tuple(cameras), image_size, control_hz, privileged)
+        more = FULL if full_state else TOLD if privileged else ()
+        spec = robot_spec(control_mode, tuple(cameras), image_size, control_hz, more)
         super().__init__(spec, instructions()[task], STEPS // self._repeat, render_mode)
         model = self._env.model
         model.cam_pos[model.camera("corner2").id] = CORNER2
@@ -116,6 +141,8 @@ class MetaworldEnv(BenchmarkEnv):
 
     def measure(self) -> NDArray[np.float64]:
         s = self.privileged
+        if self._full:
+            return s
         return np.concatenate((s[:4], s[4:7] - s[:3], s[7:11], s[36:39] - s[:3])) if self._told else s[:4]
 
     def look(self, camera: str) -> NDArray[np.uint8]:
@@ -197,17 +224,16 @@ def options_like(robot: RobotSpec | None) -> dict[str, Any]:
 
 
 def robot_spec(
-    mode: ControlMode, cameras: tuple[str, ...], image_size: ImageSize, rate_hz: float, privileged: bool = False
+    mode: ControlMode, cameras: tuple[str, ...], image_size: ImageSize, rate_hz: float, more: tuple[Dim, ...] = ()
 ) -> RobotSpec:
-    """What the Sawyer arm measures and accepts in a control mode."""
+    """What the Sawyer arm measures and accepts in a control mode; ``more`` is what else its state tells."""
     hand = tuple(Dim(f"hand_{axis}.pos", "m", *REACH[i]) for i, axis in enumerate("xyz"))
     state = (*hand, Dim("gripper.pos", "ratio", 0.0, 1.0, kind="gripper"))
     action = state
     if mode == "ee_delta":
         action = tuple(Dim(d.name, "1", -1.0, 1.0, kind=d.kind) for d in state)
     kind: Literal["delta", "absolute"] = "delta" if mode == "ee_delta" else "absolute"
-    state += TOLD if privileged else ()
-    return RobotSpec("metaworld/sawyer", state, action, cameras_of(cameras, image_size), rate_hz, kind)
+    return RobotSpec("metaworld/sawyer", (*state, *more), action, cameras_of(cameras, image_size), rate_hz, kind)
 
 
 @cache

@@ -13,7 +13,7 @@ from rl_toys import GAMMA, SMALL, Line, stored
 from vla_stack.methods import cal_ql
 from vla_stack.methods.cal_ql import CalQlRecipe, calibrated, difference, max_backup
 from vla_stack.methods.off_policy.actor import Actor
-from vla_stack.methods.replay_buffer import Batch, Source, Store
+from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source
 from vla_stack.methods.sac import Sac
 from vla_stack.methods.wsrl import ARMS, Phase, Wsrl, WsrlRecipe
 
@@ -22,7 +22,7 @@ RECIPE = WsrlRecipe("wsrl", SMALL, CalQlRecipe(draws=3), offline_steps=3, warmup
 
 
 def learner(arm="wsrl", horizon=1, pretrained=True, seed=0):
-    made = Wsrl(replace(RECIPE, arm=arm), stored(), Store(200, 2, 1, 1, GAMMA, -1 / (1 - GAMMA)), horizon, seed)
+    made = Wsrl(replace(RECIPE, arm=arm), stored(), ReplayBuffer(200, 2, 1, 1, GAMMA, -1 / (1 - GAMMA)), horizon, seed)
     while pretrained and made.phase is Phase.OFFLINE:
         made.pretrain()
     return made

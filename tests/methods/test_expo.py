@@ -12,7 +12,7 @@ from rl_toys import GAMMA, SMALL, Line, stored
 from vla_stack.methods import expo, sac
 from vla_stack.methods.expo import Expo, ExpoRecipe, best
 from vla_stack.methods.off_policy.actor import Actor
-from vla_stack.methods.replay_buffer import Source, Store, Transition, mix
+from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition, mix
 from vla_stack.methods.sac import step
 
 SAC = replace(SMALL, subset=3, actor_q="mean", actor_rows="last", target_entropy=-0.5)  # all critics choose and judge
@@ -21,7 +21,7 @@ RECIPE = ExpoRecipe(SAC, (8,), euler_steps=2, base_steps=2, samples=3, edits=2, 
 
 
 def learner(horizon=2, **changes):
-    made = Expo(replace(RECIPE, **changes), stored(), Store(200, 2, 1, 1, GAMMA), horizon, 0)
+    made = Expo(replace(RECIPE, **changes), stored(), ReplayBuffer(200, 2, 1, 1, GAMMA), horizon, 0)
     for p in made.agent.actor.parameters():  # edits that are worth the name
         p.data.mul_(3.0)
     return made
@@ -86,7 +86,7 @@ def test_an_edit_moves_by_at_most_beta_and_stays_legal():
 
 
 def test_density_of_an_edit_integrates_to_one():
-    made = Expo(RECIPE, stored(), Store(200, 2, 1, 1, GAMMA), 1, 0)
+    made = Expo(RECIPE, stored(), ReplayBuffer(200, 2, 1, 1, GAMMA), 1, 0)
     made.agent.actor.double()
     obs, actions = torch.zeros(1, 2).double(), torch.zeros(1, 1).double()
     mean, log_std = made.agent.actor(torch.cat([obs, actions], -1))

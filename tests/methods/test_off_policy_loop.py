@@ -14,21 +14,22 @@ import torch
 import yaml
 
 from vla_stack.cli import main
+from vla_stack.envs.state_env import normalised
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.expo import ExpoRecipe
 from vla_stack.methods.off_policy import learner as learners
 from vla_stack.methods.off_policy import loop as off_policy
-from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe, load, make_envs
+from vla_stack.methods.off_policy.deployed import deployed
+from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
 from vla_stack.methods.off_policy.rollout_workers import LocalRollouts
-from vla_stack.methods.off_policy.state_policy import StatePolicy
 from vla_stack.methods.wsrl import WsrlRecipe
+from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.ray_cluster import connect
 from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.schema import Observation
+from vla_stack.schema import OBS_STATE, Observation
 from vla_stack.training.recipe_tree import build
 from vla_stack.training.stop import Stop
-from vla_stack.verbs.eval import _load
 
 TINY = {
     "env": {"id": "sim/pick-v0", "limit": 8},
@@ -39,7 +40,7 @@ TINY = {
     "eval_every": 12,
     "steps": 24,
 }
-SAC = {"actor": [8], "critic": [8], "members": 2, "batch": 8, "utd": 2, "layer_norm": True}
+SAC = {"actor": [8], "critic": [8], "num_critics": 2, "batch": 8, "utd": 2, "layer_norm": True}
 WSRL = {"method": "wsrl", "wsrl": {"sac": SAC, "offline_steps": 2, "warmup": 6, "cal_ql": {"draws": 2}}}
 EXPO = {"method": "expo", "expo": {"sac": SAC, "base": [8], "base_steps": 2, "samples": 2, "edits": 1}}
 
@@ -128,7 +129,7 @@ def test_what_a_person_did_is_saved_at_a_stop_and_an_evaluation_parts_it(tmp_pat
 def test_one_key_of_the_networks_leaves_the_others_as_the_method_has_them():
     one = recipe(wsrl={"sac": {"batch": 64}}, expo={"sac": {"batch": 64}})
     for ours, method in ((one.wsrl, WsrlRecipe()), (one.expo, ExpoRecipe())):
-        assert ours == replace(method, sac=replace(method.sac, batch=64)) and ours.sac.members == 10
+        assert ours == replace(method, sac=replace(method.sac, batch=64)) and ours.sac.num_critics == 10
 
 
 def test_rlpd_is_compared_with_expo_at_its_sizes_and_rates(load_tool, monkeypatch):
@@ -160,8 +161,8 @@ def test_rlpd_is_compared_with_expo_at_its_sizes_and_rates(load_tool, monkeypatc
         ({"method": "wsrl", "wsrl": {"sac": {"utd": 0}}}, "'wsrl.sac.utd' is 0"),
         ({"method": "wsrl", "wsrl": {"sac": {"subset": 0}}}, "'wsrl.sac.subset' is 0"),
         (
-            {"method": "wsrl", "wsrl": {"sac": {"subset": 3, "members": 2}}},
-            "'wsrl.sac.subset' is 3, there are 2 critics, 'wsrl.sac.members' -- set wsrl.sac.subset=2 or less",
+            {"method": "wsrl", "wsrl": {"sac": {"subset": 3, "num_critics": 2}}},
+            "'wsrl.sac.subset' is 3, 'wsrl.sac.num_critics' is 2 -- set wsrl.sac.subset=2 or less",
         ),
         ({"offline": {"episodes": 0}}, "'offline.episodes' is 0, and method=expo learns from stored episodes -- set"),
         (
@@ -260,52 +261,63 @@ def test_a_stop_in_the_offline_training_loses_nothing(tmp_path, monkeypatch):
     assert torch.equal(final(whole), final(halves))
 
 
-def test_a_checkpoint_acts_as_the_learner_did(tmp_path):
-    loop = finished(tmp_path, **WSRL)
-    learner, env, scale = load(tmp_path / "checkpoints" / "last" / "pretrained_model")
-    obs = np.random.default_rng(0).normal(size=(4, len(scale[0]))).astype(np.float32)
-    g = torch.Generator()
-    np.testing.assert_array_equal(learner.greedy(obs, g).actions, loop.learner.greedy(obs, g).actions)
-    assert env.id == "sim/pick-v0"
-    with pytest.raises(UserError, match="holds no policy"):
-        load(tmp_path)
+@pytest.mark.parametrize("method", [WSRL, EXPO], ids=["wsrl", "expo"])
+def test_what_is_saved_is_what_was_evaluated(tmp_path, method):
+    loop = finished(tmp_path, **method)
+    directory = tmp_path / "checkpoints" / "last" / "pretrained_model"
+    saved, live = load_policy(directory), deployed(loop.learner, loop.seen)
+    state = saved.policy.state_dict()
+    assert all(torch.equal(p, state[name]) for name, p in live.policy.state_dict().items())
+    assert saved.spec.robot == live.spec.robot and "trained_in" not in saved.spec.extras
+    names = [d.name for d in saved.spec.robot.state]
+    assert names[-6:] == ["goal_joint", "target_dx", "target_dy", "target_dz", "target_dyaw", "target_dgripper"]
 
-    # `vla eval` meets the scenes, observations and actions that the loop's own evaluation does.
-    _, policy = _load(str(tmp_path), "cpu", None)
-    seeds, executor = range(7, 10), ExecutorConfig("sync")
-    result = evaluate(policy, "sim/pick-v0", len(seeds), seeds[0], executor, num_envs=2)
-    state_env = make_envs(loop.recipe, 1, loop.scale)[0]
-    for seed, episode in zip(seeds, result.episodes, strict=True):
-        obs, over, sent = state_env.reset(seed), False, []
-        while not over:
-            for action in learner.greedy(obs[None], g).actions[0]:
-                sent.append(action)
-                obs, _, terminated, truncated = state_env.step(action)
-                if over := terminated or truncated:
-                    break
-        np.testing.assert_array_equal(episode.actions, np.stack(sent))
-        assert episode.success == state_env.success and len(sent) == 8  # the limit of its training
+    # The processors are the loop's normalisation, and the robot's range.
+    seen = np.random.default_rng(0).normal(size=(3, len(names))).astype(np.float32)
+    observations = [Observation(row, {}, "") for row in seen]
+    batch = saved.preprocess(observations)
+    np.testing.assert_array_equal(batch[OBS_STATE].numpy(), normalised(seen, *loop.scale))
+    commands = saved.infer(observations, [1, 2, 3]).actions
+    assert commands.shape == (3, 2, 5) and np.abs(commands).max() <= 1.0
+
+    # `vla eval` prints what the loop logged, however many environments run side by side.
+    for num_envs in (1, 2):
+        how = {"num_envs": num_envs, "env_options": {"max_episode_steps": 8}}
+        result = evaluate(saved, "sim/pick-v0", 2, loop.recipe.eval_seed, ExecutorConfig("sync"), **how)
+        assert result.success_rate == records(tmp_path)[-1]["eval/success"]
+        assert -result.episodes[0].steps == -8
     with pytest.raises(UserError, match=r"sim/so101_pick-v0 has state .* the policy was trained on"):
-        evaluate(policy, "sim/so101_pick-v0", 1)
+        evaluate(saved, "sim/so101_pick-v0", 1)
+
+
+def test_the_mode_of_an_actor_is_what_the_learner_would_do_without_noise(tmp_path):
+    loop = finished(tmp_path, **WSRL | {"steps": 12})
+    policy = deployed(loop.learner, loop.seen)
+    seen = np.random.default_rng(0).normal(size=(4, len(loop.scale[0]))).astype(np.float32)
+    wanted = loop.learner.agent.actor.mode(torch.from_numpy(normalised(seen, *loop.scale)))
+    chunks = policy.infer([Observation(row, {}, "") for row in seen], range(4)).actions
+    np.testing.assert_array_equal(chunks, wanted.detach().unflatten(1, (2, 5)).numpy())
 
 
 def test_an_evaluated_expo_draws_by_the_seed_of_the_observation(tmp_path):
-    finished(tmp_path, **EXPO | {"steps": 12})
-    policy = StatePolicy(tmp_path / "checkpoints" / "last" / "pretrained_model")
-    seen = np.random.default_rng(0).normal(size=(3, len(policy._scale[0]))).astype(np.float32)
+    loop = finished(tmp_path, **EXPO | {"steps": 12})
+    policy = deployed(loop.learner, loop.seen)
+    seen = np.random.default_rng(0).normal(size=(3, len(loop.scale[0]))).astype(np.float32)
     observations = [Observation(row, {}, "") for row in seen]
     chunks = policy.infer(observations, [5, 6, 5]).actions
     alone = [policy.infer([o], [s]).actions[0] for o, s in zip(observations, [5, 6, 5], strict=True)]
-    np.testing.assert_array_equal(chunks, np.stack(alone))
+    np.testing.assert_allclose(chunks, np.stack(alone), atol=1e-6)
     assert (policy.infer(observations, [7, 7, 7]).actions != chunks).any()
 
 
-def test_a_gymnasium_environment_needs_no_stored_episodes_and_has_no_robot_to_evaluate(tmp_path):
+def test_a_gymnasium_environment_needs_no_stored_episodes_and_leaves_a_policy(tmp_path):
     env = {"env": {"id": "Pendulum-v1", "reward": "own", "limit": 8}, "offline": {"episodes": 0}}
     loop = finished(tmp_path, **env, method="wsrl", wsrl={"sac": SAC, "arm": "sac", "warmup": 6}, steps=12)
     assert np.isfinite(loop.learner.store.columns["obs"][:12]).all() and torch.isfinite(final(loop)).all()
-    with pytest.raises(UserError, match="Pendulum-v1, which describes no robot"):
-        _load(str(tmp_path), "cpu", None)
+    policy = load_policy(tmp_path / "checkpoints" / "last" / "pretrained_model")
+    assert policy.spec.robot.name == "gym/Pendulum-v1" and policy.spec.robot.action_high.tolist() == [2.0]
+    with pytest.raises(UserError, match="Pendulum-v1 does not report 'is_success'"):
+        evaluate(policy, "Pendulum-v1", 1)
 
 
 @pytest.fixture(scope="module")

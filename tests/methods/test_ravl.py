@@ -29,7 +29,7 @@ def test_similarity_counts_ordered_pairs() -> None:
 
 
 def test_term_is_of_the_gradient_by_actions_alone_and_pushes_members_apart() -> None:
-    recipe = SacRecipe(members=2, subset=2, critic=(), actor=(4,))
+    recipe = SacRecipe(num_critics=2, subset=2, critic=(), actor=(4,))
     agent = Sac(recipe, obs=2, actions=2, seed=0)
     with torch.no_grad():  # linear critics: the gradient by actions is their last two weights
         agent.critic.weights[0].copy_(torch.tensor([[9.0, -9.0, 3.0, 0.0], [5.0, 5.0, 1.0, 1.0]])[..., None])

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from vla_stack.methods.replay_buffer import Source, Store, Transition
+from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 
 GAMMA = 0.9
 
 
 def filled(lengths, ends, slots=1, capacity=64, tail=0.0, open_steps=0):
     """A store of episodes; observation = (slot, episode, step), action = step, reward = a number of its own."""
-    store = Store(capacity, 3, 1, slots, GAMMA, tail)
+    store = ReplayBuffer(capacity, 3, 1, slots, GAMMA, tail)
     rng = np.random.default_rng(0)
     episodes = [*zip(lengths, ends, strict=True)] + ([(open_steps, "open")] if open_steps else [])
     for e, (length, end) in enumerate(episodes):
@@ -91,7 +91,7 @@ def test_monte_carlo_returns_of_closed_episodes():
 
 
 def test_all_failure_return_is_the_geometric_limit():
-    store = Store(20, 1, 1, gamma=GAMMA, tail=-1 / (1 - GAMMA))
+    store = ReplayBuffer(20, 1, 1, gamma=GAMMA, tail=-1 / (1 - GAMMA))
     for t in range(10):
         last = np.array([t == 9])
         one = np.ones((1, 1), np.float32)
@@ -101,7 +101,7 @@ def test_all_failure_return_is_the_geometric_limit():
 
 def test_a_store_continues_from_its_state():
     a = filled([7, 5], ["terminated", "truncated"], 2, 9, open_steps=2)
-    b = Store(9, 3, 1, 2, GAMMA)
+    b = ReplayBuffer(9, 3, 1, 2, GAMMA)
     b.load_state_dict({k: v.clone() for k, v in a.state_dict().items()})
     left, right = (s.sample(50, 3, np.random.default_rng(3)) for s in (a, b))
     for x, y in zip(left, right, strict=True):
@@ -110,7 +110,7 @@ def test_a_store_continues_from_its_state():
 
 def test_a_store_grows_while_it_has_not_gone_round():
     small = filled([4, 3], ["terminated", "truncated"], 2, 9)
-    large = Store(20, 3, 1, 2, GAMMA)
+    large = ReplayBuffer(20, 3, 1, 2, GAMMA)
     large.load_state_dict(small.state_dict())
     for slot in range(2):
         for name in ("obs", "reward", "returns"):

@@ -18,7 +18,7 @@ from vla_stack.envs.state_env import EnvRecipe, StateEnv, normalised
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.recorded import read
 from vla_stack.methods.off_policy.scripted import OfflineRecipe, stored, success_rate
-from vla_stack.methods.replay_buffer import Source, Store, Transition
+from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.rollout.collect import COMMAND_SENT, SEED, CollectConfig, collect
 from vla_stack.schema import ACTION, CAPTURE_TIME, OBS_STATE, SUCCESS, Observation
 
@@ -53,7 +53,7 @@ def replayed(env, dataset):
     """What the environment gives for the recorded seeds and the commands that were sent; also a success of each."""
     space = env.env.action_space
     middle, half = (space.high + space.low) / 2, (space.high - space.low) / 2
-    store = Store(1000, env.obs_dim, env.action_dim, 1, GAMMA, env.recipe.tail / (1 - GAMMA))
+    store = ReplayBuffer(1000, env.obs_dim, env.action_dim, 1, GAMMA, env.recipe.tail / (1 - GAMMA))
     outcomes = []
     for first, end in zip(dataset.episode_from, dataset.episode_to, strict=True):
         obs = env.reset(int(dataset.columns[SEED][first]))

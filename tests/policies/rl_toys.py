@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from vla_stack.methods.replay_buffer import Source, Store, Transition
+from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.methods.sac import SacRecipe
 
-SMALL = SacRecipe(actor=(8,), critic=(8,), members=3, batch=8, utd=2, layer_norm=True, entropy_backup=False)
+SMALL = SacRecipe(actor=(8,), critic=(8,), num_critics=3, batch=8, utd=2, layer_norm=True, entropy_backup=False)
 GAMMA = 0.9
 
 
@@ -35,7 +35,7 @@ class Line:
 def stored(steps=60, capacity=200, slots=1, seed=0, actions=None):
     """A store of random episodes of the line."""
     rng = np.random.default_rng(seed)
-    store = Store(capacity, 2, 1, slots, GAMMA, tail=-1 / (1 - GAMMA))
+    store = ReplayBuffer(capacity, 2, 1, slots, GAMMA, tail=-1 / (1 - GAMMA))
     envs = [Line() for _ in range(slots)]
     obs = np.stack([e.reset(i) for i, e in enumerate(envs)])
     for t in range(steps):

@@ -126,7 +126,9 @@ def model(recording) -> WorldModel:
     return WorldModel(WorldConfig("", recording.tasks, scale, vae, dynamics, heads), recording.robot).eval()
 
 
-RAVL = RavlRecipe(SacRecipe(members=3, subset=3, actor=(8,), critic=(8,), batch=16), horizon=2, real=0.25, gamma=0.5)
+RAVL = RavlRecipe(
+    SacRecipe(num_critics=3, subset=3, actor=(8,), critic=(8,), batch=16), horizon=2, real=0.25, gamma=0.5
+)
 
 
 def test_chunks_are_told_relative_to_where_they_begin(recording, model: WorldModel) -> None:
@@ -154,7 +156,7 @@ def test_imagined_chunks_end_at_success_and_are_cut_by_guards(recording, model: 
 
     def rolled(**limits: float):
         model.config = dataclasses.replace(model.config, limits=Limits(**limits))
-        store = offline.Store(8, width, critics.agent.width, len(starts), 0.5)
+        store = offline.ReplayBuffer(8, width, critics.agent.width, len(starts), 0.5)
         offline.imagine(critics, recording, starts, 2, 0, store)
         return store
 

@@ -16,10 +16,13 @@ import sim
 from sim.arm import ARM7
 from vla_stack.envs.state_env import EnvRecipe, StateEnv
 from vla_stack.errors import UserError
-from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe, load
+from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
 from vla_stack.methods.reinflow.loop import ReinFlowLoop
+from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.rollout.engine import evaluate
+from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import OBS_STATE, image_key
 from vla_stack.training.recipe import make
 from vla_stack.training.recipe_tree import build
@@ -83,16 +86,20 @@ def test_the_same_actions_are_the_same_commands_in_both(world: str) -> None:
 
 
 def test_practice_is_imagined_and_evaluations_are_not(world: str, policy: str, tmp_path: Path) -> None:
-    sac = {"actor": [8], "critic": [8], "members": 2, "batch": 8, "utd": 1, "layer_norm": True}
+    sac = {"actor": [8], "critic": [8], "num_critics": 2, "batch": 8, "utd": 1, "layer_norm": True}
     expo = {"sac": sac, "base": [8], "base_steps": 2, "samples": 2, "edits": 1}
     size = {"steps": 8, "eval_every": 8, "eval_episodes": 1, "eval_envs": 1, "horizon": 2, "num_envs": 1}
     env = {"id": world, "features": policy, "limit": 4}
     tree = {"method": "expo", "env": env, "offline": {"episodes": 1, "failures": True}, "expo": expo, **size}
     loop = OffPolicyLoop(build(OffPolicyRecipe, tree, "test"), tmp_path / "run")
     loop.run()
-    assert loop.step == 8 and [e.recipe.id for e in loop.evaluation] == ["sim/pick-v0"]
-    deployed = load(tmp_path / "run" / "checkpoints" / "last" / "pretrained_model")[1]
-    assert (deployed.id, deployed.control_hz, deployed.features) == ("sim/pick-v0", HZ, policy)
+    assert loop.step == 8
+    saved = load_policy(tmp_path / "run" / "checkpoints" / "last" / "pretrained_model")
+    assert saved.policy.config.base.encoder.type == "vla" and saved.spec.robot.rate_hz == HZ
+    again = evaluate(
+        saved, "sim/pick-v0", 1, loop.recipe.eval_seed, ExecutorConfig("sync"), env_options=loop.recipe.env.extra
+    )
+    assert again.success_rate == loop.evaluate()["success"]
 
     env = StateEnv(EnvRecipe(world, features=policy))
     assert env.limit == sim.TASKS["pick"].limit(HZ) and env.obs_dim == StateEnv(env.recipe.real()).obs_dim

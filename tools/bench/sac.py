@@ -27,7 +27,7 @@ from stable_baselines3 import SAC
 from results import Check, parser, write
 from vla_stack.envs.state_env import EnvRecipe, StateEnv
 from vla_stack.methods.off_policy.actor import Actor, Plan
-from vla_stack.methods.replay_buffer import Store
+from vla_stack.methods.replay_buffer import ReplayBuffer
 from vla_stack.methods.sac import Sac, SacRecipe
 
 ENV, STEPS, START, EPISODES, EVAL_SEED = "InvertedPendulum-v5", 10_000, 100, 20, 50_000
@@ -36,7 +36,7 @@ ENV, STEPS, START, EPISODES, EVAL_SEED = "InvertedPendulum-v5", 10_000, 100, 20,
 def ours(seed: int) -> tuple[float, list[float]]:
     env = StateEnv(EnvRecipe(ENV, reward="own"))
     agent = Sac(SacRecipe(), env.obs_dim, env.action_dim, seed)
-    store = Store(STEPS, env.obs_dim, env.action_dim)
+    store = ReplayBuffer(STEPS, env.obs_dim, env.action_dim)
     rng, seeds = np.random.default_rng(seed), iter(range(10_000 * seed, 10_000 * (seed + 1)))
     actor = Actor([env], lambda: next(seeds))
 

@@ -50,7 +50,9 @@ NOISE = 0.008  # m, on the chunks that are chosen from; a policy that imitates n
 WORDS = "words.json"
 CANDIDATES = 4  # chunks of which one is chosen
 RAVL = RavlRecipe(
-    SacRecipe(members=10, subset=10, actor=(256, 256), critic=(256, 256), layer_norm=True, batch=128, temperature=0.05)
+    SacRecipe(
+        num_critics=10, subset=10, actor=(256, 256), critic=(256, 256), layer_norm=True, batch=128, temperature=0.05
+    )
 )
 
 

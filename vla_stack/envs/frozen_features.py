@@ -26,10 +26,10 @@ class FrozenFeatures:
     """
 
     def __init__(self, path: str) -> None:
-        self._policy = load_policy(path)
-        if not isinstance(self._policy.policy, FlowPolicy):
+        self.policy = load_policy(path)
+        if not isinstance(self.policy.policy, FlowPolicy):
             raise UserError(f"'env.features': {path} is no flow policy", "give a vla, moh, smolvla, pi0 or pi05 policy")
-        cameras = self._policy.spec.robot.cameras
+        cameras = self.policy.spec.robot.cameras
         self.options: dict[str, Any] = {"cameras": tuple(c.name for c in cameras)}  # of the environment
         if cameras:
             self.options["image_size"] = cameras[0].height
@@ -37,13 +37,13 @@ class FrozenFeatures:
     @torch.inference_mode()
     def __call__(self, raw: dict[str, Any], instruction: str) -> NDArray[np.float32]:
         """Features and state, float32 [d + s], of an environment's observation."""
-        robot = self._policy.spec.robot
+        robot = self.policy.spec.robot
         images = {c.name: np.asarray(raw["pixels"][c.name], np.uint8) for c in robot.cameras}
         state = np.asarray(raw["agent_pos"], np.float32)
-        observation = Observation(state, images, instruction)
+        observation = Observation(state[: len(robot.state)], images, instruction)
         observation.check(robot)
-        policy = self._policy.policy
-        seen = policy.features(policy.encode(self._policy.preprocess([observation])))[0]
+        policy = self.policy.policy
+        seen = policy.features(policy.encode(self.policy.preprocess([observation])))[0]
         return np.concatenate([seen.float().numpy(force=True), state])
 
 

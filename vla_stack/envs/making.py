@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.envs.state_env import SEEN, Seeing
+from vla_stack.envs.from_vector import FromVector
 from vla_stack.envs.vector import LocalEnvs, VectorEnv
 from vla_stack.errors import UserError
 from vla_stack.registry import ENVIRONMENTS
@@ -22,8 +22,7 @@ def make(
     """Rows of an environment, which show a policy what it was trained on.
 
     A task of ``sim`` or of a benchmark takes the policy's cameras, image size, control mode and rate. Any other
-    environment is taken as it is and compared. A policy of reinforcement learning on states names the environment of
-    its training (``methods.off_policy.state_policy``): there it gets its options, and anywhere what it observed.
+    environment is taken as it is and compared.
 
     Args:
         env_id: A task (``sim/pick-v0``), a benchmark's (see :mod:`sim.external`), a world model (``imagined:<run>``), a
@@ -67,18 +66,20 @@ def _checked(env_id: str, policy: PolicySpec | None, options: dict[str, Any]) ->
         env.close()
         missing = " and ".join(map(repr, sorted(wanted, reverse=True)))
         raise UserError(f"{env_id} gives no {missing}", "wrap it to observe as LeRobot's environments do")
-    trained = policy.extras.get("trained_in") if policy is not None else None
-    return env if trained is None else Seeing(env, trained["features"])
+    return env
 
 
 def construct(env_id: str, **options: Any) -> gym.Env:
     """``gym.make`` for our tasks, a benchmark's, and whatever is registered with gymnasium."""
+    goalless = options.pop("goalless", False)  # of `FromVector`; the others report success
     if is_benchmark(env_id):
         from sim import external
 
         return external.make(env_id, **options)
     module = "sim:" if env_id.startswith("sim/") else ""  # gymnasium imports it, which registers the tasks
-    return gym.make(module + env_id, disable_env_checker=True, **options)
+    env = gym.make(module + env_id, disable_env_checker=True, **options)
+    vector = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
+    return FromVector(env, env_id, goalless) if vector else env
 
 
 def is_benchmark(env_id: str) -> bool:
@@ -96,9 +97,6 @@ def options_for(env_id: str, policy: PolicySpec, options: dict[str, Any] | None 
         follow = _sim_options(policy.robot)
     elif is_benchmark(env_id):
         follow = _benchmark_options(env_id, policy.robot)
-    trained = policy.extras.get("trained_in", {})  # an `EnvRecipe`
-    if trained.get("id") == env_id:
-        follow |= trained["options"] | ({"max_episode_steps": trained["limit"]} if trained["limit"] else {})
     return follow | (options or {})
 
 
@@ -146,7 +144,7 @@ def observe(raw: dict[str, Any], policy: RobotSpec, task: str, step: int) -> Obs
     Virtual time: the capture of step k happened at exactly k control periods.
     """
     images = {c.name: np.asarray(raw["pixels"][c.name], np.uint8) for c in policy.cameras}
-    state: NDArray[np.float32] = np.asarray(raw.get(SEEN, raw["agent_pos"]), np.float32)
+    state: NDArray[np.float32] = np.asarray(raw["agent_pos"], np.float32)
     return Observation(state, images, task, step, round(step * policy.dt * 1e9))
 
 
@@ -158,12 +156,14 @@ def _sim_options(robot: RobotSpec) -> dict[str, Any]:
         raise UserError(f"the tasks of sim render square images of one size, the policy wants {shapes}")
     joints = len(robot.action) != 5 if nameless(robot) else not robot.action[0].name.startswith("tcp_")
     absolute = "joint_abs" if joints else "ee_abs"
+    measured = {d.name for d in robot.state}
     return {
         "cameras": tuple(c.name for c in robot.cameras),
         **({"image_size": robot.cameras[0].height} if robot.cameras else {}),
         "control_mode": absolute if robot.action_kind == "absolute" else "ee_delta",
         "control_hz": robot.rate_hz,
-        "privileged": "object_dx" in {d.name for d in robot.state},  # of sim.privileged.DIMS
+        "privileged": "object_dx" in measured,  # of sim.privileged.DIMS
+        "tool_target": "target_dx" in measured,  # of sim.privileged.TARGET_DIMS
     }
 
 

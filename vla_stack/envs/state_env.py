@@ -18,7 +18,6 @@ from vla_stack.errors import UserError
 
 Vector = NDArray[np.float32]
 IMAGINED = "imagined:"  # followed by a world model's directory
-SEEN = "seen"  # key of an observation: what :class:`StateEnv` makes of it
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,11 @@ class EnvRecipe:
     def tail(self) -> Literal[0, -1]:
         """What an endless failure goes on earning a step."""
         return -1 if self.reward == "step" else 0
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Keyword arguments of the environment beyond those that follow from a policy's robot."""
+        return self.options | ({"max_episode_steps": self.limit} if self.limit else {})
 
     @property
     def imagined(self) -> bool:
@@ -166,13 +170,15 @@ class StateEnv:
             if self.native:
                 import sim  # noqa: F401  registers the tasks
 
-                options["privileged"] = self._features is None
+                options |= {"privileged": self._features is None, "tool_target": True}
                 return gym.make(r.id, disable_env_checker=True, **options | r.options).unwrapped
             if "/" in r.id:
                 from sim import external
 
                 if external.is_external(r.id):
                     self.benchmark = True
+                    if r.id.startswith("metaworld/"):
+                        options["full_state"] = self._features is None
                     return external.make(r.id, **options | r.options)
             if r.judge:
                 raise UserError(f"'env.judge' looks at a robot, {r.id} is none", "use a task of sim or metaworld")
@@ -208,38 +214,16 @@ class StateEnv:
         return self.env.spec.max_episode_steps or 1000 if self.env.spec else 1000
 
     def _observe(self, raw: Any) -> Vector:
-        seen = measure(raw, self.env.unwrapped, self._features)
+        task = getattr(self.env.unwrapped, "task", "")
+        seen = measure(raw, task, self._features)
         return seen if self.scale is None else normalised(seen, *self.scale)
 
 
-class Seeing(gym.ObservationWrapper):
-    """A task of ours or of a benchmark whose observations also hold, as :data:`SEEN`, what :class:`StateEnv` observes.
-
-    Args:
-        env: The task, made as the recipe says.
-        features: As :class:`EnvRecipe` has them.
-    """
-
-    def __init__(self, env: gym.Env, features: str) -> None:
-        super().__init__(env)
-        self._features = _features(features)
-
-    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        return observation | {SEEN: measure(observation, self.env.unwrapped, self._features)}
-
-
-def measure(raw: Any, task: Any, features: Callable[[Any, str], Vector] | None) -> Vector:
-    """What is observed, float32 [o], of an environment and its raw observation; not normalised."""
-    seen: Any
+def measure(raw: Any, task: str, features: Callable[[Any, str], Vector] | None) -> Vector:
+    """What is observed, float32 [o], of an environment's raw observation; not normalised."""
     if features is not None:
-        seen = features(raw, task.task)
-    elif isinstance(raw, dict):
-        seen = getattr(task, "privileged", raw["agent_pos"])
-    else:
-        seen = np.asarray(raw).reshape(-1)
-    if hasattr(task, "tool_command"):  # a delta moves the commanded target, which the measured state does not tell
-        seen = np.concatenate([seen, task.tool_command - task.tool])
-    return np.asarray(seen, np.float32)
+        return features(raw, task)
+    return np.asarray(raw["agent_pos"] if isinstance(raw, dict) else np.asarray(raw).reshape(-1), np.float32)
 
 
 def _features(path: str) -> Callable[[Any, str], Vector] | None:

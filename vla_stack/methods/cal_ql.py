@@ -66,12 +66,12 @@ def term(agent: Sac, batch: Batch, q: Tensor, members: Tensor | None, recipe: Ca
     with torch.no_grad():
         here, log_here = agent.actor.sample(batch.obs, agent.generator, n)
         there, log_there = agent.actor.sample(batch.next_obs, agent.generator, n)
-        anywhere = 2.0 * torch.rand(n, b, d, generator=agent.generator) - 1.0
-        log_any = torch.full((n, b), d * math.log(0.5))
+        anywhere = 2.0 * torch.rand(n, b, d, generator=agent.generator).to(here.device) - 1.0
+        log_any = torch.full((n, b), d * math.log(0.5), device=here.device)
         actions = torch.cat([anywhere, here, there])  # all evaluated at the observation, not at the next one
         obs = batch.obs.expand(3 * n, b, -1).reshape(3 * n * b, -1)
     values = agent.critic(torch.cat([obs, actions.reshape(3 * n * b, d)], -1), members).view(-1, 3 * n, b)
-    floor = batch.returns if recipe.calibrate else torch.full((b,), -math.inf)
+    floor = batch.returns if recipe.calibrate else torch.full((b,), -math.inf, device=q.device)
     values = torch.cat([values[:, :n], calibrated(values[:, n:], floor)], 1)
     data = q if members is None else q[members]
     log_p = torch.cat([log_any, log_here, log_there]) if recipe.importance else None

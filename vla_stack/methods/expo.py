@@ -22,10 +22,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vla_stack.methods.off_policy.actor import Plan
-from vla_stack.methods.replay_buffer import Batch, Source, Store, mix
+from vla_stack.methods.off_policy.deployed import Seen
+from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source, mix
 from vla_stack.methods.sac import Sac, SacRecipe, step
+from vla_stack.policies.configuration_expo import ExpoConfig
+from vla_stack.policies.configuration_state import StateFlowConfig
 from vla_stack.policies.critics import polyak
+from vla_stack.policies.modeling_expo import ExpoPolicy, best
+from vla_stack.policies.modeling_state import StateFlowPolicy
 from vla_stack.policies.state_flow import StateFlow
+
+ALONE = {"samples": 1, "edits": 0, "unedited": True}  # candidates where the base acts as it is
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class ExpoRecipe:
 
     sac: SacRecipe = field(
         default_factory=lambda: SacRecipe(
-            actor=(256, 256, 256), critic=(256, 256, 256), members=10, layer_norm=True, target_entropy=-0.5,
+            actor=(256, 256, 256), critic=(256, 256, 256), num_critics=10, layer_norm=True, target_entropy=-0.5,
             entropy_backup=False, actor_q="mean", utd=20, actor_rows="last",
         )
     )  # fmt: skip
@@ -78,16 +85,25 @@ class Expo:
         store: The online buffer, empty.
         horizon: Steps of a chunk, h.
         seed: Of weights, noise and batches.
+        device: Where the networks are.
     """
 
-    def __init__(self, recipe: ExpoRecipe, offline: Store, store: Store, horizon: int, seed: int) -> None:
+    def __init__(
+        self,
+        recipe: ExpoRecipe,
+        offline: ReplayBuffer,
+        store: ReplayBuffer,
+        horizon: int,
+        seed: int,
+        device: str = "cpu",
+    ) -> None:
         self.recipe, self.horizon, self.offline, self.store = recipe, horizon, offline, store
         obs, self.action_dim = (offline.columns[name].shape[1] for name in ("obs", "action"))
         self.width = horizon * self.action_dim
-        self.agent = Sac(recipe.sac, obs, self.width, seed, actor_inputs=obs + self.width)
+        self.agent = Sac(recipe.sac, obs, self.width, seed, actor_inputs=obs + self.width, device=device)
         g = self.agent.generator
         shape = (obs, horizon, self.action_dim, recipe.base, recipe.euler_steps)
-        self.base, self.average = (StateFlow(*shape, generator=g) for _ in range(2))
+        self.base, self.average = (StateFlow(*shape, generator=g).to(device) for _ in range(2))
         self.average.load_state_dict(self.base.state_dict())
         self.base_optimizer = torch.optim.AdamW(self.base.parameters(), lr=recipe.lr_base, fused=True)
         self.rng = np.random.default_rng(seed)
@@ -146,7 +162,8 @@ class Expo:
         rate = 0.5 * (1.0 + np.cos(np.pi * self.pretrained / max(1, self.pretrain_steps)))
         self.base_optimizer.param_groups[0]["lr"] = self.recipe.lr_base * max(0.02, float(rate))
         self.pretrained += 1
-        metrics = self.imitate(self.offline.sample(self.recipe.sac.batch, self.horizon, self.rng))
+        batch = self.offline.sample(self.recipe.sac.batch, self.horizon, self.rng)
+        metrics = self.imitate(batch.to(self.agent.device))
         if self.pretrained == self.pretrain_steps:
             self.average.load_state_dict(self.base.state_dict())
         return metrics
@@ -155,9 +172,32 @@ class Expo:
         """Chunks to execute for float32 [n, o] observations; in the warm-up the base's."""
         return self._plan(obs, self.agent.explorer, source is not Source.WARMUP)
 
-    def greedy(self, obs: NDArray, g: torch.Generator) -> Plan:
-        """Chunks for evaluation. The on-the-fly policy has no mode: they are drawn, from a generator of their own."""
-        return self._plan(obs, g, not self._waiting)
+    def network(self, seen: Seen) -> ExpoPolicy:
+        """The policy, whose weights are the learner's: the on-the-fly policy, or, as long as it does not act, the base.
+
+        It has no mode: what it gives is drawn.
+        """
+        r, fields = self.recipe, seen.fields(self.agent.device)
+        chooses = r.learn and not self._waiting
+        shape = {"chunk_size": self.horizon, "n_action_steps": self.horizon}
+        base = StateFlowConfig(**fields, **shape, hidden=r.base, num_inference_steps=r.euler_steps)
+        offered = {"samples": r.samples, "edits": r.edits, "unedited": r.unedited} if chooses else ALONE
+        config = ExpoConfig(
+            **{key: fields[key] for key in ("device", "push_to_hub", "robot")},
+            base=base,
+            **offered,
+            feature_dim=base.obs_dim,
+            beta=r.beta,
+            edit_hidden=r.sac.actor,
+            critic_hidden=r.sac.critic,
+            num_critics=r.sac.num_critics,
+            subset=r.sac.subset,
+            layer_norm=r.sac.layer_norm,
+            n_action_steps=self.horizon,
+        )
+        return ExpoPolicy(
+            config, StateFlowPolicy(base, self.average, seen.encoder), self.agent.actor, self.agent.target
+        )
 
     def update(self) -> dict[str, Tensor]:
         """The updates of one executed chunk: ``utd`` critic steps, then one each of base, edit and temperature."""
@@ -169,7 +209,7 @@ class Expo:
             own = self.store.sample(rows, self.horizon, self.rng)
         except ValueError:  # no chunk has been executed yet
             return {}
-        batch = mix(own, self.offline.sample(rows, self.horizon, self.rng))
+        batch = mix(own, self.offline.sample(rows, self.horizon, self.rng)).to(self.agent.device)
         for i in range(sac.utd):
             part = Batch(*(x[i * sac.batch : (i + 1) * sac.batch] for x in batch))
             metrics = self.agent.critic_step(part, self.target(part))
@@ -183,8 +223,8 @@ class Expo:
         try:
             own = self.store.sample(n, self.horizon, self.rng, succeeded=True)
         except ValueError:
-            return self.offline.sample(2 * n, self.horizon, self.rng)
-        return mix(own, self.offline.sample(n, self.horizon, self.rng))
+            return self.offline.sample(2 * n, self.horizon, self.rng).to(self.agent.device)
+        return mix(own, self.offline.sample(n, self.horizon, self.rng)).to(self.agent.device)
 
     @torch.no_grad()
     def target(self, batch: Batch) -> Tensor:
@@ -218,18 +258,13 @@ class Expo:
 
     @torch.no_grad()
     def _plan(self, obs: NDArray, g: torch.Generator, choose: bool) -> Plan:
-        seen = torch.from_numpy(obs)
+        seen = torch.from_numpy(obs).to(self.agent.device)
         if self.recipe.learn and choose:
             chunks = self.on_the_fly(seen, self.average, g)
         else:
             chunks = self.average.sample(seen, g).flatten(1)
-        return Plan(chunks.view(len(obs), self.horizon, self.action_dim).numpy())
+        return Plan(chunks.view(len(obs), self.horizon, self.action_dim).numpy(force=True))
 
     @property
     def _waiting(self) -> bool:
         return self.store.total < self.recipe.warmup
-
-
-def best(offered: Tensor, values: Tensor) -> Tensor:
-    """The candidate of each row's largest value: of [b, n, d] by [b, n], [b, d]."""
-    return offered[torch.arange(len(offered)), values.argmax(1)]

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from vla_stack.methods import ravl
 from vla_stack.methods.ravl import RavlRecipe
-from vla_stack.methods.replay_buffer import Batch, Source, Store, Transition
+from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source, Transition
 from vla_stack.methods.sac import Sac
 from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
@@ -138,7 +138,7 @@ def recorded(
 
 @torch.no_grad()
 def imagine(
-    critics: Critics, recording: Recording, starts: NDArray[np.int64], chunks: int, seed: int, into: Store
+    critics: Critics, recording: Recording, starts: NDArray[np.int64], chunks: int, seed: int, into: ReplayBuffer
 ) -> None:
     """Roll the actor out from recorded frames [ROWS], and keep what happens.
 
@@ -213,7 +213,7 @@ def train(
     critics = Critics.new(model, recording, recipe, seed)
     agent = critics.agent
     width = agent.critic.weights[0].shape[1] - agent.width
-    store = Store(CAPACITY, width, agent.width, ROWS, recipe.gamma)
+    store = ReplayBuffer(CAPACITY, width, agent.width, ROWS, recipe.gamma)
     starts = whole_chunks(recording, model.horizon)
     few = max(1, round(recipe.real * recipe.sac.batch))
     log = []

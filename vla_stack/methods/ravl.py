@@ -50,12 +50,12 @@ class RavlRecipe:
 def update(agent: Sac, batch: Batch, recipe: RavlRecipe) -> dict[str, Tensor]:
     """One step of the critics and one of the actor; the temporal difference is the mean over members, so eta is
     divided by their number."""
-    return agent.update(batch, term=partial(term, weight=recipe.diversity / recipe.sac.members))
+    return agent.update(batch, term=partial(term, weight=recipe.diversity / recipe.sac.num_critics))
 
 
 def term(agent: Sac, batch: Batch, q: Tensor, drawn: Tensor | None, weight: float) -> Tensor:
     """The diversity term of a slice; has no use for its values and the drawn members."""
-    x = torch.cat([batch.obs, batch.actions], -1).expand(agent.recipe.members, -1, -1).detach().requires_grad_()
+    x = torch.cat([batch.obs, batch.actions], -1).expand(agent.recipe.num_critics, -1, -1).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(agent.critic(x).sum(), x, create_graph=True)
     return weight * similarity(gradient[..., batch.obs.shape[-1] :])
 

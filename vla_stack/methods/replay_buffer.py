@@ -80,8 +80,12 @@ class Batch(NamedTuple):
     returns: Tensor
     index: Tensor
 
+    def to(self, device: torch.device | str) -> Batch:
+        """The same on a device; the buffer stays in main memory."""
+        return Batch(*(x.to(device) for x in self))
 
-class Store:
+
+class ReplayBuffer:
     """A ring of transitions for each environment, so that episodes lie in order of time.
 
     Args:

@@ -31,7 +31,7 @@ class SacRecipe:
     Attributes:
         actor: Hidden widths of the actor.
         critic: Hidden widths of each critic.
-        members: Critics, E.
+        num_critics: Critics, E.
         subset: Critics drawn for a target.
         layer_norm: Layer norm in actor and critics.
         tau: Step of the target's Polyak average.
@@ -49,7 +49,7 @@ class SacRecipe:
 
     actor: tuple[int, ...] = (256, 256)
     critic: tuple[int, ...] = (256, 256)
-    members: int = 2
+    num_critics: int = 2
     subset: int = 2
     layer_norm: bool = False
     tau: float = 0.005
@@ -78,23 +78,31 @@ class Sac(nn.Module):
         actions: Width of a chunk, h * a.
         seed: Of weights and noise.
         actor_inputs: Width of what the actor sees where that is more than the observation.
+        device: Where the networks are. Random numbers are drawn on the CPU, so that they are the same anywhere.
     """
 
     def __init__(
-        self, recipe: SacRecipe, obs: int, actions: int, seed: int = 0, actor_inputs: int | None = None
+        self,
+        recipe: SacRecipe,
+        obs: int,
+        actions: int,
+        seed: int = 0,
+        actor_inputs: int | None = None,
+        device: str = "cpu",
     ) -> None:
         super().__init__()
-        self.recipe, self.width = recipe, actions
+        self.recipe, self.width, self.device = recipe, actions, device
         self.generator = torch.Generator().manual_seed(seed)
         self.explorer = torch.Generator().manual_seed(seed + 1)  # of acting, wherever the actor runs
         ln = recipe.layer_norm
         self.actor = GaussianActor(actor_inputs or obs, actions, recipe.actor, ln, self.generator)
-        shape = (recipe.members, obs + actions, recipe.critic)
+        shape = (recipe.num_critics, obs + actions, recipe.critic)
         self.critic = Ensemble(*shape, layer_norm=ln, generator=self.generator)
         self.target = Ensemble(*shape, layer_norm=ln, generator=self.generator).requires_grad_(False)
         self.target.load_state_dict(self.critic.state_dict())
         self.log_temperature = nn.Parameter(torch.tensor(math.log(recipe.temperature)))
         self.target_entropy = recipe.target_entropy * actions
+        self.to(device)
         groups = [
             {"params": [*self.actor.parameters()], "lr": recipe.lr_actor},
             {"params": [self.log_temperature], "lr": recipe.lr_temperature},
@@ -145,7 +153,7 @@ class Sac(nn.Module):
 
     def draw(self, generator: torch.Generator | None = None) -> Tensor | None:
         """The critics of a target; None for all of them."""
-        return draw_members(self.recipe.members, self.recipe.subset, generator or self.generator)
+        return draw_members(self.recipe.num_critics, self.recipe.subset, generator or self.generator)
 
     def critic_step(self, batch: Batch, target: Tensor, term: CriticTerm | None = None) -> dict[str, Tensor]:
         """One step of the critics towards ``target`` [b], and of their Polyak average."""

@@ -23,13 +23,11 @@ from torch import Tensor, nn
 from vla_stack.methods import cal_ql
 from vla_stack.methods.cal_ql import CalQlRecipe
 from vla_stack.methods.off_policy.actor import Plan
-from vla_stack.methods.replay_buffer import Batch, Source, Store, mix
+from vla_stack.methods.off_policy.deployed import Seen
+from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source, mix
 from vla_stack.methods.sac import Sac, SacRecipe, step
-from vla_stack.policies.gaussian import log_density
-
-# Of an action that is imitated. The likelihood of 1 is infinite; WSRL's code clips its data to 0.99999, which lies so
-# far out before squashing (6.1) that a Gaussian learns little but which actions are saturated.
-LARGEST = 0.9
+from vla_stack.policies.configuration_state import StateGaussianConfig
+from vla_stack.policies.modeling_state import StateGaussianPolicy
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class WsrlRecipe:
     arm: ArmName = "wsrl"
     sac: SacRecipe = field(
         default_factory=lambda: SacRecipe(
-            members=10, layer_norm=True, lr_actor=1e-4, lr_temperature=1e-4, entropy_backup=False, utd=4
+            num_critics=10, layer_norm=True, lr_actor=1e-4, lr_temperature=1e-4, entropy_backup=False, utd=4
         )
     )
     cal_ql: CalQlRecipe = field(default_factory=CalQlRecipe)
@@ -101,13 +99,22 @@ class Wsrl:
         store: The online buffer, empty.
         horizon: Steps of a chunk, h.
         seed: Of weights, noise and batches.
+        device: Where the networks are.
     """
 
-    def __init__(self, recipe: WsrlRecipe, offline: Store, store: Store, horizon: int, seed: int) -> None:
+    def __init__(
+        self,
+        recipe: WsrlRecipe,
+        offline: ReplayBuffer,
+        store: ReplayBuffer,
+        horizon: int,
+        seed: int,
+        device: str = "cpu",
+    ) -> None:
         self.recipe, self.arm, self.horizon = recipe, ARMS[recipe.arm], horizon
         self.offline, self.store = offline, store
         self.obs_dim, self.action_dim = (offline.columns[name].shape[1] for name in ("obs", "action"))
-        self.agent = Sac(recipe.sac, self.obs_dim, horizon * self.action_dim, seed)
+        self.agent = Sac(recipe.sac, self.obs_dim, horizon * self.action_dim, seed, device=device)
         self.rng = np.random.default_rng(seed)
         self.pretrained = 0  # offline steps done
 
@@ -131,20 +138,16 @@ class Wsrl:
     def pretrain(self) -> dict[str, Tensor]:
         """One offline step."""
         batch = self.offline.sample(self.recipe.sac.batch, self.horizon, self.rng, closed=True)
+        batch = batch.to(self.agent.device)
         self.pretrained += 1
         if self.arm.imitate:
             return self.imitate(batch)
         return cal_ql.update(self.agent, batch, self.recipe.cal_ql)
 
     def imitate(self, batch: Batch) -> dict[str, Tensor]:
-        """One step of the actor on -E[log pi(a|o)] of stored chunks; critics and temperature stand still.
-
-        Maximum likelihood of a squashed Gaussian: the term by which the reference code of CQL begins its policies
-        (``policy_eval_start``; Kumar et al., arXiv:2006.04779), without the entropy beside it.
-        """
-        before = torch.atanh(batch.actions.clamp(-LARGEST, LARGEST))
-        mean, log_std = self.agent.actor(batch.obs)
-        loss = -log_density(before, (before - mean) * (-log_std).exp(), log_std).mean()
+        """One step of the actor on -E[log pi(a|o)] of stored chunks; critics and temperature stand still."""
+        nll, log_std = self.agent.actor.nll(batch.obs, batch.actions)
+        loss = nll.mean()
         step(self.agent.actor_optimizer, loss, [*self.agent.actor.parameters()])
         return {"nll": loss.detach(), "log_std": log_std.detach().mean()}
 
@@ -161,12 +164,15 @@ class Wsrl:
         if source is Source.WARMUP and self.arm.warmup == "random":
             drawn = 2.0 * torch.rand(len(obs), self.agent.width, generator=self.agent.explorer) - 1.0
         else:
-            drawn = self.agent.act(torch.from_numpy(obs))
-        return self._plan(drawn)
+            drawn = self.agent.act(torch.from_numpy(obs).to(self.agent.device))
+        return Plan(drawn.view(len(drawn), self.horizon, self.action_dim).numpy(force=True))
 
-    def greedy(self, obs: NDArray, g: torch.Generator) -> Plan:
-        """Chunks of the mode, for evaluation; nothing is drawn."""
-        return self._plan(self.agent.act(torch.from_numpy(obs), explore=False))
+    def network(self, seen: Seen) -> StateGaussianPolicy:
+        """The policy: the mode of the actor, whose weights it shares."""
+        sac = self.recipe.sac
+        shape = {"chunk_size": self.horizon, "n_action_steps": self.horizon, "hidden": sac.actor}
+        config = StateGaussianConfig(**seen.fields(self.agent.device), **shape, layer_norm=sac.layer_norm)
+        return StateGaussianPolicy(config, self.agent.actor, seen.encoder)
 
     def update(self) -> dict[str, Tensor]:
         """The updates of one executed chunk: none in the warm-up, then ``utd`` critic steps and one of the actor."""
@@ -180,9 +186,7 @@ class Wsrl:
             return {}
         if self.arm.retain:
             batch = mix(batch, self.offline.sample(rows, self.horizon, self.rng, closed=conservative))
+        batch = batch.to(self.agent.device)
         if conservative:
             return cal_ql.update(self.agent, batch, self.recipe.cal_ql, sac.utd)
         return self.agent.update(batch, sac.utd)
-
-    def _plan(self, chunks: Tensor) -> Plan:
-        return Plan(chunks.view(len(chunks), self.horizon, self.action_dim).numpy())

@@ -57,12 +57,14 @@ def check_type(tree: Any, where: str) -> None:
     Raises:
         UserError: It is no extension's (:func:`is_extension`), not in ``POLICIES`` and not trusted.
     """
-    while isinstance(tree, dict):
-        kind = str(tree.get("type"))
-        if kind not in POLICIES and is_known(kind):
-            if not is_extension(PreTrainedConfig.get_choice_class(kind)):
-                check_trusted(kind, f"{where}: 'type' is")
-        tree = tree.get("base")  # a policy around another one has that one's configuration in its own
+    if not isinstance(tree, dict):
+        return
+    kind = str(tree.get("type"))
+    if kind not in POLICIES and is_known(kind):
+        if not is_extension(PreTrainedConfig.get_choice_class(kind)):
+            check_trusted(kind, f"{where}: 'type' is")
+    for key in ("base", "encoder"):  # a policy around another one has that one's configuration in its own
+        check_type(tree.get(key), where)
 
 
 def check_numbers(tree: Any, where: str) -> None:

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import draccus
 from lerobot.configs import PreTrainedConfig
 from lerobot.optim import LRSchedulerConfig, OptimizerConfig
 
 from vla_stack.errors import UserError
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.mixture_of_horizons import Fusion
+from vla_stack.policies.nested_config import AnyPolicy
 
 HORIZONS = tuple(range(3, 31, 3))
-
-if TYPE_CHECKING:
-    from lerobot.configs import PreTrainedConfig as AnyPolicy
-else:
-
-    class AnyPolicy:
-        """Type of a field that holds the configuration of any policy.
-
-        Were it ``PreTrainedConfig``, LeRobot's parser would unroll all policy types inside each other, this one inside
-        itself, without end.
-        """
-
-    draccus.decode.register(AnyPolicy, lambda raw, path: draccus.decode(PreTrainedConfig, raw))
-    draccus.encode.register(AnyPolicy, lambda config, _: draccus.encode(config, PreTrainedConfig))
 
 
 @PreTrainedConfig.register_subclass("moh")

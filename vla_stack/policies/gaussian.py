@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from vla_stack.policies.critics import Ensemble
 
 LOG_STD = (-20.0, 2.0)
+# Of an action that is imitated. The likelihood of 1 is infinite; WSRL's code clips its data to 0.99999, which lies so
+# far out before squashing (6.1) that a Gaussian learns little but which actions are saturated.
+LARGEST = 0.9
 
 
 class GaussianActor(nn.Module):
@@ -54,9 +57,19 @@ class GaussianActor(nn.Module):
         """
         mean, log_std = self(obs)
         shape = mean.shape if draws == 1 else (draws, *mean.shape)
-        noise = torch.randn(shape, generator=generator, dtype=mean.dtype)
+        noise = torch.randn(shape, generator=generator, dtype=mean.dtype).to(mean.device)
         before = mean + log_std.exp() * noise
         return torch.tanh(before), log_density(before, noise, log_std)
+
+    def nll(self, obs: Float[Tensor, "b o"], actions: Float[Tensor, "b a"]) -> tuple[Float[Tensor, " b"], Tensor]:
+        """-log pi(a|o) of actions in [-1, 1], at most ``LARGEST`` of them; and log sigma.
+
+        Maximum likelihood of a squashed Gaussian: the term by which the reference code of CQL begins its policies
+        (``policy_eval_start``; Kumar et al., arXiv:2006.04779), without the entropy beside it.
+        """
+        before = torch.atanh(actions.clamp(-LARGEST, LARGEST))
+        mean, log_std = self(obs)
+        return -log_density(before, (before - mean) * (-log_std).exp(), log_std), log_std
 
 
 def log_density(before: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from vla_stack.policies.mixture_of_horizons import (
     load_balance,
     packed_states,
 )
-from vla_stack.policies.registry import policy_class
+from vla_stack.policies.registry import blank_policy, policy_class
 from vla_stack.policies.weights import parameter_groups
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE
 
@@ -325,8 +325,8 @@ def _make_base(config: MohConfig, dataset_meta: Any, blank: bool) -> PreTrainedP
     if base.pretrained_path:
         policy = read_policy(base.pretrained_path, base, dataset_meta=dataset_meta)
         base.pretrained_path = None  # from here on the weights are part of this policy's own
-    elif blank and hasattr(kind, "blank"):
-        policy = kind.blank(base)
+    elif blank:
+        policy = blank_policy(base)
     else:
         policy = kind(base, dataset_meta=dataset_meta)
     if policy.head is not None and base.head != "regression":

@@ -37,6 +37,7 @@ from vla_stack.schema import ACTION_DIM_IS_PAD, Observation
 
 LARGEST_INLINE = 1 << 30  # bytes of weights inside a graph file, else in one beside it; protobuf ends at 2 GiB
 REMEDY = "serve it with --backend torch or compile"
+SMALL = ("state_gaussian", "state_flow", "expo")  # no prefix and no denoising of tokens, which graphs are made of
 COMPARED = (1, 2, 3)  # sizes of batch; graphs are traced with 2
 
 
@@ -109,6 +110,9 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
     Raises:
         UserError: It is no flow policy, it cannot be traced, or the graphs do not compute what the policy does.
     """
+    if policy.config.type in SMALL:
+        what = "has no prefix to export, and runs in under a millisecond as it is"
+        raise UserError(f"a policy of type '{policy.config.type}' {what}", REMEDY)
     if not continuing_modes(policy):
         raise UserError(f"a policy of type '{policy.config.type}' is not a flow policy", "only flow policies export")
     if isinstance(policy, MohPolicy) and policy.config.consensus_ratio is not None:

@@ -8,8 +8,10 @@ from lerobot.configs import PreTrainedConfig
 from lerobot.policies import PreTrainedPolicy
 from lerobot.policies.factory import get_policy_class
 
-import vla_stack.policies.configuration_moh  # registers the policy type `moh`
-import vla_stack.policies.configuration_vla  # noqa: F401  registers the policy type `vla`
+import vla_stack.policies.configuration_expo
+import vla_stack.policies.configuration_moh
+import vla_stack.policies.configuration_state
+import vla_stack.policies.configuration_vla  # noqa: F401  each registers its policy types
 from vla_stack.errors import UserError
 from vla_stack.registry import POLICIES, import_lerobot_plugins
 
@@ -57,3 +59,9 @@ def policy_class(kind: str) -> type[PreTrainedPolicy]:
         return POLICIES.get(kind) if kind in POLICIES.names() else get_policy_class(kind)
     except ImportError as e:
         raise UserError(f"policy type '{kind}' needs a package: {str(e).splitlines()[0]}") from None
+
+
+def blank_policy(config: PreTrainedConfig) -> PreTrainedPolicy:
+    """A policy whose weights are about to be replaced; of a type that can, without reading any."""
+    kind = policy_class(config.type)
+    return kind.blank(config) if hasattr(kind, "blank") else kind(config)

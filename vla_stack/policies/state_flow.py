@@ -83,15 +83,19 @@ class StateFlow(torch.nn.Module, FlowPolicy[StateContext]):
 
     def sample(self, obs: Float[Tensor, "b o"], generator: torch.Generator) -> Float[Tensor, "b h a"]:
         """Chunks in [-1, 1]."""
-        noise = torch.randn(len(obs), self.horizon, self.action_dim, generator=generator)
+        noise = flow.sample_noise((len(obs), self.horizon, self.action_dim), generator, obs.device)
         context = StateContext(obs)
+        return self.integrate(context, noise)
+
+    def integrate(self, context: StateContext, noise: Float[Tensor, "b h a"]) -> Float[Tensor, "b h a"]:
+        """Chunks in [-1, 1] of the noise that they start from."""
         return flow.euler(lambda x, t: self.velocity(context, x, t), noise, self.inference_steps).clamp(-1.0, 1.0)
 
     def imitation_loss(
         self, obs: Float[Tensor, "b o"], actions: Float[Tensor, "b h a"], generator: torch.Generator
     ) -> Tensor:
         """Flow matching error of chunks, times uniform."""
-        noise = torch.randn(actions.shape, generator=generator)
-        t = torch.rand(len(obs), generator=generator)
+        noise = flow.sample_noise(tuple(actions.shape), generator, actions.device)
+        t = torch.rand(len(obs), generator=generator).to(actions.device)
         x = flow.interpolate(actions, noise, t)
         return F.mse_loss(self.velocity(StateContext(obs), x, t), flow.target(actions, noise))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -42,8 +41,6 @@ EXAMPLES = (
     "                                                          # aloha/insertion, libero/<suite>/<index of the task>",
 )
 
-STATE_POLICIES = ("wsrl", "expo")  # types of what the loop `off_policy` trains
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     a = parser.add_argument
@@ -52,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--env", nargs="+", action="extend", help="gymnasium ids or tasks of benchmarks (default: sim/pick-v0)")
     a("--episodes", type=_positive, default=100, help="episodes for each setting (default: %(default)s)")
     a("--seed", type=whole, default=1000, help="seed of the first episode (default: %(default)s)")
+    a("--max-steps", type=_positive, help="control steps of an episode (default: the environment's own limit)")
     a("--mode", nargs="+", choices=("all", *MODES), default=["naive"], help="execution of chunks (default: naive)")
     a("--execute", nargs="+", type=_positive, help="actions executed of each chunk (default: the policy's own choice)")
     a("--latency", default="0ms", help="delays of the policy, e.g. 0,100ms,2ticks; milliseconds round up to ticks")
@@ -103,6 +101,8 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str,
         options: dict[str, Any] = {}
         if env_id.startswith("sim/") and args.randomisation:
             options["randomisation"] = args.randomisation
+        if args.max_steps:
+            options["max_episode_steps"] = args.max_steps
         if args.visuals and is_benchmark(env_id):
             options["visuals"] = args.visuals
         for mode, latency, instruct, execute in product(modes, latencies, instructs, args.execute or [None]):
@@ -174,19 +174,7 @@ def _load(name: str, device: str, embodiment: str | None) -> tuple[Path, ChunkPo
     from vla_stack.policies.shipped import resolve_policy
 
     path = resolve_policy(name)
-    if kind_of(path) in STATE_POLICIES:
-        from vla_stack.methods.off_policy.state_policy import StatePolicy
-
-        return path, StatePolicy(path)
     return path, load_policy(path, device, embodiment, frozen=True)
-
-
-def kind_of(directory: Path) -> Any:
-    """The type of a policy, as its directory says; None where it does not."""
-    try:
-        return json.loads((directory / "config.json").read_text()).get("type")
-    except (ValueError, AttributeError):
-        return None  # whoever reads the rest says what is wrong with it
 
 
 def _workers(args: argparse.Namespace) -> int:

@@ -39,8 +39,11 @@ class SteeredEnv(ImaginedEnv):
         self.max_steps = max_steps_of(model)
         super().__init__(Dreams(model, simulated(model), 1, self.max_steps))
         absolute = model.robot
-        self.spec_robot = ARM7.spec("ee_delta", model.cameras, absolute.cameras[0].height, absolute.rate_hz)
+        size = absolute.cameras[0].height
+        self.spec_robot = ARM7.spec("ee_delta", model.cameras, size, absolute.rate_hz, tool_target=True)
         self.action_space = gym.spaces.Box(self.spec_robot.action_low, self.spec_robot.action_high, dtype=np.float32)
+        shown = gym.spaces.Box(-10.0, 10.0, (len(self.spec_robot.state),), np.float32)
+        self.observation_space = gym.spaces.Dict({**self.observation_space.spaces, "agent_pos": shown})  # type: ignore[attr-defined]
         self._range = absolute.action_low.astype(np.float64), absolute.action_high.astype(np.float64)
         self._step = DELTA_RATE / absolute.rate_hz
 
@@ -50,11 +53,15 @@ class SteeredEnv(ImaginedEnv):
         obs, info = super().reset(seed=seed, options=options)
         self.tool = obs["agent_pos"][:5].astype(np.float64)
         self.tool_command = np.append(self.tool[:4], 1.0)  # what the tool is told, [5]; it begins open
-        return obs, info
+        return self._with_target(obs), info
 
     def step(self, action: NDArray[np.float32]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         moved = np.clip(np.asarray(action, np.float64), -1.0, 1.0) * self._step
         self.tool_command = np.clip(self.tool_command + moved, *self._range)
         obs, reward, terminated, truncated, info = super().step(self.tool_command.astype(np.float32))
         self.tool = obs["agent_pos"][:5].astype(np.float64)
-        return obs, reward, terminated, truncated, info
+        return self._with_target(obs), reward, terminated, truncated, info
+
+    def _with_target(self, obs: dict[str, Any]) -> dict[str, Any]:
+        lead = (self.tool_command - self.tool).astype(np.float32)
+        return obs | {"agent_pos": np.concatenate([obs["agent_pos"], lead])}

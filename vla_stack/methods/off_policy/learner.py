@@ -9,14 +9,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from lerobot.policies import PreTrainedPolicy
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vla_stack.methods.off_policy.actor import Plan
-from vla_stack.methods.replay_buffer import Source, Store
+from vla_stack.methods.off_policy.deployed import Seen
+from vla_stack.methods.replay_buffer import ReplayBuffer, Source
 
-WEIGHTS, STATE, FACTS = "model.safetensors", "learner.safetensors", "learner.json"
+STATE, FACTS = "learner.safetensors", "learner.json"
 
 
 class Learner(Protocol):
@@ -34,8 +36,8 @@ class Learner(Protocol):
         agent: Has the generators of noise: ``generator`` of updates and ``explorer`` of acting.
     """
 
-    store: Store
-    offline: Store
+    store: ReplayBuffer
+    offline: ReplayBuffer
     modules: dict[str, nn.Module]
     acting: dict[str, nn.Module]
     optimizers: dict[str, Any]
@@ -50,7 +52,7 @@ class Learner(Protocol):
     def source(self) -> Source: ...
     def pretrain(self) -> dict[str, Tensor]: ...
     def policy(self, obs: NDArray, source: Source) -> Plan: ...
-    def greedy(self, obs: NDArray, g: torch.Generator) -> Plan: ...
+    def network(self, seen: Seen) -> PreTrainedPolicy: ...
     def update(self) -> dict[str, Tensor]: ...
 
 
@@ -69,11 +71,11 @@ def load_weights(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
 def save(learner: Learner, directory: Path) -> None:
     """Write weights, optimisers, buffer and random numbers to a directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {f"module.{name}": t.contiguous() for name, t in weights(learner.modules).items()}
+    tensors = {f"module.{name}": t.cpu().contiguous() for name, t in weights(learner.modules).items()}
     tensors |= {f"store.{name}": t for name, t in learner.store.state_dict().items()}
     for which, optimizer in learner.optimizers.items():
         for i, slots in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{which}.{i}.{key}": t.contiguous() for key, t in slots.items()}
+            tensors |= {f"optimizer.{which}.{i}.{key}": t.cpu().contiguous() for key, t in slots.items()}
     for name in ("generator", "explorer"):
         tensors[f"generator.{name}"] = getattr(learner.agent, name).get_state()
     save_file(tensors, directory / STATE)

@@ -15,47 +15,53 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
+from vla_stack.envs.frozen_features import frozen_features
 from vla_stack.envs.state_env import EnvRecipe, StateEnv, Vector
-from vla_stack.errors import UserError
+from vla_stack.envs.from_vector import FromVector
 from vla_stack.methods.expo import Expo
 from vla_stack.methods.learning_curve import draw_curve
 from vla_stack.methods.off_policy import learner as learners
-from vla_stack.methods.off_policy.actor import Outcome, evaluate
+from vla_stack.methods.off_policy.actor import Outcome, Plan
+from vla_stack.methods.off_policy.actor import evaluate as old_evaluate
+from vla_stack.methods.off_policy.deployed import Seen, deployed, save
 from vla_stack.methods.off_policy.learner import Learner
 from vla_stack.methods.off_policy.operator_hand import at_endpoint
 from vla_stack.methods.off_policy.recipe import OffPolicyRecipe, check, check_evaluations, check_resumed
 from vla_stack.methods.off_policy.rollout_workers import SEEDS, LocalRollouts, RayRollouts, Rollouts
 from vla_stack.methods.off_policy.scene_sampling import SceneSampler
 from vla_stack.methods.off_policy.scripted import stored, success_rate
-from vla_stack.methods.replay_buffer import Source, Store, Transition
+from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.methods.wsrl import Wsrl
+from vla_stack.policies.chunk_policy import ChunkPolicy
+from vla_stack.policies.device import find_device
+from vla_stack.rollout.engine import evaluate
+from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.operator_port import OperatorPort
+from vla_stack.schema import Observation
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.log import Log, Window, truncate
-from vla_stack.training.recipe_tree import build, plain
+from vla_stack.training.recipe_tree import plain
 from vla_stack.training.stop import Stop
 
 OFFLINE_SAVE = 2000  # steps of offline training between checkpoints
 RECENT = 20  # episodes that the logged training success is of
 
 
-def make_learner(recipe: OffPolicyRecipe, offline: Store, capacity: int) -> Learner:
+def make_learner(recipe: OffPolicyRecipe, offline: ReplayBuffer, capacity: int) -> Learner:
     """The learner of a recipe, with an empty buffer of ``capacity`` control steps an environment."""
+    device = str(find_device(recipe.device))
     obs, action = (offline.columns[name].shape[1] for name in ("obs", "action"))
-    store = Store(capacity, obs, action, recipe.slots, recipe.gamma, offline.tail)
+    store = ReplayBuffer(capacity, obs, action, recipe.slots, recipe.gamma, offline.tail)
     if recipe.method == "wsrl":
-        return Wsrl(recipe.wsrl, offline, store, recipe.horizon, recipe.seed)
-    return Expo(recipe.expo, offline, store, recipe.horizon, recipe.seed)
+        return Wsrl(recipe.wsrl, offline, store, recipe.horizon, recipe.seed, device)
+    return Expo(recipe.expo, offline, store, recipe.horizon, recipe.seed, device)
 
 
 def make_actor(recipe: OffPolicyRecipe, scale: tuple[Vector, Vector]) -> tuple[list[StateEnv], Learner]:
     """What an actor elsewhere needs: environments, and a learner that only acts."""
     envs = make_envs(recipe, recipe.num_envs, scale)
-    nothing = Store(1, envs[0].obs_dim, envs[0].action_dim, 1, recipe.gamma)
+    nothing = ReplayBuffer(1, envs[0].obs_dim, envs[0].action_dim, 1, recipe.gamma)
     return envs, make_learner(recipe, nothing, 1)
 
 
@@ -66,15 +72,38 @@ def make_envs(recipe: OffPolicyRecipe, count: int, scale: tuple[Vector, Vector] 
     return envs
 
 
-def grown(store: Store, steps: int) -> Store:
+def seen_in(recipe: EnvRecipe, scale: tuple[Vector, Vector]) -> Seen:
+    """What policies that learn in an environment observe."""
+    env = StateEnv(recipe)
+    robot = getattr(env.env.unwrapped, "spec_robot", None) or FromVector(env.env, recipe.id).spec_robot
+    env.close()
+    return Seen(robot, *scale, frozen_features(recipe.features).policy if recipe.features else None)
+
+
+def own_return(policy: ChunkPolicy, r: OffPolicyRecipe) -> float:
+    """Mean return of the evaluation's episodes by the environment's own rewards."""
+    low, high = policy.spec.robot.action_low, policy.spec.robot.action_high
+    envs = make_envs(r, min(r.eval_envs, r.eval_episodes), None)
+
+    def act(obs: Vector) -> Plan:
+        commands = policy.infer([Observation(row, {}, "") for row in obs], range(len(obs))).actions
+        return Plan((commands - (high + low) / 2) / ((high - low) / 2))
+
+    outcomes = old_evaluate(envs, act, range(r.eval_seed, r.eval_seed + r.eval_episodes))
+    for env in envs:
+        env.close()
+    return float(np.mean([o.reward for o in outcomes]))
+
+
+def grown(store: ReplayBuffer, steps: int) -> ReplayBuffer:
     """The same store with room for more control steps."""
     obs, action = (store.columns[name].shape[1] for name in ("obs", "action"))
-    larger = Store(store.capacity + steps, obs, action, store.slots, store.gamma, store.tail)
+    larger = ReplayBuffer(store.capacity + steps, obs, action, store.slots, store.gamma, store.tail)
     larger.load_state_dict(store.state_dict())
     return larger
 
 
-def keep_interventions(demos: Store, transition: Transition) -> None:
+def keep_interventions(demos: ReplayBuffer, transition: Transition) -> None:
     """Add what a person did in the first environment to the demonstrations; each intervention is an episode there."""
     if transition.source[0] != Source.HUMAN:
         demos.cut()
@@ -101,15 +130,17 @@ class OffPolicyLoop:
         env = StateEnv(recipe.env.real() if recipe.env.imagined else recipe.env)  # experts act in the simulator
         check_evaluations(recipe, env.limit)
         self.checkpoint = ckpt.latest(run_dir / "checkpoints")
+        facts: dict[str, Any] = {}
         if self.checkpoint is not None:
-            check_resumed(recipe, json.loads((self.checkpoint / ckpt.PRETRAINED / "config.json").read_text())["recipe"])
+            facts = json.loads((self.checkpoint / ckpt.STATE / "state.json").read_text())
+            check_resumed(recipe, facts["recipe"])
         offline, self.scale = stored(run_dir / "offline.safetensors", env, recipe.offline, recipe.gamma)
         env.close()
         self.offline_success = success_rate(offline)
         if recipe.operator:
             offline = grown(offline, recipe.steps)
         self.learner = make_learner(recipe, offline, max(1, -(-recipe.steps // recipe.slots)) + env.limit)
-        self.evaluation: list[StateEnv] = []
+        self.seen = seen_in(recipe.env.real(), self.scale)
         self.scenes = SceneSampler(recipe.scenes, recipe.seed) if recipe.scenes else None
         self.episodes = self.version = 0
         self.recent: list[bool] = []
@@ -117,7 +148,6 @@ class OffPolicyLoop:
         self._port: OperatorPort | None = None
         if self.checkpoint is not None:
             learners.load(self.learner, self.checkpoint / ckpt.STATE)
-            facts = json.loads((self.checkpoint / ckpt.STATE / "state.json").read_text())
             self.episodes, self.version, self.started = facts["episodes"], facts["version"], facts["started"]
             self.recent = facts.get("recent", [])
             if self.scenes is not None:
@@ -166,17 +196,24 @@ class OffPolicyLoop:
                 rollouts.close()
                 if self._port is not None:
                     self._port.close()
-                for env in self.evaluation:
-                    env.close()
 
-    def evaluate(self) -> list[Outcome]:
-        """Outcomes of the fixed evaluation episodes, with noise that is as fixed."""
+    def evaluate(self) -> dict[str, float]:
+        """Success and return of what would be saved now, in the task itself, as ``vla eval --mode sync`` has them."""
         r = self.recipe
-        if not self.evaluation:
-            real = dataclasses.replace(r, env=r.env.real())  # success is the task's own
-            self.evaluation = make_envs(real, min(r.eval_envs, r.eval_episodes), self.scale)
-        policy = partial(self.learner.greedy, g=torch.Generator().manual_seed(r.eval_seed))
-        return evaluate(self.evaluation, policy, range(r.eval_seed, r.eval_seed + r.eval_episodes))
+        policy, executor = deployed(self.learner, self.seen), ExecutorConfig("sync")
+        if r.env.reward == "own":
+            return {"success": 0.0, "return": own_return(policy, r)}
+        result = evaluate(
+            policy,
+            r.env.real().id,
+            r.eval_episodes,
+            r.eval_seed,
+            executor,
+            num_envs=r.eval_envs,
+            env_options=r.env.extra,
+        )
+        steps = r.env.tail * np.array([e.steps for e in result.episodes])
+        return {"success": result.success_rate, "return": float(np.mean(steps + result.outcomes))}
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
@@ -230,29 +267,20 @@ class OffPolicyLoop:
 
     def _report(self, log: Log, means: dict[str, float]) -> None:
         """Evaluate, log, and draw the curve."""
-        outcomes = self.evaluate()
+        evaluated = {f"eval/{name}": value for name, value in self.evaluate().items()}
         recent = {"train/success": float(np.mean(self.recent))} if self.recent else {}
-        returns = float(np.mean([o.reward for o in outcomes]))
-        success = float(np.mean([o.success for o in outcomes]))
-        log.record(self.step, means | recent | {"eval/success": success, "eval/return": returns})
+        log.record(self.step, means | recent | evaluated)
         draw_curve(self.run_dir, self.recipe.env.reward != "own", self.recipe.eval_episodes)
 
     def _save(self) -> None:
         counts = self.scenes.counts.tolist() if self.scenes is not None else []
         state = {"episodes": self.episodes, "version": self.version, "scenes": counts, "started": self.started}
         state |= {"recent": [bool(success) for success in self.recent]}
+        state |= {"recipe": plain(dataclasses.asdict(self.recipe))}
 
         def fill(directory: Path) -> None:
             learners.save(self.learner, directory / ckpt.STATE)
-            pretrained = directory / ckpt.PRETRAINED
-            pretrained.mkdir()
-            save_file({k: t.contiguous() for k, t in learners.weights(self.learner.modules).items()},
-                      pretrained / learners.WEIGHTS)  # fmt: skip
-            sizes = {"mean": self.scale[0].tolist(), "std": self.scale[1].tolist()}
-            recipe = plain(dataclasses.asdict(self.recipe))
-            env = plain(dataclasses.asdict(self.recipe.env.real()))  # who is deployed needs no judges
-            config = {"type": self.recipe.method, "step": self.step, "recipe": recipe, "env": env, **sizes}
-            (pretrained / "config.json").write_text(json.dumps(config, indent=1))
+            save(deployed(self.learner, self.seen), directory / ckpt.PRETRAINED)
 
         self.checkpoint = ckpt.commit(self.run_dir / "checkpoints", self.step, fill, state, 1)
 
@@ -281,33 +309,6 @@ def main(recipe: OffPolicyRecipe, run_dir: Path) -> None:
     """Train to the end."""
     OffPolicyLoop(recipe, run_dir).run()
     if recipe.env.reward != "own":
-        print(f"try it: vla eval --policy {run_dir} --env {recipe.env.real().id} --mode sync")
-
-
-def load(directory: Path) -> tuple[Learner, EnvRecipe, tuple[NDArray, NDArray]]:
-    """A trained policy: ``pretrained_model`` -> the learner (``greedy`` acts), its environment, its normalisation.
-
-    Raises:
-        UserError: The directory holds no policy of this loop.
-    """
-    path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text())
-        recipe, env = build(OffPolicyRecipe, config["recipe"], str(path)), build(EnvRecipe, config["env"], str(path))
-        scale = np.array(config["mean"], np.float32), np.array(config["std"], np.float32)
-        weights = load_file(directory / learners.WEIGHTS)
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as e:
-        raise UserError(
-            f"{directory} holds no policy of this loop: {e}", "give checkpoints/last/pretrained_model"
-        ) from e
-    warmup = recipe.expo.warmup
-    if config.get("step", warmup) >= warmup:  # its count of steps is not kept: the warm-up is over
-        warmup = 0
-    expo = dataclasses.replace(recipe.expo, warmup=warmup)
-    envs, learner = make_actor(dataclasses.replace(recipe, env=env, num_envs=1, expo=expo), scale)
-    envs[0].close()
-    try:
-        learners.load_weights(learner.modules, weights)
-    except (KeyError, RuntimeError) as e:
-        raise UserError(f"{directory / learners.WEIGHTS} does not fit {path}: {e}", "copy the checkpoint again") from e
-    return learner, env, scale
+        limit = f" --max-steps {recipe.env.limit}" if recipe.env.limit else ""
+        seeds = f"--seed {recipe.eval_seed} --episodes {recipe.eval_episodes}"
+        print(f"its evaluation: vla eval --policy {run_dir} --env {recipe.env.real().id} --mode sync {seeds}{limit}")

@@ -56,6 +56,7 @@ class OffPolicyRecipe:
         eval_envs: Environments of an evaluation side by side.
         log_every: Offline steps between records of losses; online there is one at each evaluation.
         seed: Of networks, noise, batches and training scenes.
+        device: Torch device of the networks, or ``auto``; stored experience stays in main memory.
         threads: CPU threads.
         wandb: Weights & Biases project; empty does not log there.
         output_dir: Run directory; empty makes ``outputs/rounds/<name>-<time>``.
@@ -82,6 +83,7 @@ class OffPolicyRecipe:
     eval_envs: int = 10
     log_every: int = 200
     seed: int = 0
+    device: str = "cpu"
     threads: int = 1
     wandb: str = ""
     output_dir: str = ""
@@ -99,7 +101,7 @@ def check(r: OffPolicyRecipe) -> None:
         key: (getattr(r, key), 1)
         for key in ("horizon", "num_envs", "eval_every", "eval_episodes", "eval_envs", "log_every", "threads")
     }
-    least |= {f"{r.method}.sac.{key}": (getattr(sac, key), 1) for key in ("members", "subset", "utd")}
+    least |= {f"{r.method}.sac.{key}": (getattr(sac, key), 1) for key in ("num_critics", "subset", "utd")}
     least |= {f"{r.method}.sac.batch": (sac.batch, 2)}  # half of it may be of the stored episodes
     least |= {"steps": (r.steps, 0), "scenes": (r.scenes, 0), "offline.episodes": (r.offline.episodes, 0)}
     least |= {"seed": (r.seed, 0), "offline.seed": (r.offline.seed, 0)}
@@ -121,10 +123,10 @@ def check(r: OffPolicyRecipe) -> None:
         raise UserError(f"'gamma' is {r.gamma}, expected a discount in [0, 1)", "for example gamma=0.99")
     if not sac.temperature > 0.0:
         raise UserError(f"'{r.method}.sac.temperature' is {sac.temperature}, expected more than 0", "for example 0.01")
-    if sac.subset > sac.members:
+    if sac.subset > sac.num_critics:
         raise UserError(
-            f"'{r.method}.sac.subset' is {sac.subset}, there are {sac.members} critics, '{r.method}.sac.members'",
-            f"set {r.method}.sac.subset={sac.members} or less",
+            f"'{r.method}.sac.subset' is {sac.subset}, '{r.method}.sac.num_critics' is {sac.num_critics}",
+            f"set {r.method}.sac.subset={sac.num_critics} or less",
         )
     if r.method == "expo":
         _check_expo(r.expo)

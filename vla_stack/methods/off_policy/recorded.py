@@ -4,21 +4,21 @@ A dataset holds what the robot knew before each command, and not what it saw aft
 a success nothing follows, so nothing is missing; of an episode that was cut off the last command is left out. A pause
 between two frames (a hold is not recorded) ends an episode as a time limit does, and what follows is another one.
 
-Our tasks also show how far the tool's target is ahead of the tool, which a dataset does not hold. It follows from the
-commands; the first one of an episode is taken to begin at the tool, where a reset puts it to 0.1 mm and mrad.
+Our tasks also show how far the tool's target is ahead of the tool. Where a dataset does not hold that, it follows from
+the commands; the first one of an episode is taken to begin at the tool, where a reset puts it to 0.1 mm and mrad.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from sim.privileged import TARGET_DIMS
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import open_frames
@@ -26,14 +26,14 @@ from vla_stack.data.labels import reach
 from vla_stack.data.layout import ROBOT
 from vla_stack.envs.state_env import StateEnv, Vector, measure
 from vla_stack.errors import UserError
-from vla_stack.methods.replay_buffer import Source, Store, Transition
+from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.rollout.collect import COMMAND_SENT
 from vla_stack.schema import ACTION, OBS_STATE, SUCCESS, Dim
 
 RATE = 1e-3  # Hz by which rates may differ
 
 
-def read(env: StateEnv, root: Path, episodes: int, failures: bool, gamma: float) -> Store:
+def read(env: StateEnv, root: Path, episodes: int, failures: bool, gamma: float) -> ReplayBuffer:
     """Episodes of a dataset, with Monte-Carlo returns, as ``env`` would have given them; not normalised.
 
     A frame is a control step: ``observation.state``, and its command in [-1, 1], the one that was sent where a dataset
@@ -73,7 +73,7 @@ def read(env: StateEnv, root: Path, episodes: int, failures: bool, gamma: float)
                 )
             steps += _transitions(obs, actions, success, env.recipe.tail)
     tail = env.recipe.tail / (1.0 - gamma)
-    store = Store(len(steps), env.obs_dim, env.action_dim, 1, gamma, tail)
+    store = ReplayBuffer(len(steps), env.obs_dim, env.action_dim, 1, gamma, tail)
     for step in steps:
         store.add(step)
     return store
@@ -88,7 +88,7 @@ def _check(env: StateEnv, dataset: Dataset) -> bool:
     task, root, r = _task(env), dataset.root, env.recipe
     if r.reward == "own":
         raise UserError(f"env.reward=own, and {root} tells success alone", "set env.reward=step or env.reward=success")
-    if not hasattr(task, "spec_robot") or (not r.features and hasattr(task, "privileged")):
+    if not hasattr(task, "spec_robot"):
         raise UserError(f"{r.id} is observed by what no dataset holds", "use a task of sim, or env.features")
     ours = hasattr(task, "tool_command")
     if ours and task.control_mode == "joint_abs":
@@ -96,7 +96,10 @@ def _check(env: StateEnv, dataset: Dataset) -> bool:
     robot, wanted = read_robot_spec(root), task.spec_robot
     moves = ours and task.control_mode == "ee_delta" and robot.action_kind == "absolute"
     action = wanted.state[: len(wanted.action)] if moves else wanted.action  # a state begins with what is commanded
-    for key, have, want in ((OBS_STATE, robot.state, wanted.state), (ACTION, robot.action, action)):
+    state = wanted.state
+    if not _has_target(robot.state):
+        state = tuple(d for d in state if d not in TARGET_DIMS)
+    for key, have, want in ((OBS_STATE, robot.state, state), (ACTION, robot.action, action)):
         a, b = _entries(have), _entries(want)
         if a != b:
             i = next(i for i in range(max(len(a), len(b))) if a[i : i + 1] != b[i : i + 1])
@@ -115,6 +118,10 @@ def _check(env: StateEnv, dataset: Dataset) -> bool:
     if SUCCESS not in dataset.columns:
         raise UserError(f"{root} has no column '{SUCCESS}': nobody recorded what succeeded", "record it with `vla`")
     return moves
+
+
+def _has_target(state: tuple[Dim, ...]) -> bool:
+    return TARGET_DIMS[0].name in {d.name for d in state}
 
 
 def _entries(dims: tuple[Dim, ...]) -> list[str]:
@@ -167,13 +174,14 @@ def _seen(
     states, recorded = columns[OBS_STATE][rows], columns.get(COMMAND_SENT, columns[ACTION])[rows]
     tools = states[:, : env.action_dim].astype(np.float64)
     actions, commands = _executed(env, recorded, tools[0], moves)
+    target = states.shape[1] < len(_task(env).spec_robot.state)  # it is shown, and not recorded
     obs = []
     for i, row in enumerate(range(rows.start, rows.stop)):
-        raw = {"agent_pos": states[i], "pixels": {name: frames[row] for name, frames in pictures.items()}}
-        shown = SimpleNamespace(task=dataset.tasks[columns["task_index"][row]])
-        if hasattr(_task(env), "tool_command"):
-            shown.tool_command, shown.tool = commands[i], tools[i]
-        obs.append(measure(raw, shown, features))
+        state: NDArray[Any] = states[i]
+        if target:
+            state = np.concatenate([state, commands[i] - tools[i]])
+        raw = {"agent_pos": state, "pixels": {name: frames[row] for name, frames in pictures.items()}}
+        obs.append(measure(raw, dataset.tasks[columns["task_index"][row]], features))
     return np.stack(obs), actions
 
 

@@ -182,7 +182,7 @@ class RayRollouts:
         """
         ray = self._ray
         if version != self._version:
-            arrays = {name: p.numpy().copy() for name, p in weights(learner.acting).items()}
+            arrays = {name: p.cpu().numpy().copy() for name, p in weights(learner.acting).items()}
             self._version, self._published = version, ray.put(arrays)
         busy = {w for w, _ in self._flying.values()}
         for w, actor in enumerate(self.actors):

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from vla_stack.envs.state_env import StateEnv, Vector, normalised
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy import recorded
-from vla_stack.methods.replay_buffer import Source, Store, Transition
+from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 
 LEAST_STD = 0.01  # of an entry that hardly moves
 TRIES, MORE_TRIES = 10, 20  # attempts for each episode that is kept, and beyond: an expert that never succeeds ends
@@ -37,14 +37,14 @@ class OfflineRecipe:
     seed: int = 0
 
 
-def record(env: StateEnv, recipe: OfflineRecipe, gamma: float) -> Store:
+def record(env: StateEnv, recipe: OfflineRecipe, gamma: float) -> ReplayBuffer:
     """Episodes of the expert, with Monte-Carlo returns. Observations are as the environment gives them.
 
     Raises:
         UserError: The environment has no expert, or it hardly ever succeeds where failures are not kept.
     """
     tail = env.recipe.tail / (1.0 - gamma)
-    store = Store(recipe.episodes * env.limit, env.obs_dim, env.action_dim, 1, gamma, tail)
+    store = ReplayBuffer(recipe.episodes * env.limit, env.obs_dim, env.action_dim, 1, gamma, tail)
     kept = attempt = 0
     one = np.ones(1, np.int64)
     with tqdm(total=recipe.episodes, desc="expert", unit=" episodes") as bar:
@@ -74,7 +74,9 @@ def record(env: StateEnv, recipe: OfflineRecipe, gamma: float) -> Store:
     return store
 
 
-def stored(path: Path, env: StateEnv, recipe: OfflineRecipe, gamma: float) -> tuple[Store, tuple[Vector, Vector]]:
+def stored(
+    path: Path, env: StateEnv, recipe: OfflineRecipe, gamma: float
+) -> tuple[ReplayBuffer, tuple[Vector, Vector]]:
     """The episodes of a file, filled where it is missing, normalised; and mean and deviation [o] of that.
 
     Raises:
@@ -90,7 +92,7 @@ def stored(path: Path, env: StateEnv, recipe: OfflineRecipe, gamma: float) -> tu
         path.with_suffix(".tmp").replace(path)
     tail = env.recipe.tail / (1.0 - gamma)
     state = load_file(path)
-    store = Store(len(state["column.reward"]), env.obs_dim, env.action_dim, 1, gamma, tail)
+    store = ReplayBuffer(len(state["column.reward"]), env.obs_dim, env.action_dim, 1, gamma, tail)
     store.load_state_dict(state)
     seen = store.columns["obs"][store.rows()]
     if not len(seen):  # an environment without an expert is observed as it is
@@ -101,7 +103,7 @@ def stored(path: Path, env: StateEnv, recipe: OfflineRecipe, gamma: float) -> tu
     return store, scale
 
 
-def success_rate(store: Store) -> float:
+def success_rate(store: ReplayBuffer) -> float:
     """Share of the stored episodes that succeeded, where success ends them."""
     rows = store.rows()
     ends = store.columns["terminated"][rows], store.columns["truncated"][rows]

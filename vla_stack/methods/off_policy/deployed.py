@@ -1,0 +1,98 @@
+"""What is left of a learner when it is deployed: a LeRobot policy directory, and the same policy in memory."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.policies import PreTrainedPolicy
+from numpy.typing import NDArray
+
+from vla_stack.policies.chunk_policy import ChunkPolicy
+from vla_stack.policies.observer import Observer
+from vla_stack.policies.processor_state import state_processors
+from vla_stack.schema import ACTION, OBS_STATE, PolicySpec, RobotSpec, image_key
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a policy observes, and what of it.
+
+    Attributes:
+        robot: The environment's embodiment, as the policy has to find it wherever it runs.
+        mean: Of the vector that networks see, float32 [o]: features of the encoder, then the state.
+        std: Likewise.
+        frozen: The policy that encodes pictures and instruction; None: the state alone is seen.
+    """
+
+    robot: RobotSpec
+    mean: Vector
+    std: Vector
+    frozen: ChunkPolicy | None = None
+
+    @property
+    def encoder(self) -> PreTrainedPolicy | None:
+        return None if self.frozen is None else self.frozen.policy
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of the encoder's features, 0 without one."""
+        return len(self.mean) - len(self.robot.state)
+
+    def fields(self, device: str) -> dict[str, Any]:
+        """Fields of a policy's configuration."""
+        inputs = {OBS_STATE: PolicyFeature(FeatureType.STATE, (len(self.robot.state),))}
+        inputs |= {
+            image_key(c.name): PolicyFeature(FeatureType.VISUAL, (3, c.height, c.width)) for c in self.robot.cameras
+        }
+        encoder = None
+        if self.frozen is not None:
+            encoder = copy.copy(self.frozen.policy.config)
+            encoder.pretrained_path = None  # its weights are part of the policy's own
+        return {
+            "input_features": inputs,
+            "output_features": {ACTION: PolicyFeature(FeatureType.ACTION, (len(self.robot.action),))},
+            "action_feature_names": [d.name for d in self.robot.action],
+            "robot": self.robot.to_json(),
+            "encoder": encoder,
+            "feature_dim": self.feature_dim,
+            "device": device,
+            "push_to_hub": False,
+        }
+
+
+class Deployable(Protocol):
+    """A learner that has something to deploy."""
+
+    def network(self, seen: Seen) -> PreTrainedPolicy: ...
+
+
+def deployed(learner: Deployable, seen: Seen) -> ChunkPolicy:
+    """The policy of a learner, with its present weights and, as they are shared, with those to come."""
+    network = learner.network(seen).eval()
+    config: Any = network.config
+    own = config.base if config.type == "expo" else config
+    width = seen.feature_dim
+    for module in network.modules():
+        if isinstance(module, Observer) and module.encoder is not None:
+            module.mean.copy_(torch.from_numpy(seen.mean[:width]))
+            module.std.copy_(torch.from_numpy(seen.std[:width]))
+    limits = seen.robot.action_low, seen.robot.action_high
+    before = None if seen.frozen is None else seen.frozen.preprocessor
+    pre, post = state_processors(own, seen.mean[width:], seen.std[width:], *limits, before)
+    horizon = len(config.action_delta_indices)
+    extras = {"type": config.type, "n_action_steps": config.n_action_steps, "continues": []}
+    return ChunkPolicy(network, pre, post, PolicySpec(seen.robot, horizon, extras=extras))
+
+
+def save(policy: ChunkPolicy, directory: Path) -> None:
+    """Write the policy directory."""
+    for part in (policy.policy, policy.preprocessor, policy.postprocessor):
+        part.save_pretrained(directory)

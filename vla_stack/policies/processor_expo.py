@@ -1,0 +1,19 @@
+"""Processors of EXPO's policy: those of its base."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lerobot.policies.factory import make_pre_post_processors
+from lerobot.processor import PolicyAction, PolicyProcessorPipeline
+
+from vla_stack.policies.configuration_expo import ExpoConfig
+
+
+def make_expo_pre_post_processors(
+    config: ExpoConfig, dataset_stats: dict[str, dict[str, Any]] | None = None, dataset_meta: Any = None
+) -> tuple[
+    PolicyProcessorPipeline[dict[str, Any], dict[str, Any]], PolicyProcessorPipeline[PolicyAction, PolicyAction]
+]:
+    """Pre- and post-processor of the base, for the statistics of a dataset."""
+    return make_pre_post_processors(config.base, dataset_stats=dataset_stats, dataset_meta=dataset_meta)
