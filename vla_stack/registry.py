@@ -55,6 +55,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "policies": {  # classes of policy types; all others are LeRobot's own
         "vla": "vla_stack.policies.modeling_vla:VlaPolicy",
         "moh": "vla_stack.policies.modeling_moh:MohPolicy",
+        "state_gaussian": "vla_stack.policies.modeling_state:StateGaussianPolicy",
+        "state_flow": "vla_stack.policies.modeling_state:StateFlowPolicy",
+        "expo": "vla_stack.policies.modeling_expo:ExpoPolicy",
         "smolvla": "vla_stack.policies.adapters.smolvla:SmolVLA",
         "pi0": "vla_stack.policies.adapters.pi:Pi0",
         "pi05": "vla_stack.policies.adapters.pi:Pi05",

@@ -1,4 +1,4 @@
-"""What reinforcement learning leaves is a LeRobot policy directory: evaluated as in training, served, run by LeRobot."""
+"""What RL leaves is a LeRobot policy directory: evaluated as in training, served, run by LeRobot."""
 
 from __future__ import annotations
 

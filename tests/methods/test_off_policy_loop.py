@@ -197,7 +197,7 @@ def test_what_would_fail_later_is_refused_before_anything_is_made(tmp_path, monk
     ("changes", "message"),
     [
         ({"num_envs": 2}, "none would reach its limit of 8 steps -- set eval_every=16 or more, or env.limit=6 or less"),
-        ({"env": {"id": "Pendulum-v1", "limit": 8}}, "Pendulum-v1 does not tell success ('is_success')"),
+        ({"env": {"id": "Pendulum-v1", "limit": 8}}, "Pendulum-v1 does not report 'is_success'"),
         ({"env": {"id": "CartPole-v1"}}, "CartPole-v1 has actions of type Discrete"),
         ({"seed": -1}, "'seed' is -1"),
         ({"method": "expo", "expo": {"beta": -0.1}}, "'expo.beta' is -0.1"),

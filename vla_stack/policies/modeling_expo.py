@@ -110,7 +110,8 @@ class ExpoPolicy(PreTrainedPolicy):
     @torch.no_grad()
     def select_action(self, batch: dict[str, Any], noise: Tensor | None = None, **_: Any) -> Float[Tensor, "b a"]:
         """The next action of a queue that is refilled every ``n_action_steps`` calls."""
-        origin = batch[ACTION][:, 0] if ACTION in batch else torch.zeros((), device=batch[OBS_STATE].device)
+        given = batch.get(ACTION)  # where the base has relative actions, see `ActionQueue`
+        origin = torch.zeros((), device=batch[OBS_STATE].device) if given is None else given[:, 0]
         steps = self.config.n_action_steps
         return self._queue.next(origin, lambda: self.predict_action_chunk(batch, noise)[:, :steps])
 
