@@ -40,7 +40,7 @@ class RavlRecipe:
         gamma: Discount of a chunk.
     """
 
-    sac: SacRecipe = field(default_factory=lambda: SacRecipe(members=MEMBERS, subset=MEMBERS))
+    sac: SacRecipe = field(default_factory=lambda: SacRecipe(num_critics=MEMBERS, subset=MEMBERS))
     diversity: float = 1.0
     horizon: int = 5
     real: float = 0.05

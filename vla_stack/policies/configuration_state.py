@@ -13,7 +13,7 @@ from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature, PreTr
 from lerobot.optim import AdamWConfig
 
 from vla_stack.errors import UserError
-from vla_stack.policies.nested_config import AnyPolicy
+from vla_stack.policies.nested_config import OptionalPolicy
 from vla_stack.schema import ACTION, OBS_STATE
 
 
@@ -36,7 +36,7 @@ class StateConfig(PreTrainedConfig):
     chunk_size: int = 4
     n_action_steps: int = 4
     hidden: tuple[int, ...] = (256, 256)
-    encoder: AnyPolicy | None = None
+    encoder: OptionalPolicy = None
     feature_dim: int = 0
     action_feature_names: list[str] | None = None
     robot: dict[str, Any] | None = None

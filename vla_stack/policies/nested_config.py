@@ -9,6 +9,8 @@ from lerobot.configs import PreTrainedConfig
 
 if TYPE_CHECKING:
     from lerobot.configs import PreTrainedConfig as AnyPolicy
+
+    OptionalPolicy = AnyPolicy | None
 else:
 
     class AnyPolicy:
@@ -18,5 +20,15 @@ else:
         itself, without end.
         """
 
-    draccus.decode.register(AnyPolicy, lambda raw, path: draccus.decode(PreTrainedConfig, raw))
-    draccus.encode.register(AnyPolicy, lambda config, _: draccus.encode(config, PreTrainedConfig))
+    class OptionalPolicy:
+        """Likewise, or None; the parser would write a union without the policy's type."""
+
+    def _decode(raw, path):
+        return None if raw is None else draccus.decode(PreTrainedConfig, raw)
+
+    def _encode(config, _):
+        return None if config is None else draccus.encode(config, PreTrainedConfig)
+
+    for field in (AnyPolicy, OptionalPolicy):
+        draccus.decode.register(field, _decode)
+        draccus.encode.register(field, _encode)
