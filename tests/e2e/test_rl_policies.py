@@ -12,8 +12,9 @@ import pytest
 from lerobot.scripts import lerobot_eval
 
 import sim.lerobot_env  # noqa: F401  registers `vla_sim` with LeRobot
+from vla_stack import envs
 from vla_stack.cli import main
-from vla_stack.envs.making import make_env, observe
+from vla_stack.envs.making import observe
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
 from vla_stack.policies.chunk_policy import load_policy
@@ -72,17 +73,16 @@ def test_it_is_served(run: Path) -> None:
     try:
         client = PolicyClient(server.endpoint)
         policy = load_policy(pretrained(run))
-        env = make_env("sim/pick-v0", policy.spec)
-        robot = env.unwrapped.spec_robot  # type: ignore[attr-defined]
-        assert client.hello(robot).model_version == policy.spec.model_version
-        raw, info = env.reset(seed=0)
-        observation = observe(raw, robot, info["task"], 0)
+        rows = envs.make("sim/pick-v0", 1, policy.spec)
+        assert rows.robot is not None and client.hello(rows.robot).model_version == policy.spec.model_version
+        first = rows.reset([0], [0])[0]
+        rows.close()
+        observation = observe(first.observation, rows.robot, first.info["task"], 0)
         assert client.request(observation, rid=1, epoch=0, origin=0, seed=7)
         answers: list = []
         while not answers:
             answers = client.poll(timeout_ms=1000)
         np.testing.assert_allclose(answers[0].actions, policy.infer([observation], [7]).actions[0], atol=1e-6)
-        env.close()
         client.close()
     finally:
         server.stop()

@@ -1,14 +1,12 @@
 """Rollouts by actors are those of this process, though actors are killed; Ray itself is played by ``ray_fake``."""
 
 import sys
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 import ray_fake
 
 import sim
-from vla_stack.envs.state_env import EnvRecipe
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.rollout import collect
@@ -20,7 +18,7 @@ class Wanderer:
     """Draws by its seed, and reacts to what it sees."""
 
     robot = sim.TASKS["pick"].arm.spec("ee_delta", (), 64, 10.0, True)
-    spec = PolicySpec(robot, 4, extras={"trained_in": asdict(EnvRecipe(limit=8))})
+    spec = PolicySpec(robot, 4)
 
     def infer(self, observations, seeds):
         pairs = zip(observations, seeds, strict=True)
@@ -43,8 +41,9 @@ def test_episodes_of_a_killed_actor_begin_anew_elsewhere(begun):
         if len(begun) == 2:
             ray_fake.kill(begun[0].actor)
 
-    local = evaluate(Wanderer(), "sim/pick-v0", 5, num_envs=2)
-    remote = evaluate(Wanderer(), "sim/pick-v0", 5, num_envs=2, workers=2, rollouts="ray", on_episode=kill)
+    how = {"num_envs": 2, "env_options": {"max_episode_steps": 8}}
+    local = evaluate(Wanderer(), "sim/pick-v0", 5, **how)
+    remote = evaluate(Wanderer(), "sim/pick-v0", 5, **how, workers=2, rollouts="ray", on_episode=kill)
     assert len(begun) == 3 and begun[2] is begun[0]
     assert [(e.seed, e.success, e.steps) for e in remote.episodes] == [(e.seed, False, 8) for e in local.episodes]
     for a, b in zip(remote.episodes, local.episodes, strict=True):

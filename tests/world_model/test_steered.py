@@ -16,12 +16,12 @@ import sim
 from sim.arm import ARM7
 from vla_stack.envs.state_env import EnvRecipe, StateEnv
 from vla_stack.errors import UserError
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
 from vla_stack.methods.reinflow.loop import ReinFlowLoop
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.rollout.engine import evaluate
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import OBS_STATE, image_key
 from vla_stack.training.recipe import make

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vla_stack.envs.from_vector import FromVector
 from vla_stack.envs.frozen_features import frozen_features
 from vla_stack.envs.state_env import EnvRecipe, StateEnv, Vector
-from vla_stack.envs.from_vector import FromVector
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.expo import Expo
 from vla_stack.methods.learning_curve import draw_curve
 from vla_stack.methods.off_policy import learner as learners
@@ -35,7 +36,6 @@ from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.methods.wsrl import Wsrl
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.device import find_device
-from vla_stack.rollout.engine import evaluate
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.operator_port import OperatorPort
 from vla_stack.schema import Observation
