@@ -14,13 +14,14 @@ from vla_stack.errors import UserError
 from vla_stack.policies import flow
 from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_expo import ExpoConfig
+from vla_stack.policies.contract import FlowPolicy, NoisePolicy
 from vla_stack.policies.critics import Ensemble
 from vla_stack.policies.gaussian import GaussianActor
 from vla_stack.policies.registry import blank_policy
 from vla_stack.schema import ACTION, OBS_STATE
 
 
-class ExpoPolicy(PreTrainedPolicy):
+class ExpoPolicy(PreTrainedPolicy, NoisePolicy):
     """Draws chunks of the base, edits some, and gives the one that the critics value most.
 
     Args:
@@ -48,7 +49,7 @@ class ExpoPolicy(PreTrainedPolicy):
         config.validate_features()
         self.config = config
         self.base: Any = blank_policy(config.base) if base is None else base
-        if not hasattr(self.base, "velocity") or getattr(self.base, "head", None) is not None:
+        if not isinstance(self.base, FlowPolicy) or self.base.one_step:
             raise UserError(f"policy '{config.base.type}' cannot be the base of EXPO", "it has no flow of actions")
         self.horizon, self.action_dim = self.base.horizon, self.base.action_dim
         width, layer_norm = self.horizon * self.action_dim, config.layer_norm
@@ -80,7 +81,7 @@ class ExpoPolicy(PreTrainedPolicy):
     def candidates(self, context: Any, features: Tensor, of_base: Tensor, of_edits: Tensor) -> Float[Tensor, "b n d"]:
         """What may be chosen for each observation, chunks of d = h * a."""
         c, limit = self.config, self.config.action_limit
-        of_base = of_base * getattr(c.base, "noise_scale", 1.0)
+        of_base = of_base * self.base.noise_scale
         starts = of_base.unflatten(-1, (c.samples, -1)).transpose(1, 2)  # [b, N, h, p]
         many = context.repeat(c.samples)
         drawn = flow.euler(lambda x, t: self.base.velocity(many, x, t), starts.flatten(0, 1), self.base.inference_steps)

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_state import StateConfig, StateFlowConfig, StateGaussianConfig
+from vla_stack.policies.contract import FlowPolicy, NoisePolicy
 from vla_stack.policies.gaussian import GaussianActor
 from vla_stack.policies.observer import Observer
 from vla_stack.policies.state_flow import StateContext, StateFlow
 from vla_stack.schema import ACTION
 
 
-class StateGaussianPolicy(PreTrainedPolicy):
+class StateGaussianPolicy(PreTrainedPolicy, NoisePolicy):
     """Chunks tanh(mu + noise_scale * sigma * z), in [-1, 1] of the robot's range.
 
     Args:
@@ -38,7 +39,7 @@ class StateGaussianPolicy(PreTrainedPolicy):
     ) -> None:
         super().__init__(config)
         self.config, self.horizon, self.action_dim = config, *_sizes(config)
-        self.noise_dim = self.action_dim
+        self.noise_dim, self.noise_scale = self.action_dim, config.noise_scale
         self.observer = Observer(config, encoder)
         width = self.horizon * self.action_dim
         self.actor = actor or GaussianActor(config.obs_dim, width, config.hidden, config.layer_norm)
@@ -50,7 +51,7 @@ class StateGaussianPolicy(PreTrainedPolicy):
     ) -> Float[Tensor, "b h a"]:
         """One chunk an observation, from ``noise`` [b, h, a] of scale ``noise_scale``."""
         mean, log_std = self.actor(self.observer(batch))
-        noise = torch.randn_like(mean) * self.config.noise_scale if noise is None else noise.flatten(1)
+        noise = torch.randn_like(mean) * self.noise_scale if noise is None else noise.flatten(1)
         return torch.tanh(mean + log_std.exp() * noise).unflatten(1, (self.horizon, self.action_dim))
 
     @torch.no_grad()
@@ -71,7 +72,7 @@ class StateGaussianPolicy(PreTrainedPolicy):
         return [{"params": [*self.actor.parameters()]}]
 
 
-class StateFlowPolicy(PreTrainedPolicy):
+class StateFlowPolicy(PreTrainedPolicy, FlowPolicy[StateContext]):
     """A flow on states; what samplers and methods need of a flow policy (``contract.FlowPolicy``), token states aside.
 
     Args:
@@ -82,7 +83,6 @@ class StateFlowPolicy(PreTrainedPolicy):
 
     config_class = StateFlowConfig
     name = "state_flow"
-    causal_actions = False
 
     def __init__(
         self, config: StateFlowConfig, net: StateFlow | None = None, encoder: PreTrainedPolicy | None = None, **_: Any
