@@ -42,8 +42,8 @@ class SteeredEnv(ImaginedEnv):
         size = absolute.cameras[0].height
         self.spec_robot = ARM7.spec("ee_delta", model.cameras, size, absolute.rate_hz, tool_target=True)
         self.action_space = gym.spaces.Box(self.spec_robot.action_low, self.spec_robot.action_high, dtype=np.float32)
-        shown = gym.spaces.Box(-10.0, 10.0, (len(self.spec_robot.state),), np.float32)
-        self.observation_space = gym.spaces.Dict({**self.observation_space.spaces, "agent_pos": shown})  # type: ignore[attr-defined]
+        state = gym.spaces.Box(-10.0, 10.0, (len(self.spec_robot.state),), np.float32)
+        self.observation_space = gym.spaces.Dict({**self.observation_space.spaces, "agent_pos": state})  # type: ignore[attr-defined]
         self._range = absolute.action_low.astype(np.float64), absolute.action_high.astype(np.float64)
         self._step = DELTA_RATE / absolute.rate_hz
 
