@@ -219,7 +219,8 @@ def options_like(robot: RobotSpec | None) -> dict[str, Any]:
     if robot is not None:
         options["control_hz"] = robot.rate_hz
         options["control_mode"] = "ee_delta" if robot.action_kind == "delta" else "ee_abs"
-        options["privileged"] = "object_dx" in {d.name for d in robot.state}
+        measured = {d.name for d in robot.state}
+        options["privileged"], options["full_state"] = "object_dx" in measured, "goal_x" in measured
     return options
 
 

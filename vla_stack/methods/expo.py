@@ -15,6 +15,7 @@ beta.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -179,9 +180,9 @@ class Expo:
         """
         r, fields = self.recipe, seen.fields(self.agent.device)
         chooses = r.learn and not self._waiting
-        shape = {"chunk_size": self.horizon, "n_action_steps": self.horizon}
+        shape: dict[str, Any] = {"chunk_size": self.horizon, "n_action_steps": self.horizon}
         base = StateFlowConfig(**fields, **shape, hidden=r.base, num_inference_steps=r.euler_steps)
-        offered = {"samples": r.samples, "edits": r.edits, "unedited": r.unedited} if chooses else ALONE
+        offered: dict[str, Any] = {"samples": r.samples, "edits": r.edits, "unedited": r.unedited} if chooses else ALONE
         config = ExpoConfig(
             **{key: fields[key] for key in ("device", "push_to_hub", "robot")},
             base=base,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -170,7 +170,7 @@ class Wsrl:
     def network(self, seen: Seen) -> StateGaussianPolicy:
         """The policy: the mode of the actor, whose weights it shares."""
         sac = self.recipe.sac
-        shape = {"chunk_size": self.horizon, "n_action_steps": self.horizon, "hidden": sac.actor}
+        shape: dict[str, Any] = {"chunk_size": self.horizon, "n_action_steps": self.horizon, "hidden": sac.actor}
         config = StateGaussianConfig(**seen.fields(self.agent.device), **shape, layer_norm=sac.layer_norm)
         return StateGaussianPolicy(config, self.agent.actor, seen.encoder)
 
