@@ -12,6 +12,7 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch

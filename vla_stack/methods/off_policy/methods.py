@@ -123,6 +123,7 @@ class OffPolicy:
             eval_envs=recipe.eval.num_envs,
             log_every=self.log_every,
             seed=recipe.seed,
+            device=recipe.device,
             threads=recipe.threads or 1,
             wandb=self.wandb,
             **self.settings(),
