@@ -36,6 +36,7 @@ RENAMED = {
     "privileged": "task.options={cameras: [], privileged: true}",
     "image_size": "task.options.image_size",
     "method.decay": "method.gae_lambda",
+    "method.sac.members": "method.sac.num_critics",
     "stages": "three keys: method.train_vae, method.train_dynamics, method.train_heads",
     "method.stages": "three keys: method.train_vae, method.train_dynamics, method.train_heads",
 }
