@@ -96,6 +96,9 @@ class Guarding:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def _start(self) -> None:
         self._words[guardian.READY] = 0

@@ -128,6 +128,7 @@ def test_a_recorded_episode_played_by_hand_is_recorded_again(tmp_path, capsys):
     [
         (["robot", "calibrate"], "only LeRobot devices are calibrated"),
         (["robot", "jog"], "jog needs a joint and a distance"),
+        (["robot", "release"], "robot 'sim' has no torque that could be switched off"),
         (["robot", "check", "--robot.port", "/dev/x"], "write --robot.port=/dev/x"),
         (
             ["robot", "check", "--robot-arg", "imagesize=16"],
