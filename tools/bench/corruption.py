@@ -138,7 +138,14 @@ def main(damages: int, pairs: int) -> None:
     checks = [
         Check("damages named by `check --deep`, of all", named.total() / done.total(), 1.0),
         *(Check(f"... {kind}", named[kind] / done[kind]) for kind in sorted(done)),
-        Check("recording with digests, time over without (median)", statistics.median(ratios), 1.03, "<=", (low, high)),
+        Check(
+            "recording with digests, time over without (median)",
+            statistics.median(ratios),
+            1.03,
+            "<=",
+            (low, high),
+            why="measured beside other work on two cores: the interval is wider than the bound and holds 1",
+        ),
     ]
     data: dict[str, Any] = {"damages": dict(done), "named": dict(named), "pairs": len(ratios)}
     write("corruption", checks, data, seeds=[0])
