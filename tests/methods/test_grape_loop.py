@@ -18,6 +18,7 @@ from vla_stack import cli, envs
 from vla_stack.data.layout import read_json
 from vla_stack.data.preferences import read_pairs, read_rollout, read_scores, rollout_files
 from vla_stack.evaluation import video
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.evaluation.report import note_lines
 from vla_stack.methods.grape import loop as grape
 from vla_stack.methods.grape.report import _filmed
@@ -145,6 +146,17 @@ def test_films_show_the_environment_that_was_evaluated(tmp_path, monkeypatch):
     broken = replace(episode, success=not episode.success)
     result = _filmed(loop, loaded.spec, [broken], "after")
     assert not result.episodes[0].video and "seed 7 ended differently" in note_lines(result)
+
+
+def test_its_evaluation_is_that_of_vla_eval(policy, tmp_path):
+    loop = grape.GrapeLoop(load(CONFIG, [*TOY, f"policy={policy}"]), tmp_path)
+    loaded, e = loop.load(policy), loop.recipe.eval
+    found = [record for _, record in loop.episodes(loaded)]
+    result = evaluate(loaded, loop.recipe.task.id, e.episodes, e.seed, loop.executor, num_envs=e.num_envs)
+    assert len(found) == len(result.episodes) == 2
+    for a, b in zip(found, result.episodes, strict=True):
+        np.testing.assert_array_equal(a.actions, b.actions)
+        assert (a.seed, a.success, a.steps) == (b.seed, b.success, b.steps)
 
 
 def test_the_noise_of_a_rollout_is_its_own_whoever_shares_its_batch(policy):

@@ -15,8 +15,12 @@ from vla_stack.data.integrity import check
 from vla_stack.data.layout import read_json
 from vla_stack.data.sidecar import EpisodeFacts, facts_row, read_facts, write_facts
 from vla_stack.data.store import EpisodeStore
+from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.rac import loop as rac
 from vla_stack.methods.rac.loop import RacLoop
+from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.rollout.engine import run as rollouts
+from vla_stack.rollout.plan import Plan, Start
 from vla_stack.training.recipe import load as load_recipe
 
 CONFIG = Path(__file__).parents[2] / "configs" / "rac_stack.yaml"
@@ -60,6 +64,19 @@ def test_a_stopped_run_continues_with_the_same_data(run: Path, capsys) -> None:
     assert read_json(run / "round-001" / "record.json") == record
     assert cli.main(["train", str(CONFIG), *TOY, f"output_dir={run}"]) == 1
     assert "already holds a run" in capsys.readouterr().err
+
+
+def test_its_evaluation_is_that_of_vla_eval(run: Path, tmp_path: Path) -> None:
+    loop = RacLoop(load_recipe(run / "recipe.yaml", []), run)
+    policy, limit = load_policy(loop._policy_dir(1)), 12
+    agent = rac.Operated("rac", limit, loop.familiar())
+    options = {**loop.recipe.task.options, "max_episode_steps": limit}
+    plan = Plan(loop.task.id, options, policy.spec, agent, executor=rac.EXECUTOR, linger=None)
+    ours = sorted(rollouts(policy, plan, [Start(5), Start(6)], 2), key=lambda record: record.seed)
+    theirs = evaluate(policy, loop.task.id, 2, 5, rac.EXECUTOR, num_envs=2, env_options=options)
+    for a, b in zip(ours, theirs.episodes, strict=True):
+        np.testing.assert_array_equal(a.actions, b.actions)
+        assert len(a.actions) == limit
 
 
 def test_an_episode_whose_commit_was_interrupted_is_recorded_again(tmp_path: Path, monkeypatch) -> None:

@@ -45,6 +45,8 @@ class Grape(Training):
         rollouts_per_start: Rollouts from each start.
         start_seed: Seed of the first start; every iteration has starts of its own.
         num_envs: Episodes that advance side by side; no result depends on it.
+        workers: Processes, or actors, that hold their environments; 0 keeps them in this one.
+        rollouts: Where the workers are: ``local`` processes or actors on ``ray``.
         execute: Actions executed of each chunk; null leaves it to the policy.
         beta: 0 calibrates it in iteration 1 with ``calibration`` updates.
         calibration: See there.
@@ -72,6 +74,8 @@ class Grape(Training):
     rollouts_per_start: Count = 8
     start_seed: Natural = 100_000
     num_envs: Count = 16
+    workers: Natural = 0
+    rollouts: Literal["local", "ray"] = "local"
     execute: int | None = None
     beta: NotNegative = 0.0
     calibration: Count = 40
