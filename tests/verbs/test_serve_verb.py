@@ -55,8 +55,8 @@ def test_errors_are_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("VLA_KEYS", str(tmp_path))
     assert cli.main(["serve", "--policy", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith(f"vla serve: '{tmp_path}' holds no policy (no config.json)")
-    assert cli.main(["serve", "--policy", "shipped", "--endpoint", "tcp://127.0.0.1:*", "--device", "gpu"]) == 1
-    assert "vla serve: device 'gpu' is not available" in capsys.readouterr().err
+    assert cli.main(["serve", "--policy", "shipped", "--endpoint", "tcp://127.0.0.1:*", "--device", "cuda:77"]) == 1
+    assert "vla serve: device 'cuda:77' is not available" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("{}")
     assert cli.main(["serve", "--policy", str(tmp_path), "--endpoint", "tcp://0.0.0.0:5555"]) == 1
     assert "this computer has no keys" in capsys.readouterr().err
