@@ -92,7 +92,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"{path} is missing", "check the folder's name, or record with `vla collect`") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as e:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
         raise UserError(f"{path} is not valid JSON ({e})", "restore it from a copy; it cannot be rebuilt") from None
 
 
