@@ -107,7 +107,7 @@ class GrapeLoop:
         sampler = Sampler(self.load(self.policy_dir(k - 1)), r.sigma)
         with tqdm(total=len(every), initial=len(every) - len(missing), desc=f"round {k}", unit=" rollouts") as bar:
             where = (r.num_envs, r.workers, r.rollouts)
-            for rollout, _ in roll_out(sampler, self.recipe.task.id, missing, self.executor, *where):
+            for rollout, _ in roll_out(sampler, self.recipe.task, missing, self.executor, *where):
                 write_rollout(root, rollout)
                 bar.update()
 
@@ -155,8 +155,8 @@ class GrapeLoop:
         """As :meth:`evaluate`, of a policy that is loaded already."""
         e = self.recipe.eval
         starts = [Start(seed) for seed in seeds or range(e.seed, e.seed + e.episodes)]
-        asked, where = Sampler(policy, remember=False), (e.num_envs, e.workers, e.rollouts)
-        found = roll_out(asked, self.recipe.task.id, starts, self.executor, *where)
+        where = (e.num_envs, e.workers, e.rollouts)
+        found = roll_out(Sampler(policy, remember=False), self.recipe.task, starts, self.executor, *where)
         return sorted(((rollout.facts, record) for rollout, record in found), key=lambda both: both[0].seed)
 
     def load(self, policy_dir: Path) -> ChunkPolicy:

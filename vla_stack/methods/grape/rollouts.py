@@ -26,6 +26,7 @@ from vla_stack.rollout.plan import Episode, Plan, Start, StepEvent
 from vla_stack.rollout.records import IDLE, EpisodeRecord
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import ACTION, OBS_STATE, Chunks, Continuation, Observation, PolicySpec, image_key
+from vla_stack.training.recipe import TaskRecipe
 
 TRACE, COLLIDED = "trace", "collided"
 
@@ -104,7 +105,7 @@ class Sampler:
 
 def roll_out(
     sampler: Sampler,
-    env_id: str,
+    task: TaskRecipe,
     starts: Sequence[Start],
     executor: ExecutorConfig,
     num_envs: int,
@@ -115,7 +116,7 @@ def roll_out(
 
     Args:
         sampler: The policy. Where it remembers, rollouts hold decisions and traces; else their facts alone.
-        env_id: Environment, of ``sim`` where traces are wanted.
+        task: Environment, of ``sim`` where traces are wanted.
         starts: What to roll out.
         executor: As the policy is deployed.
         num_envs, workers, rollouts: See :func:`vla_stack.rollout.engine.run`.
@@ -123,10 +124,11 @@ def roll_out(
     recorders: dict[str, Any] = {COLLIDED: CollisionRecorder}
     if sampler.remember:
         recorders[TRACE] = TraceRecorder
-    plan = Plan(env_id, options_for(env_id, sampler.spec), sampler.spec, PolicyAgent, recorders, executor)
+    options = options_for(task.id, sampler.spec, task.options)
+    plan = Plan(task.id, options, sampler.spec, PolicyAgent, recorders, executor)
     for record in run(sampler, plan, starts, num_envs, workers, rollouts):
         collided = record.attached[COLLIDED]
-        facts = Facts(record.task, env_id, record.seed, record.number, record.success, record.steps, collided)
+        facts = Facts(record.task, task.id, record.seed, record.number, record.success, record.steps, collided)
         if sampler.remember:
             yield Rollout(facts, sampler.taken(record), record.attached[TRACE].to_arrays()), record
         else:
