@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from vla_stack.methods.replay_buffer import Batch
 from vla_stack.methods.sac import Sac
+from vla_stack.training.recipe_tree import AtLeast
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class CalQlRecipe:
     """
 
     weight: float = 5.0
-    draws: int = 10
+    draws: Annotated[int, AtLeast(2)] = 10
     calibrate: bool = True
     importance: bool = True
     max_backup: bool = True

@@ -14,14 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
+from vla_stack.errors import UserError
 from vla_stack.methods.replay_buffer import Batch
 from vla_stack.policies.critics import Ensemble, draw_members, polyak
 from vla_stack.policies.gaussian import GaussianActor
+from vla_stack.training.recipe_tree import AtLeast, Count, Positive
 
 
 @dataclass(frozen=True)
@@ -49,20 +51,28 @@ class SacRecipe:
 
     actor: tuple[int, ...] = (256, 256)
     critic: tuple[int, ...] = (256, 256)
-    num_critics: int = 2
-    subset: int = 2
+    num_critics: Count = 2
+    subset: Count = 2
     layer_norm: bool = False
-    tau: float = 0.005
-    lr_actor: float = 3e-4
-    lr_critic: float = 3e-4
-    lr_temperature: float = 3e-4
-    temperature: float = 1.0
+    tau: Positive = 0.005
+    lr_actor: Positive = 3e-4
+    lr_critic: Positive = 3e-4
+    lr_temperature: Positive = 3e-4
+    temperature: Positive = 1.0
     target_entropy: float = -1.0
     entropy_backup: bool = True
     actor_q: Literal["min", "mean"] = "min"
-    batch: int = 256
-    utd: int = 1
+    batch: Annotated[int, AtLeast(2)] = 256  # half of it may be of the stored episodes
+    utd: Count = 1
     actor_rows: Literal["all", "last"] = "all"
+
+    def check(self) -> None:
+        """A target's critics are some of all; raises :class:`UserError`."""
+        if self.subset > self.num_critics:
+            raise UserError(
+                f"'sac.subset' is {self.subset}, 'sac.num_critics' is {self.num_critics}",
+                f"set subset={self.num_critics} or less",
+            )
 
 
 CriticTerm = Callable[["Sac", Batch, Tensor, Tensor | None], Tensor]

@@ -29,7 +29,7 @@ from vla_stack.methods.off_policy.actor import evaluate as old_evaluate
 from vla_stack.methods.off_policy.deployed import Seen, deployed, save
 from vla_stack.methods.off_policy.learner import Learner
 from vla_stack.methods.off_policy.operator_hand import at_endpoint
-from vla_stack.methods.off_policy.recipe import OffPolicyRecipe, check, check_evaluations, check_resumed
+from vla_stack.methods.off_policy.recipe import OffPolicyRecipe, check_evaluations, check_resumed
 from vla_stack.methods.off_policy.rollout_workers import SEEDS, LocalRollouts, RayRollouts, Rollouts
 from vla_stack.methods.off_policy.scene_sampling import SceneSampler
 from vla_stack.methods.off_policy.scripted import stored, success_rate
@@ -125,7 +125,6 @@ class OffPolicyLoop:
     """
 
     def __init__(self, recipe: OffPolicyRecipe, run_dir: Path) -> None:
-        check(recipe)
         torch.set_num_threads(recipe.threads)
         self.recipe, self.run_dir = recipe, run_dir
         env = StateEnv(recipe.env.real() if recipe.env.imagined else recipe.env)  # experts act in the simulator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from vla_stack.methods.expo import ExpoRecipe
 from vla_stack.methods.off_policy.recipe import OffPolicyRecipe, RayRecipe
 from vla_stack.methods.off_policy.scripted import OfflineRecipe
 from vla_stack.methods.sac import SacRecipe
-from vla_stack.methods.wsrl import ArmName, WsrlRecipe
+from vla_stack.methods.wsrl import ARMS, ArmName, WsrlRecipe
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.recipe_tree import Count, Natural, NotNegative, Within
 
@@ -78,8 +79,13 @@ class OffPolicy:
     log_every: Count = 200
     wandb: str = ""
 
+    @property
+    def learns_from_stored(self) -> str:
+        """What learns from the stored episodes, for a message; empty where nothing does."""
+        return f"method '{self.name}'"
+
     def check_recipe(self, recipe: Recipe) -> None:
-        """There is a task, and it is evaluated on; raises :class:`UserError`."""
+        """What would fail later, and only after minutes or never; raises :class:`UserError`."""
         if not recipe.task.id:
             raise UserError("'task' is missing", "for example task=sim/pick-v0")
         if not recipe.eval.every:
@@ -88,6 +94,32 @@ class OffPolicy:
             )
         if len(recipe.data.root) > 1:
             raise UserError("'data.root' names several datasets, stored episodes are of one", "vla data merge")
+        if (what := self.learns_from_stored) and not self.offline.episodes:
+            raise UserError(
+                f"'method.offline.episodes' is 0, and {what} learns from stored episodes",
+                "set method.offline.episodes=40, or method=wsrl method.arm=sac",
+            )
+        if self.offline.episodes and not self.offline.noise and not recipe.data.root:
+            raise UserError(
+                "'method.offline.noise' is empty, expected a noise for episodes to take in turns",
+                "set method.offline.noise=0.3",
+            )
+        if self.offline.episodes and not self.offline.failures and self.reward == "own":
+            raise UserError(
+                "'method.offline.failures' is false, and reward=own knows no success",
+                "set method.offline.failures=true or method.reward=step",
+            )
+        if self.rollouts == "ray":
+            self._check_ray()
+
+    def _check_ray(self) -> None:
+        here, install = "set method.rollouts=local", "in the clone: pip install -e '.[scale]'"
+        if self.scenes:
+            raise UserError(f"'method.scenes' is {self.scenes}, which needs rollouts=local", f"set 0, or {here}")
+        if self.operator:
+            raise UserError(f"'method.operator' is {self.operator}, which needs rollouts=local", here)
+        if importlib.util.find_spec("ray") is None:
+            raise UserError("'method.rollouts' is ray, and Ray is not installed", f"{install}; or {here}")
 
     def settings(self) -> dict[str, Any]:
         """The method's own part of the loop's recipe."""
@@ -149,6 +181,11 @@ class WsrlMethod(OffPolicy):
     offline_steps: Natural = 20_000
     warmup: Natural = 5000
 
+    @property
+    def learns_from_stored(self) -> str:
+        arm = ARMS[self.arm]
+        return f"method.arm={self.arm}" if arm.retain or (arm.pretrain and self.offline_steps > 0) else ""
+
     def settings(self) -> dict[str, Any]:
         own = WsrlRecipe(self.arm, self.sac, self.cal_ql, self.offline_steps, self.warmup)
         return {"method": "wsrl", "wsrl": own}
@@ -188,6 +225,24 @@ class ExpoMethod(OffPolicy):
     successes: bool = False
     learn: bool = True
     warmup: Natural = 0
+
+    def check(self) -> None:
+        """Options go together; raises :class:`UserError`."""
+        if self.edits > self.samples:
+            raise UserError(
+                f"'method.edits' is {self.edits}, there are {self.samples} samples to edit, 'method.samples'",
+                f"set method.edits={self.samples} or less",
+            )
+        if not self.edits and not self.unedited:
+            raise UserError(
+                "'method.edits' is 0 and 'method.unedited' is false: there is nothing to choose",
+                "set method.unedited=true",
+            )
+        if self.successes and self.reward == "own":
+            raise UserError(
+                "'method.successes' is true, and reward=own knows no success",
+                "set method.successes=false or method.reward=step",
+            )
 
     def settings(self) -> dict[str, Any]:
         own = ExpoRecipe(**{name: getattr(self, name) for name in ExpoRecipe.__dataclass_fields__})
