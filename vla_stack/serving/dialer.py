@@ -97,12 +97,13 @@ class Dialer:
             _wait(self._connection, select.POLLOUT, left)
 
     def receive(self, timeout_s: float = 0.0) -> list[Frames]:
-        """What has come; waits at most ``timeout_s`` for something to. Connects anew where that is due."""
-        end = time.monotonic() + timeout_s
+        """What has come; waits at most ``timeout_s`` for something to, or until a connection stands. Connects anew where
+        that is due."""
+        end, before = time.monotonic() + timeout_s, self.connections
         while True:
             messages = self._turn()
             left = end - time.monotonic()
-            if messages or left <= 0:
+            if messages or left <= 0 or self.connections != before:
                 return messages
             if self._connection is None:
                 time.sleep(min(left, max(0.001, self._retry - time.monotonic()), 0.02))

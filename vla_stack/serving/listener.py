@@ -39,9 +39,10 @@ STRANGERS, PER_ADDRESS, PER_KEY = (
     64,
     8,
 )  # connections that nobody has vouched for: in all, from one place, of one key
-STRANGER_BYTES, STRANGER_HZ, STRANGER_BURST = 512 << 10, 10.0, 20.0  # of one of them: size and rate of its messages
+STRANGER_BYTES, STRANGER_HZ, STRANGER_BURST = 512 << 10, 20.0, 5.0  # of one of them: size and rate of its messages
 SILENT_NS = 5_000_000_000
-BACKLOG, ACCEPTED = 512, 32  # connections that wait to be accepted, and that are accepted at once
+BACKLOG, ACCEPTED = 512, 8  # connections that wait to be accepted, and that are accepted at once
+STRANGERS_A_TURN = 8  # that are read or heard in one call: who was vouched for waits for no more
 MESSAGES = 8  # of one peer before the others have their turn
 HOUSEKEEPING_NS = 200_000_000
 REFUSALS_HZ = 1.0  # lines about refusals in the log
@@ -135,8 +136,13 @@ class Listener:
             self._keep_house(now_ns)
         mail = self._resume(now_ns)
         wait_s = 0.0 if mail else min(timeout_s, 0.02 if self._held else HOUSEKEEPING_NS * 1e-9)
+        strangers = 0
         for event, mask in self._selector.select(wait_s):
             name = event.data
+            if name and name != b"wake" and name not in self._vouched and mask & selectors.EVENT_READ:
+                strangers += 1
+                if strangers > STRANGERS_A_TURN:
+                    continue  # it is still readable in the next turn
             if name == b"":
                 self._accept()
             elif name == b"wake":
@@ -316,8 +322,13 @@ class Listener:
     def _resume(self, now_ns: int) -> list[Mail]:
         """Messages that had to wait."""
         mail: list[Mail] = []
+        strangers = 0
         for name, connection in list(self._held.items()):
+            if strangers == STRANGERS_A_TURN and name not in self._vouched:
+                continue
             if connection.allowance.has(now_ns):
+                strangers += name not in self._vouched
+                self._held[name] = self._held.pop(name)  # to the end: the others are next
                 mail += self._take(name, connection, now_ns)
         return mail
 
