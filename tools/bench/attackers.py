@@ -1,4 +1,4 @@
-"""What hostile peers do, by raw sockets: for ``attacks.py`` and for the tests. Only against 127.0.0.1, and only for a while.
+"""What hostile peers do, by raw sockets, for ``attacks.py`` and for the tests: only to 127.0.0.1, only for a while.
 
 Each family is a function of a way to connect and a time at which it ends; it returns how many connections it made.
 """

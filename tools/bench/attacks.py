@@ -2,11 +2,11 @@
 
     python tools/bench/attacks.py [--seconds 60] [name of a target ...]
 
-Each row starts one end in a process of its own, measures what a peer that belongs there sees while nothing happens, and
-then under attack (``attackers.py``; in a third process at the lowest priority, as it would otherwise take the robot's
-own core): round trips, how long a newcomer waits for its first answer, memory, and whether the process lives. Without keys,
-and with them as a peer without keys, one whose key is not listed, an observer, and one that may do everything.
-Everything happens on 127.0.0.1 and ends by itself.
+Each row starts one end in a process of its own and measures what a peer that belongs there sees while nothing happens,
+then under attack (``attackers.py``, in a third process at the lowest priority: it would otherwise take the robot's own
+core): round trips, how long a newcomer waits for its first answer, memory, and whether the process lives. Without keys,
+and with them: by a peer without keys, by one whose key is not listed, by an observer, and by a robot. Everything happens
+on 127.0.0.1 and ends by itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vla_stack.serving.keys import KeyFolder, Role, client_keys
 
 DIMS = (Dim("x.pos", "m", -1, 1, 0.5), Dim("gripper.pos", "ratio", 0, 1, kind="gripper"))
 ROBOT = RobotSpec("bench/arm", DIMS, DIMS, (), 50.0)
-IDLE_S, PATIENCE_S, EVERY_S = 3.0, 20.0, 0.01
+IDLE_S, PATIENCE_S, EVERY_S = 2.0, 20.0, 0.01
 NEWCOMER_EVERY_S = 0.5
 Asking = tuple[Callable[[], None], Callable[[], None]]  # one round trip; leave
 NOBODY, STRANGER, OBSERVER, MEMBER = "without keys", "unlisted key", "observer's key", "robot's key"
@@ -196,7 +196,7 @@ TARGETS = {
     "operator pictures": Target(serve_operator, ask_events, "video"),
     "operator hand": Target(serve_operator, ask_events, "teleop"),
 }
-KEYED = ("policy server", "robot service", "operator events")
+KEYED = ("policy server", "operator events")  # every end admits by the same code
 
 
 # -- one row -----------------------------------------------------------------------------------------------------------

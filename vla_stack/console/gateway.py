@@ -1,8 +1,9 @@
 """Between browsers and a robot node: the pages' WebSockets on one side, the operator channels on the other.
 
-One event loop owns everything. Nothing waits for a slow browser: each gets the newest picture of every camera and the
-newest state when it has taken the last one. The node decides who drives; the gateway gives every page a lease of its
-own, and speaks for a page only under that page's lease.
+One event loop owns everything. Nothing waits for a slow browser: each gets the newest picture of every camera when it
+has shown the last one, and the newest state. The node decides who drives; the gateway gives every page a lease of its
+own, and speaks for a page only under that page's lease. A page that says more than a hand can is closed, one that does
+not drive is refused here, and the e-stop has a request and a thread of its own: no page holds up another one's stop.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,16 @@ from vla_stack.errors import UserError
 from vla_stack.runtime.lease import holder_name
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.runtime.operator_messages import Reply
+from vla_stack.runtime.video_port import UnderWay
 from vla_stack.schema import RobotSpec, SchemaError
+from vla_stack.serving.rates import Allowance
 
+PAGES, PAGE_HZ, PAGE_BURST = (
+    32,
+    150.0,
+    450.0,
+)  # open at once; messages of one: three times what ours sends, and a stall's
+COMMANDS_AT_ONCE = 8  # of a page that are not answered yet
 POLL_S = 0.004  # between two looks at the operator channels
 ANSWER_S = 5.0  # after which an event that nobody answered is given up
 SILENT_S = 1.0  # after which a node that publishes no state is said to be gone
@@ -80,6 +90,9 @@ class Page:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     clock: RemoteClock = field(default_factory=RemoteClock)
     shown: dict[str, tuple[int, int]] = field(default_factory=dict)  # camera -> episode's tick and time of its picture
+    under_way: dict[str, UnderWay] = field(default_factory=dict)  # camera -> pictures that it has not shown yet
+    allowance: Allowance = field(default_factory=lambda: Allowance(PAGE_HZ, PAGE_BURST))
+    commands: int = 0  # that are not answered yet
 
 
 class Gateway:
@@ -103,6 +116,9 @@ class Gateway:
         self._node_clock = RemoteClock()
         self._state_ns = 0
         self._disk_free = 0
+        self._stopper = ThreadPoolExecutor(1, "estop")
+        self._stop_wanted = False
+        self._stopping: asyncio.Task[None] | None = None
 
     def app(self) -> web.Application:
         """The web application; its background work lives as long as it."""
@@ -111,6 +127,7 @@ class Gateway:
         app.router.add_get("/ws", self._socket)
         app.router.add_get("/heat", self._heat)
         app.router.add_post("/invite", self._invite)
+        app.router.add_post("/estop", self._estop)
         app.router.add_static("/static", STATIC)
         app.cleanup_ctx.append(self._background)
         return app
@@ -155,10 +172,16 @@ class Gateway:
     async def _invite(self, _: web.Request) -> web.Response:
         return web.json_response({"address": self._access.invite()})
 
+    async def _estop(self, _: web.Request) -> web.Response:
+        self._request_stop()
+        return web.Response()
+
     # -- pages ----------------------------------------------------------------------------------------------------
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=5.0, compress=False)
+        if len(self._pages) >= PAGES:
+            raise web.HTTPServiceUnavailable(text=f"{PAGES} pages are open")
         await socket.prepare(request)
         page = Page(next(self._numbers), socket)
         self._pages[page.number] = page
@@ -173,6 +196,8 @@ class Gateway:
         sender = asyncio.create_task(self._feed(page))
         try:
             async for message in socket:
+                if not page.allowance.admit(time.monotonic_ns()):
+                    raise SchemaError(f"more than {PAGE_HZ:g} messages a second")
                 if message.type is not WSMsgType.TEXT:
                     raise SchemaError("not text")
                 await self._take(page, messages.read(message.data, len(self._about.robot.action)))
@@ -192,9 +217,16 @@ class Gateway:
         if isinstance(message, messages.Hand):
             self._drive(page, message)
         elif isinstance(message, messages.Ping):
-            await page.socket.send_json({"type": "pong", "t": message.t})
+            await page.socket.send_json({"type": "pong", "t": message.t, "now_ms": time.monotonic_ns() * 1e-6})
+        elif isinstance(message, messages.Seen):
+            if message.camera in page.under_way:
+                page.under_way[message.camera].acknowledge()
+                page.news.set()
         elif isinstance(message, messages.Stop):
-            asyncio.create_task(self._stop())
+            self._request_stop()
+        elif page.commands >= COMMANDS_AT_ONCE:
+            if isinstance(message, messages.Command):
+                await self._answer(page, message, Reply("", False, "too many commands at once"))
         elif isinstance(message, messages.LeaseWish):
             asyncio.create_task(self._lease(page, message.want))
         else:
@@ -207,14 +239,23 @@ class Gateway:
         self._as(page).teleop(hand.velocity, None, hand.engaged, hand.rewind, age_ns)
 
     async def _command(self, page: Page, command: messages.Command) -> None:
-        if self._free():
-            await self._ask(page, "acquire")
-        reply = await self._ask(page, command.name, **command.args)
+        with _counted(page):
+            if self._drives(page) or (self._free() and (await self._ask(page, "acquire")).ok):
+                reply = await self._ask(page, command.name, **command.args)
+            else:
+                reply = Reply("", False, "another console has control" if self._client.state else "there is no robot")
+        await self._answer(page, command, reply)
+
+    async def _answer(self, page: Page, command: messages.Command, reply: Reply) -> None:
         answer = {"type": "ack", "id": command.id, "ok": reply.ok, "error": reply.error, "phase": reply.phase}
         with contextlib.suppress(ConnectionError):
             await page.socket.send_json(answer)
 
     async def _lease(self, page: Page, want: str) -> None:
+        with _counted(page):
+            await self._change_lease(page, want)
+
+    async def _change_lease(self, page: Page, want: str) -> None:
         if want == "acquire":
             if not self._free() or not (await self._ask(page, "acquire")).ok:
                 self._asked = None if self._drives(page) else page.number
@@ -224,13 +265,21 @@ class Gateway:
                 await self._ask(self._pages[self._asked], "acquire")
             self._asked = None
 
+    def _request_stop(self) -> None:
+        """Stop the robot; once more where a stop is under way already."""
+        self._stop_wanted = True
+        if self._stopping is None or self._stopping.done():
+            self._stopping = asyncio.create_task(self._stop())
+
     async def _stop(self) -> None:
-        try:
-            await asyncio.to_thread(self._client.estop)
-        except UserError as e:
-            for page in list(self._pages.values()):
-                with contextlib.suppress(ConnectionError):
-                    await page.socket.send_json({"type": "alarm", "text": str(e)})
+        while self._stop_wanted:
+            self._stop_wanted = False
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._stopper, self._client.estop)
+            except UserError as e:
+                for page in list(self._pages.values()):
+                    with contextlib.suppress(ConnectionError):
+                        await page.socket.send_json({"type": "alarm", "text": str(e)})
 
     def _as(self, page: Page) -> OperatorClient:
         self._client.lease = page.lease
@@ -263,6 +312,7 @@ class Gateway:
             await page.socket.close(code=WSCloseCode.GOING_AWAY, message=b"The console was closed.")
         for task in tasks:
             task.cancel()
+        self._stopper.shutdown(wait=False)
         self._client.close()
 
     async def _pump(self) -> None:
@@ -301,16 +351,18 @@ class Gateway:
                     await page.socket.send_json(self._state_for(page))
                 for camera, (about, jpeg) in list(self._client.frames.items()):
                     stamp = (about["frame"], about["t_capture_ns"])
-                    if page.shown.get(camera) == stamp:
+                    under_way = page.under_way.setdefault(camera, UnderWay())
+                    if page.shown.get(camera) == stamp or not under_way.free():
                         continue
                     page.shown[camera] = stamp
+                    under_way.send()
                     await page.socket.send_bytes(self._picture(camera, about, jpeg))
                 await page.news.wait()
 
     def _picture(self, camera: str, about: dict[str, Any], jpeg: bytes) -> bytes:
-        captured = self._node_clock.local_ns(about["t_capture_ns"])
-        age_ms = 0.0 if captured is None else max(0.0, (time.monotonic_ns() - captured) * 1e-6)
-        header = json.dumps({"camera": camera, "frame": about["frame"], "age_ms": age_ms}).encode()
+        captured, now_ns = self._node_clock.local_ns(about["t_capture_ns"]), time.monotonic_ns()
+        captured_ms = (now_ns if captured is None else min(captured, now_ns)) * 1e-6
+        header = json.dumps({"camera": camera, "frame": about["frame"], "captured_ms": captured_ms}).encode()
         return len(header).to_bytes(2, "big") + header + jpeg
 
     def _state_for(self, page: Page) -> dict[str, Any]:
@@ -337,3 +389,12 @@ class Gateway:
             return None
         due_ns = self._node_clock.local_ns(pending["due_ns"]) or 0
         return {**pending, "left_s": max(0.0, (due_ns - time.monotonic_ns()) * 1e-9)}
+
+
+@contextlib.contextmanager
+def _counted(page: Page) -> Iterator[None]:
+    page.commands += 1
+    try:
+        yield
+    finally:
+        page.commands -= 1

@@ -40,7 +40,15 @@ QUEUED_MESSAGES = 8  # to a peer: a burst of reset, request and ping; older data
 STALLED_NS = 5_000_000_000  # that a peer may read nothing of what waits for it
 KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 4000}
 
+CLOSED = "the other end closed the connection"
 Frames = list[memoryview]
+
+
+def plainly(e: OSError) -> str:
+    """What went wrong with a connection, for people."""
+    if isinstance(e, FileNotFoundError | ConnectionRefusedError):
+        return "nobody listens there"
+    return e.strerror or str(e)
 
 
 class Connection:
@@ -80,6 +88,7 @@ class Connection:
         self._out: deque[list[memoryview]] = deque()  # buffers of messages that wait for the peer
         self._out_ns = 0  # when it last took some
         self._begun = False  # whether it has taken a part of the first one
+        self._trouble = ""  # at sending
         self._put([greeting(mechanism)])
 
     def fileno(self) -> int:
@@ -133,12 +142,10 @@ class Connection:
                 self._data, self._at = (self._data[self._at :] + data if self._at < len(self._data) else data), 0
         except BlockingIOError:
             return
-        except ConnectionRefusedError:
-            raise ConnectionError("nobody listens there") from None
         except OSError as e:
-            raise ConnectionError(e.strerror) from None
+            raise ConnectionError(plainly(e)) from None
         if not n:
-            raise ConnectionError("the other end closed the connection")
+            raise ConnectionError(self._trouble or CLOSED)
 
     def take(self, now_ns: int) -> Frames | None:
         """The next message of what was read; None where there is none, or the peer has used up its allowance.
@@ -250,7 +257,7 @@ class Connection:
 
     def flush(self) -> None:
         """Send what is queued, as far as the peer takes it. A connection that ended is noticed by :meth:`read`."""
-        with suppress(OSError):
+        try:
             while self._out:
                 buffers = self._out[0]
                 sent = self._stream.sendmsg(buffers)
@@ -262,6 +269,10 @@ class Connection:
                 else:
                     self._out.popleft()
                     self._begun = False
+        except BlockingIOError:
+            pass
+        except OSError as e:
+            self._trouble = plainly(e)
 
     def _put_frame(self, flags: int, body: bytes) -> None:
         if len(self._out) < 2 * QUEUED_MESSAGES:  # a peer that does not read needs no answers

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from vla_stack.errors import UserError
-from vla_stack.serving.connection import Connection, Frames
+from vla_stack.serving.connection import CLOSED, Connection, Frames, plainly
 from vla_stack.serving.curve import CurveClient, CurveKeys
 from vla_stack.serving.endpoint import parse
 from vla_stack.serving.rates import Allowance
@@ -97,8 +97,9 @@ class Dialer:
             _wait(self._connection, select.POLLOUT, left)
 
     def receive(self, timeout_s: float = 0.0) -> list[Frames]:
-        """What has come; waits at most ``timeout_s`` for something to, or until a connection stands. Connects anew where
-        that is due."""
+        """What has come; waits at most ``timeout_s`` for something to, or until a connection stands, which is made anew
+        where that is due.
+        """
         end, before = time.monotonic() + timeout_s, self.connections
         while True:
             messages = self._turn()
@@ -137,7 +138,7 @@ class Dialer:
             pass
         except OSError as e:
             stream.close()
-            self._lose(_plainly(e))
+            self._lose(plainly(e))
             return
         self._connection, self._known = Connection(stream, mechanism, b"DEALER", self._max_bytes, _ANY), False
 
@@ -194,7 +195,7 @@ class Dialer:
         return bool(messages)
 
     def _unanswered(self, why: str) -> str:
-        if self._keys and why.startswith("the other end closed"):
+        if self._keys and why == CLOSED:
             return "the server closed the connection: is its key the one that is pinned here?"
         return why
 
@@ -228,9 +229,3 @@ def _wait(connection: Connection, mask: int, timeout_s: float) -> None:
     poller = select.poll()
     poller.register(connection, mask)
     poller.poll(timeout_s * 1e3)
-
-
-def _plainly(e: OSError) -> str:
-    if isinstance(e, FileNotFoundError | ConnectionRefusedError):
-        return "nobody listens there"
-    return e.strerror or str(e)

@@ -35,7 +35,13 @@ const link = new GatewayLink({
     state = { ...message, pending: message.recording.pending };
     if (state.recording.error) toast(state.recording.error);
   },
-  picture: (header, blob) => cameras.show(header, blob, (link.rtt ?? 0) / 2),
+  async picture(camera, captured, blob) {
+    try {
+      await cameras.show(camera, captured, blob);
+    } finally {
+      link.send({ type: "seen", camera });
+    }
+  },
   closed(why) {
     state = null;
     offline(why);
@@ -46,7 +52,7 @@ const link = new GatewayLink({
 async function command(name) {
   if (!state) return;
   if (name === "estop") {
-    link.send({ type: "estop" });
+    link.stop();
     return;
   }
   if (state.lease === "other") {
