@@ -65,6 +65,7 @@ def stock(kind: int, keys: CurveKeys | None) -> zmq.Socket:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVTIMEO, round(WAIT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_IVL, 50)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(WAIT_S * 1000))
     if keys:
         socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
         if keys.server:

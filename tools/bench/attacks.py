@@ -5,7 +5,7 @@
 Each row starts one end in a process of its own and measures what a peer that belongs there sees while nothing happens,
 then under attack (``attackers.py``, in a third process at the lowest priority: it would otherwise take the robot's own
 core): round trips, how long a newcomer waits for its first answer, memory, and whether the process lives. Without keys,
-and with them: by a peer without keys, by one whose key is not listed, by an observer, and by a robot. Everything happens
+and with them: by a peer without keys, by one whose key is not listed, by an observer, and by a robot. All of it happens
 on 127.0.0.1 and ends by itself.
 """
 

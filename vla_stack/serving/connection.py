@@ -272,7 +272,7 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError as e:
-            self._trouble = plainly(e)
+            self._trouble = self._trouble or plainly(e)  # the first one says most
 
     def _put_frame(self, flags: int, body: bytes) -> None:
         if len(self._out) < 2 * QUEUED_MESSAGES:  # a peer that does not read needs no answers
