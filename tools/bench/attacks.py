@@ -73,7 +73,9 @@ class Arm:
 def serve_policy(pipe: Any, keys: KeyFolder | None) -> None:
     from vla_stack.serving.server import PolicyServer
 
-    server = PolicyServer(NullPolicy, "tcp://127.0.0.1:*", keys=keys, on_ready=lambda _: pipe.send(server.endpoint))
+    server = PolicyServer(
+        lambda: NullPolicy(), "tcp://127.0.0.1:*", keys=keys, on_ready=lambda _: pipe.send(server.endpoint)
+    )
     server.run()
 
 
@@ -87,7 +89,8 @@ def serve_robot(pipe: Any, keys: KeyFolder | None) -> None:
     admission = Admission(keys) if keys else None
     listener = Listener("tcp://127.0.0.1:*", admission, MAX_BYTES)
     pipe.send(listener.endpoint)
-    serve_driver(Arm(), make_envelope(ROBOT, SafetyConfig()), listener, lambda: True, admission=admission)
+    arm: Any = Arm()
+    serve_driver(arm, make_envelope(ROBOT, SafetyConfig()), listener, lambda: True, admission=admission)
 
 
 def serve_operator(pipe: Any, keys: KeyFolder | None) -> None:
@@ -208,7 +211,7 @@ def attack(family: str, port: int, keys: CurveKeys | None, seconds: float) -> No
     FAMILIES[family](partial(Peer, port, keys), time.monotonic() + seconds)
 
 
-def ask_for(ask: Callable[[], None], connect: Callable[..., Asking], seconds: float, every_s: float) -> Any:
+def ask_for(ask: Callable[[], None], connect: Callable[[bool], Asking], seconds: float, every_s: float) -> Any:
     """Round trips [n] and first answers [m], seconds."""
     trips: list[float] = []
     admitted: list[float] = []
@@ -219,7 +222,7 @@ def ask_for(ask: Callable[[], None], connect: Callable[..., Asking], seconds: fl
         trips.append(time.monotonic() - begun)
         if begun > due:
             due, begun = begun + NEWCOMER_EVERY_S, time.monotonic()
-            newcomer, leave = connect(newcomer=True)
+            newcomer, leave = connect(True)
             newcomer()
             admitted.append(time.monotonic() - begun)
             leave()
@@ -250,7 +253,7 @@ def run(name: str, family: str, who: str, folder: Path | None, seconds: float) -
     found: dict[str, Any] = {"target": name, "keys": bool(folder), "attack": family, "who": who}
     try:
         connect = partial(target.ask, endpoint, keys)
-        ask, leave = connect(newcomer=False)
+        ask, leave = connect(False)
         idle, admitted_idle = ask_for(ask, connect, IDLE_S, target.every_s)
         before = resident_mb(process.pid)
         port = int(address.rpartition(":")[2])

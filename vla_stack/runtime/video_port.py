@@ -18,7 +18,7 @@ from vla_stack.schema import Observation
 from vla_stack.serving.listener import Listener, PeerGone
 
 QUALITY = 80
-QUICK_NS = 100_000_000
+QUICK_NS, LOST_NS = 100_000_000, 2_000_000_000  # acknowledged so soon: two may be under way; not any more: lost
 TURN_S = 0.05
 
 
@@ -31,6 +31,8 @@ class UnderWay:
 
     def free(self) -> bool:
         """Whether the next pictures may be sent."""
+        while self._sent_ns and time.monotonic_ns() - self._sent_ns[0] > LOST_NS:
+            self._sent_ns.popleft()
         return len(self._sent_ns) < 1 + self._quick
 
     def send(self) -> None:
