@@ -53,7 +53,7 @@ class NullPolicy:
 
     spec = PolicySpec(ROBOT, 4, "-", "-")
 
-    def infer(self, observations: Any, seeds: Any) -> Chunks:
+    def infer(self, observations: Any, seeds: Any, continuations: Any = ()) -> Chunks:
         return Chunks(np.zeros((len(observations), 4, 2), np.float32))
 
 
