@@ -18,7 +18,7 @@ from vla_stack.schema import Observation
 from vla_stack.serving.listener import Listener, PeerGone
 
 QUALITY = 80
-QUICK_NS, LOST_NS = 100_000_000, 2_000_000_000  # acknowledged so soon: two may be under way; not any more: lost
+QUICK_NS, LOST_NS = 250_000_000, 2_000_000_000  # acknowledged so soon: two may be under way; not any more: lost
 TURN_S = 0.05
 
 
