@@ -69,7 +69,6 @@ def test_a_wrong_hand_is_refused_by_name(change, words):
         '{"type": "event", "id": 1, "name": "start", "args": []}',
         '{"type": "lease", "want": "all"}',
         '{"type": "estop", "lease": "x"}',
-        '{"type": "seen", "camera": 1}',
         '{"type": "ping", "t": 1}' + " " * MAX_BYTES,
     ],
 )
@@ -89,8 +88,8 @@ VALUES = st.one_of(
     st.just({}),
     st.just([[]]),
 )
-KINDS = ("teleop", "event", "ping", "lease", "seen", "estop", "x")
-KEYS = ("seq", "t", "engaged", "rewind", "velocity", "id", "name", "args", "want", "camera")
+KINDS = ("teleop", "event", "ping", "lease", "estop", "x")
+KEYS = ("seq", "t", "engaged", "rewind", "velocity", "id", "name", "args", "want")
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,7 +1,7 @@
 """Between browsers and a robot node: the pages' WebSockets on one side, the operator channels on the other.
 
 One event loop owns everything. Nothing waits for a slow browser: each gets the newest picture of every camera when it
-has shown the last one, and the newest state. The node decides who drives; the gateway gives every page a lease of its
+has taken the last one, and the newest state. The node decides who drives; the gateway gives every page a lease of its
 own, and speaks for a page only under that page's lease. A page that says more than a hand can is closed, one that does
 not drive is refused here, and the e-stop has a request and a thread of its own: no page holds up another one's stop.
 """
@@ -31,7 +31,6 @@ from vla_stack.errors import UserError
 from vla_stack.runtime.lease import holder_name
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.runtime.operator_messages import Reply
-from vla_stack.runtime.video_port import UnderWay
 from vla_stack.schema import RobotSpec, SchemaError
 from vla_stack.serving.rates import Allowance
 
@@ -90,7 +89,6 @@ class Page:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     clock: RemoteClock = field(default_factory=RemoteClock)
     shown: dict[str, tuple[int, int]] = field(default_factory=dict)  # camera -> episode's tick and time of its picture
-    under_way: dict[str, UnderWay] = field(default_factory=dict)  # camera -> pictures that it has not shown yet
     allowance: Allowance = field(default_factory=lambda: Allowance(PAGE_HZ, PAGE_BURST))
     commands: int = 0  # that are not answered yet
 
@@ -217,11 +215,7 @@ class Gateway:
         if isinstance(message, messages.Hand):
             self._drive(page, message)
         elif isinstance(message, messages.Ping):
-            await page.socket.send_json({"type": "pong", "t": message.t, "now_ms": time.monotonic_ns() * 1e-6})
-        elif isinstance(message, messages.Seen):
-            if message.camera in page.under_way:
-                page.under_way[message.camera].acknowledge()
-                page.news.set()
+            await page.socket.send_json({"type": "pong", "t": message.t})
         elif isinstance(message, messages.Stop):
             self._request_stop()
         elif page.commands >= COMMANDS_AT_ONCE:
@@ -351,18 +345,16 @@ class Gateway:
                     await page.socket.send_json(self._state_for(page))
                 for camera, (about, jpeg) in list(self._client.frames.items()):
                     stamp = (about["frame"], about["t_capture_ns"])
-                    under_way = page.under_way.setdefault(camera, UnderWay())
-                    if page.shown.get(camera) == stamp or not under_way.free():
+                    if page.shown.get(camera) == stamp:
                         continue
                     page.shown[camera] = stamp
-                    under_way.send()
                     await page.socket.send_bytes(self._picture(camera, about, jpeg))
                 await page.news.wait()
 
     def _picture(self, camera: str, about: dict[str, Any], jpeg: bytes) -> bytes:
-        captured, now_ns = self._node_clock.local_ns(about["t_capture_ns"]), time.monotonic_ns()
-        captured_ms = (now_ns if captured is None else min(captured, now_ns)) * 1e-6
-        header = json.dumps({"camera": camera, "frame": about["frame"], "captured_ms": captured_ms}).encode()
+        captured = self._node_clock.local_ns(about["t_capture_ns"])
+        age_ms = 0.0 if captured is None else max(0.0, (time.monotonic_ns() - captured) * 1e-6)
+        header = json.dumps({"camera": camera, "frame": about["frame"], "age_ms": age_ms}).encode()
         return len(header).to_bytes(2, "big") + header + jpeg
 
     def _state_for(self, page: Page) -> dict[str, Any]:

@@ -51,18 +51,11 @@ class LeaseWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A camera's picture has been shown: the next one may come."""
-
-    camera: str
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """The e-stop."""
 
 
-Message = Hand | Command | Ping | LeaseWish | Seen | Stop
+Message = Hand | Command | Ping | LeaseWish | Stop
 
 
 def read(text: str, dims: int) -> Message:
@@ -102,11 +95,6 @@ def read(text: str, dims: int) -> Message:
         if body["want"] not in ("acquire", "release", "hand_over"):
             raise SchemaError("'want' is none of acquire, release, hand_over")
         return LeaseWish(body["want"])
-    if kind == "seen":
-        _keys(body, "camera")
-        if not isinstance(body["camera"], str):
-            raise SchemaError("'camera' is no name")
-        return Seen(body["camera"])
     if kind == "estop":
         _keys(body)
         return Stop()

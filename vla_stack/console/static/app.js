@@ -35,13 +35,7 @@ const link = new GatewayLink({
     state = { ...message, pending: message.recording.pending };
     if (state.recording.error) toast(state.recording.error);
   },
-  async picture(camera, captured, blob) {
-    try {
-      await cameras.show(camera, captured, blob);
-    } finally {
-      link.send({ type: "seen", camera });
-    }
-  },
+  picture: (header, blob) => cameras.show(header, blob, (link.rtt ?? 0) / 2),
   closed(why) {
     state = null;
     offline(why);

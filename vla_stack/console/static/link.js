@@ -9,9 +9,8 @@ export class GatewayLink {
     this.waiting = new Map(); // id -> resolve
     this.id = 0;
     this.rtt = null; // ms, smoothed
-    this.clocks = []; // {rtt, offset} of the last pings: ms of the gateway's clock minus this page's
     this.connect();
-    setInterval(() => this.ping(), PING_MS);
+    setInterval(() => this.send({ type: "ping", t: performance.now() }), PING_MS);
   }
 
   connect() {
@@ -19,13 +18,11 @@ export class GatewayLink {
     url.protocol = url.protocol.replace("http", "ws");
     this.socket = new WebSocket(url);
     this.socket.binaryType = "arraybuffer";
-    this.socket.onopen = () => this.ping();
     this.socket.onmessage = ({ data }) => this.receive(data);
     this.socket.onclose = ({ code, reason }) => {
       for (const resolve of this.waiting.values()) resolve({ ok: false, error: "the connection was lost" });
       this.waiting.clear();
       this.rtt = null;
-      this.clocks = [];
       this.on.closed(reason || (code === 1006 ? "The console does not answer." : ""));
       setTimeout(() => this.connect(), 1000);
     };
@@ -33,10 +30,6 @@ export class GatewayLink {
 
   get open() {
     return this.socket.readyState === WebSocket.OPEN;
-  }
-
-  ping() {
-    this.send({ type: "ping", t: performance.now() });
   }
 
   send(message) {
@@ -51,12 +44,6 @@ export class GatewayLink {
     return new Promise((resolve) => this.waiting.set(id, resolve));
   }
 
-  /** A time of the gateway's clock on this page's, by the ping that was quickest; before the first, now. */
-  here(ms) {
-    if (!this.clocks.length) return performance.now();
-    return ms - this.clocks.reduce((a, b) => (b.rtt < a.rtt ? b : a)).offset;
-  }
-
   /** Stop the robot: by this connection and by one that nothing else waits on. */
   stop() {
     this.send({ type: "estop" });
@@ -67,7 +54,7 @@ export class GatewayLink {
     if (data instanceof ArrayBuffer) {
       const length = new DataView(data).getUint16(0);
       const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 2, length)));
-      this.on.picture(header.camera, this.here(header.captured_ms), new Blob([new Uint8Array(data, 2 + length)], { type: "image/jpeg" }));
+      this.on.picture(header, new Blob([new Uint8Array(data, 2 + length)], { type: "image/jpeg" }));
       return;
     }
     const message = JSON.parse(data);
@@ -76,7 +63,6 @@ export class GatewayLink {
     else if (message.type === "pong") {
       const rtt = performance.now() - message.t;
       this.rtt = this.rtt === null ? rtt : 0.7 * this.rtt + 0.3 * rtt;
-      this.clocks = [...this.clocks.slice(-19), { rtt, offset: message.now_ms - message.t - rtt / 2 }];
     } else if (message.type === "ack") {
       this.waiting.get(message.id)?.(message);
       this.waiting.delete(message.id);

@@ -30,10 +30,11 @@ export class Cameras {
       }));
   }
 
-  /** @param captured when the picture was taken, on this page's clock, ms. */
-  async show(camera, captured, blob) {
-    const view = this.views.get(camera);
+  /** @param header {camera, frame, age_ms}; `trip_ms`: how long it took from the gateway to here. */
+  async show(header, blob, trip_ms) {
+    const view = this.views.get(header.camera);
     if (!view) return;
+    const captured = performance.now() - header.age_ms - trip_ms;
     const picture = await createImageBitmap(blob);
     if (captured < view.captured) return;
     if (view.canvas.width !== picture.width) {
