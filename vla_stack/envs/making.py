@@ -104,7 +104,7 @@ def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:
     """Compare what an environment offers with what a policy was trained on.
 
     Raises:
-        UserError: Naming the first difference in actions, state, rate or cameras.
+        UserError: Naming the first difference in actions, state (names, order, units), rate or cameras.
     """
     for field in ("action", "state"):
         has, wants = ([d.name for d in getattr(spec, field)] for spec in (env, policy))
@@ -113,6 +113,13 @@ def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:
                 f"{env_id} has {field} [{' '.join(has)}], the policy was trained on [{' '.join(wants)}]",
                 "evaluate on an environment of the policy's embodiment and control mode",
             )
+        for ours, theirs in zip(getattr(env, field), getattr(policy, field), strict=True):
+            if (ours.unit, ours.kind) != (theirs.unit, theirs.kind) and not nameless(policy):
+                raise UserError(
+                    f"{field} '{ours.name}' of {env_id} is a {ours.kind} in {ours.unit}, the policy was trained on a "
+                    f"{theirs.kind} in {theirs.unit}",
+                    "convert at the environment's door",
+                )
     if env.action_kind != policy.action_kind:
         raise UserError(f"{env_id} takes {env.action_kind} actions, the policy gives {policy.action_kind} ones")
     if not np.isclose(env.rate_hz, policy.rate_hz) and not nameless(policy):
