@@ -124,7 +124,7 @@ def test_an_unknown_environment_lists_what_there_is():
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
-        ("CartPole-v1", "gives no 'pixels' and 'agent_pos'"),
+        ("CartPole-v1", "has actions of type Discrete, not a vector of numbers"),
         ("eval_fakes:Silent-v0", "does not report 'is_success'"),
         ("no_such_module:X-v0", "no_such_module"),
     ],

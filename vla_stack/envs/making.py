@@ -106,18 +106,18 @@ def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:
     Raises:
         UserError: Naming the first difference in actions, state (names, order, units), rate or cameras.
     """
-    for field in ("action", "state"):
-        has, wants = ([d.name for d in getattr(spec, field)] for spec in (env, policy))
+    for field, offers, needs in (("action", env.action, policy.action), ("state", env.state, policy.state)):
+        has, wants = [d.name for d in offers], [d.name for d in needs]
         if len(has) != len(wants) or (has != wants and not nameless(policy)):
             raise UserError(
                 f"{env_id} has {field} [{' '.join(has)}], the policy was trained on [{' '.join(wants)}]",
                 "evaluate on an environment of the policy's embodiment and control mode",
             )
-        for ours, theirs in zip(getattr(env, field), getattr(policy, field), strict=True):
-            if (ours.unit, ours.kind) != (theirs.unit, theirs.kind) and not nameless(policy):
+        for one, other in zip(offers, needs, strict=True):
+            if (one.unit, one.kind) != (other.unit, other.kind) and not nameless(policy):
                 raise UserError(
-                    f"{field} '{ours.name}' of {env_id} is a {ours.kind} in {ours.unit}, the policy was trained on a "
-                    f"{theirs.kind} in {theirs.unit}",
+                    f"{field} '{one.name}' of {env_id} is a {one.kind} in {one.unit}, the policy was trained on a "
+                    f"{other.kind} in {other.unit}",
                     "convert at the environment's door",
                 )
     if env.action_kind != policy.action_kind:
