@@ -66,6 +66,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "environments": {  # `make(rest, num_envs, **options) -> envs.VectorEnv`, for ids `<name>:<rest>`
         "imagined": "vla_stack.world_model.dreams:make",
         "judged": "vla_stack.world_model.success:make",
+        "steered": "vla_stack.world_model.steered:make",
     },
     "benchmarks": {  # `sim.external.Benchmark`s, modules, for ids `<name>/<task>`
         "metaworld": "sim.external.metaworld",

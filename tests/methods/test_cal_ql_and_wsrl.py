@@ -3,19 +3,19 @@
 import copy
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from rl_toys import GAMMA, SMALL, Line, stored
+from rl_toys import GAMMA, SEEN, SMALL, run, stored
 
 from vla_stack.methods import cal_ql
 from vla_stack.methods.cal_ql import CalQlRecipe, calibrated, difference, max_backup
-from vla_stack.methods.off_policy.actor import Actor
+from vla_stack.methods.off_policy.collecting import Acting
 from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source
 from vla_stack.methods.sac import Sac
 from vla_stack.methods.wsrl import ARMS, Phase, Wsrl, WsrlRecipe
+from vla_stack.schema import Observation
 
 K = 12
 RECIPE = WsrlRecipe("wsrl", SMALL, CalQlRecipe(draws=3), offline_steps=3, warmup=K)
@@ -26,14 +26,6 @@ def learner(arm="wsrl", horizon=1, pretrained=True, seed=0):
     while pretrained and made.phase is Phase.OFFLINE:
         made.pretrain()
     return made
-
-
-def run(made, steps):
-    seeds = iter(range(5000, 6000))
-    actor = Actor([Line()], lambda: next(seeds))
-    for _ in range(steps):
-        made.store.add(actor.step(partial(made.policy, source=made.source), made.source))
-        made.update()
 
 
 def parameters(made):
@@ -137,14 +129,16 @@ def test_warm_up_fills_an_empty_buffer_with_the_frozen_policy_and_changes_nothin
     made = learner()
     assert len(made.store) == 0
     before, optimizer = parameters(made), copy.deepcopy(made.agent.critic_optimizer.state_dict())
-    state = made.agent.explorer.get_state()
-    run(made, K - 1)
+    asked = run(made, K - 1)
     assert torch.equal(parameters(made), before)
     assert made.agent.critic_optimizer.state_dict()["state"][0]["step"] == optimizer["state"][0]["step"]
     assert len(made.store) == K - 1 and (made.store.columns["source"][: K - 1] == Source.WARMUP).all()
-    made.agent.explorer.set_state(state)  # every action is the stochastic policy's own draw
-    for obs, action in zip(made.store.columns["obs"][: K - 1], made.store.columns["action"][: K - 1], strict=True):
-        assert torch.equal(made.agent.act(torch.from_numpy(obs[None]))[0], torch.from_numpy(action))
+    executed = made.store.columns["action"][: K - 1]
+    for (obs, seed, _), action in zip(asked, executed, strict=True):  # every action is the stochastic policy's own draw
+        mean, log_std = made.agent.actor(torch.from_numpy(obs[None]))
+        noise = torch.randn(1, 1, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.tanh(mean + log_std.exp() * noise)[0]
+        torch.testing.assert_close(drawn.detach(), torch.from_numpy(action), atol=1e-6, rtol=0)
     run(made, 1)  # the K-th step is still the frozen policy's, and then the updates begin
     assert made.store.columns["source"][K - 1] == Source.WARMUP
     assert not torch.equal(parameters(made), before)
@@ -200,9 +194,11 @@ def test_only_cal_ql_is_conservative_online():
 def test_a_random_warm_up_is_uniform_and_any_other_is_the_policys(arm, uniform):
     made = learner(arm)
     made.agent.actor.net.biases[-1].data[..., 0] = 50.0  # the policy goes right, always
-    obs = np.zeros((1000, 2), np.float32)
-    warm = made.policy(obs, made.source).actions
-    assert made.source is Source.WARMUP and (made.policy(obs, Source.ONLINE).actions == 1.0).all()
+    acting, seen = Acting(made, SEEN), [Observation(np.zeros(2, np.float32), {}, "")] * 1000
+    acting.source = made.source
+    warm = acting.infer(seen, range(1000)).actions
+    acting.source = Source.ONLINE
+    assert made.source is Source.WARMUP and (acting.infer(seen, range(1000)).actions == 1.0).all()
     if uniform:  # its moments, within five standard errors
         assert abs(warm.mean()) < 0.1 and abs(warm.var() - 1 / 3) < 0.05 and np.abs(warm).max() <= 1.0
     else:

@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from rl_toys import GAMMA, SMALL, Line, stored
+from rl_toys import GAMMA, SEEN, SMALL, run, stored
 
 from vla_stack.methods import expo, sac
 from vla_stack.methods.expo import Expo, ExpoRecipe, best
-from vla_stack.methods.off_policy.actor import Actor
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition, mix
 from vla_stack.methods.sac import step
 
@@ -191,20 +189,21 @@ def test_acting_and_backup_choose_by_one_function(monkeypatch):
     made, calls = learner(), []
     choose = made.on_the_fly
     monkeypatch.setattr(made, "on_the_fly", lambda obs, base, g: calls.append(base) or choose(obs, base, g))
-    made.policy(torch.zeros(1, 2).numpy(), Source.ONLINE)
     made.target(batch(made))
-    assert calls == [made.average, made.base]
+    assert calls == [made.base]
+    acting = made.network(SEEN, Source.ONLINE)
+    assert acting.base.net is made.average and acting.critics is made.agent.target and acting.edit is made.agent.actor
+    assert (acting.config.samples, acting.config.edits) == (made.recipe.samples, made.recipe.edits)
+    warm = made.network(SEEN, Source.WARMUP).config
+    assert (warm.samples, warm.edits) == (1, 0)  # the base alone
 
 
 def test_baselines_are_settings():
     base_only = learner(learn=False)
     before = [p.clone() for p in base_only.base.parameters()]
-    actor, seeds = Actor([Line()], iter(range(99)).__next__), None
     for made in (base_only, learner(edits=0), learner(samples=1, edits=1, unedited=False), learner()):
-        actor, seeds = Actor([Line()], iter(range(99)).__next__), seeds
-        for _ in range(8):
-            made.store.add(actor.step(partial(made.policy, source=made.source)))
-            metrics = made.update()
+        run(made, 8)
+        metrics = made.update()
         assert ("td" in metrics) == made.recipe.learn
         assert ("entropy" in metrics) == bool(made.recipe.learn and made.recipe.edits)
     assert all(torch.equal(a, b) for a, b in zip(before, base_only.base.parameters(), strict=True))

@@ -23,9 +23,11 @@ from vla_stack.methods.off_policy import loop as off_policy
 from vla_stack.methods.off_policy.deployed import deployed
 from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
 from vla_stack.methods.off_policy.rollout_workers import LocalRollouts
+from vla_stack.methods.replay_buffer import Source
 from vla_stack.methods.wsrl import WsrlRecipe
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.ray_cluster import connect
+from vla_stack.rollout.plan import Decision
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import OBS_STATE, Observation
 from vla_stack.training.recipe import make
@@ -109,8 +111,13 @@ def test_a_stop_between_evaluations_goes_on_from_the_last_one_bit_for_bit(tmp_pa
 
 
 def test_what_a_person_did_is_saved_at_a_stop_and_an_evaluation_parts_it(tmp_path, monkeypatch):
-    hand = lambda env, obs: np.full(5, 0.1, np.float32)  # noqa: E731
-    monkeypatch.setattr(off_policy, "at_endpoint", lambda *_: (hand, SimpleNamespace(close=lambda: None)))
+    class Person:
+        def act(self, k, observation, now):
+            return Decision(np.full(5, 0.1, np.float32), label=Source.HUMAN)
+            yield
+
+    port = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(off_policy, "at_endpoint", lambda *_: (lambda episode: Person(), port))
     person = recipe(**EXPO | {"operator": "tcp://127.0.0.1:1"})
     loop = OffPolicyLoop(person, tmp_path)
     before = loop.learner.offline.total

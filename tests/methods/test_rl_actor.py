@@ -1,101 +1,122 @@
-"""Actors execute whole chunks, hand over to a person, and meet every evaluation episode once."""
+"""Collectors execute whole chunks, and keep an episode's final observation its own; experts and scenes beside them."""
 
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+from vla_stack import envs
 from vla_stack.envs.state_env import EnvRecipe, StateEnv
+from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
-from vla_stack.methods.off_policy.actor import Actor, Plan, evaluate
+from vla_stack.methods.off_policy.collecting import Collector, paid
+from vla_stack.methods.off_policy.deployed import Seen
 from vla_stack.methods.off_policy.scene_sampling import SceneSampler
 from vla_stack.methods.off_policy.scripted import OfflineRecipe, record
 from vla_stack.methods.replay_buffer import Source
+from vla_stack.rollout.agents import PolicyAgent
+from vla_stack.rollout.plan import Plan, Start
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import Chunks, PolicySpec
 
 
-class Counter:
+class Counter(gym.Env):
     """Ends after as many steps as its seed says; succeeds where that is even."""
 
-    obs_dim = action_dim = 1
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Box(-100.0, 100.0, (1,), np.float32)
 
-    def reset(self, seed):
-        self.length, self.steps, self.success = seed, 0, False
-        return np.array([seed], np.float32)
+    def reset(self, *, seed=None, options=None):
+        self.length, self.steps = seed, 0
+        return np.array([seed], np.float32), {}
 
     def step(self, action):
         self.steps += 1
         over = self.steps == self.length
-        self.success = over and self.length % 2 == 0
-        return np.array([self.length + self.steps / 100], np.float32), 1.0, self.success, over and not self.success
+        success = over and self.length % 2 == 0
+        return np.array([self.length + self.steps / 100], np.float32), 1.0, over, False, {"is_success": success}
 
 
-class Scripted(Counter):
+COUNTER = "toys/Counter-v0"
+gym.register(COUNTER, Counter)
+SEEN = Seen(envs.make(COUNTER).robot, np.zeros(1, np.float32), np.full(1, 10.0, np.float32))
+
+
+class Planner:
+    """Chunks that tell their number and the position of each action in them."""
+
+    seen, source = SEEN, Source.ONLINE
+
+    def __init__(self, horizon):
+        self.spec, self.calls, self.version = PolicySpec(SEEN.robot, horizon), [], 0
+
+    def infer(self, observations, seeds, continuations=()):
+        self.calls.append(len(observations))
+        steps = 10 * len(self.calls) + np.arange(self.spec.horizon, dtype=np.float32)
+        return Chunks(steps[None, :, None].repeat(len(observations), 0))
+
+
+def collect(planner, seeds, num_envs=1, reward="success"):
+    extras = {"n_action_steps": planner.spec.horizon}
+    spec = PolicySpec(SEEN.robot, planner.spec.horizon, extras=extras)
+    plan = Plan(COUNTER, {}, spec, PolicyAgent, executor=ExecutorConfig("sync"))
+    return Collector(planner, plan, reward, map(Start, seeds), num_envs)
+
+
+def test_weights_never_change_inside_a_chunk_and_plans_are_batched():
+    planner = Planner(4)
+    episodes, steps = collect(planner, [3, 7, 5, 5, 5, 5], 2), []
+    for planner.version in range(8):
+        steps.append(episodes.step()[0])
+    assert [int(s.chunk_index[1]) for s in steps] == [0, 1, 2, 3, 0, 1, 2, 0]
+    assert [int(s.version[1]) for s in steps] == [0, 0, 0, 0, 4, 4, 4, 7]
+    assert [int(s.chunk_index[0]) for s in steps] == [0, 1, 2, 0, 1, 2, 3, 0]  # the episode ended after three
+    assert planner.calls[0] == 2 and all(n == 1 for n in planner.calls[1:3])
+    for s in steps:  # actions are those of the version's plan, in order
+        np.testing.assert_allclose(s.action[:, 0] * 100 % 10, s.chunk_index, atol=1e-4)
+
+
+def test_final_observations_are_the_episodes_own():
+    episodes = collect(Planner(1), [2, 4, 9])
+    steps, finished = zip(*(episodes.step() for _ in range(3)), strict=True)
+    assert steps[1].terminated[0] and steps[1].next_obs[0, 0] == pytest.approx(0.202)
+    assert steps[2].obs[0, 0] == pytest.approx(0.4)
+    assert [[(e.seed, e.success, e.steps) for e in ended] for ended in finished] == [[], [(2, True, 2)], []]
+
+
+def test_rewards_are_of_success_and_what_ends_without_it_is_cut_off():
+    def after(success, terminated=False, truncated=False):
+        return EnvStep({}, 7.0, terminated, truncated, {"is_success": success})
+
+    assert paid("step", after(False)) == (-1.0, False, False) and paid("success", after(False)) == (0.0, False, False)
+    assert paid("step", after(True, True, True)) == (0.0, True, False)
+    assert paid("success", after(True)) == (1.0, True, False)
+    assert paid("step", after(False, True)) == (-1.0, False, True) == paid("step", after(False, truncated=True))
+    assert paid("own", after(False, True, True)) == (7.0, True, False)
+
+
+class Scripted:
     """Ends after two steps; its expert succeeds in one episode of ``every``."""
 
-    recipe, limit = SimpleNamespace(id="toy", tail=0), 2
+    recipe, limit, obs_dim, action_dim = SimpleNamespace(id="toy", tail=0), 2, 1, 1
 
     def __init__(self, every):
         self.every, self.episodes = every, 0
 
     def reset(self, seed):
         self.episodes += 1
-        return super().reset(2 if self.episodes % self.every == 0 else 1)
+        self.length, self.steps, self.success = (2 if self.episodes % self.every == 0 else 1), 0, False
+        return np.array([self.length], np.float32)
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps == self.length
+        self.success = over and self.length == 2
+        return np.array([self.length], np.float32), 1.0, self.success, over and not self.success
 
     def expert(self, noise, seed):
         return lambda: np.zeros(1, np.float32)
-
-
-def planner(horizon, log):
-    def plan(obs):
-        log.append(len(obs))
-        first = 10 * len(log)
-        return Plan(first + np.arange(horizon, dtype=np.float32)[None, :, None].repeat(len(obs), 0))
-
-    return plan
-
-
-def test_weights_never_change_inside_a_chunk_and_plans_are_batched():
-    seeds, calls = iter([3, 7, 5, 5, 5, 5]), []
-    actor, plan = Actor([Counter(), Counter()], seeds.__next__), planner(4, calls)
-    steps = [actor.step(plan, version=v) for v in range(8)]
-    assert [int(s.chunk_index[1]) for s in steps] == [0, 1, 2, 3, 0, 1, 2, 0]
-    assert [int(s.version[1]) for s in steps] == [0, 0, 0, 0, 4, 4, 4, 7]
-    assert [int(s.chunk_index[0]) for s in steps] == [0, 1, 2, 0, 1, 2, 3, 0]  # the episode ended after three
-    assert calls[0] == 2 and all(n == 1 for n in calls[1:3])
-    for s in steps:  # actions are those of the version's plan, in order
-        np.testing.assert_array_equal(s.action[:, 0] % 10, s.chunk_index)
-
-
-def test_final_observations_are_the_episodes_own():
-    seeds = iter([2, 4, 9])
-    actor = Actor([Counter()], seeds.__next__)
-    steps = [actor.step(planner(1, [])) for _ in range(3)]
-    assert steps[1].terminated[0] and steps[1].next_obs[0, 0] == pytest.approx(2.02)
-    assert steps[2].obs[0, 0] == 4
-    assert [(o.seed, o.success, o.steps, o.reward) for o in actor.finished] == [(2, True, 2, 2.0)]
-
-
-def test_a_person_takes_the_rest_of_the_chunk():
-    hand = {2: np.array([0.5], np.float32)}
-    tick, calls = iter(range(99)), []
-    actor = Actor([Counter()], iter([50]).__next__, lambda env, obs: hand.get(next(tick)))
-    steps = [actor.step(planner(4, calls)) for _ in range(6)]
-    assert [Source(s.source[0]) for s in steps] == [Source.ONLINE] * 2 + [Source.HUMAN] + [Source.ONLINE] * 3
-    assert steps[2].action[0, 0] == 0.5
-    assert [int(s.chunk_index[0]) for s in steps] == [0, 1, 0, 0, 1, 2]  # what was planned before is void
-
-
-def test_evaluation_meets_each_seed_once_in_order():
-    seeds = [4, 3, 9, 2, 6]
-    out = evaluate([Counter(), Counter(), Counter()], planner(2, []), seeds)
-    assert [(o.seed, o.success, o.steps) for o in out] == [(s, s % 2 == 0, s) for s in seeds]
-
-
-def test_evaluation_steps_no_environment_without_an_episode():
-    envs = [Counter(), Counter(), Counter()]
-    calls = []
-    evaluate(envs, planner(1, calls), [2, 2, 9])
-    assert sum(calls) == 2 + 2 + 9
 
 
 def test_a_limit_cuts_an_episode_off():

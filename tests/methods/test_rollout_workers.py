@@ -7,7 +7,9 @@ import pytest
 
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy import rollout_workers
-from vla_stack.methods.off_policy.rollout_workers import LOSSES, RayRollouts
+from vla_stack.methods.off_policy.collecting import Fragment
+from vla_stack.methods.off_policy.rollout_workers import DEATHS, RayRollouts
+from vla_stack.rollout.records import EpisodeRecord
 
 
 class RayActorError(Exception):
@@ -29,7 +31,7 @@ class Ray:
         return len(self.seeds)
 
     def remote(self, num_cpus):
-        def make(_, first_seed, explorer):
+        def make(_, first_seed):
             self.seeds.append(first_seed)
             return SimpleNamespace(run=SimpleNamespace(remote=self.request))
 
@@ -49,7 +51,7 @@ class Ray:
         answer = next(self.answers)
         if isinstance(answer, Exception):
             raise answer
-        return [], [(0, True, 1, 1.0)] * answer
+        return Fragment((), [], [EpisodeRecord(0, "", "", True, 1)] * answer)
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def rollouts(monkeypatch):
         ray = Ray(answers)
         monkeypatch.setattr(rollout_workers, "connect", lambda workers: (ray, False))
         return ray, RayRollouts(
-            lambda: ([], None), workers=1, envs=1, seed_of=lambda n: n, first_episode=0, fragment=1, max_lag=0
+            lambda: (None, None), workers=1, envs=1, seed_of=lambda n: n, first_episode=0, fragment=1, max_lag=0
         )
 
     return made
@@ -80,15 +82,15 @@ def test_an_actor_that_cannot_be_made_is_not_made_again(rollouts):
 
 def test_an_actor_is_replaced_until_its_successors_die_in_a_row(rollouts):
     death = RayActorError("The actor died unexpectedly.\n\tclass_name: Worker")
-    ray, actors = rollouts([*[death] * (LOSSES - 1), 0, *[death] * LOSSES])
-    for _ in range(2 * LOSSES - 1):  # a fragment in between: it goes on
+    ray, actors = rollouts([*[death] * (DEATHS - 1), 0, *[death] * DEATHS])
+    for _ in range(2 * DEATHS - 1):  # a fragment in between: it goes on
         actors.collect(LEARNER, 0)
     with pytest.raises(
-        UserError, match=rf"actor 0 died {LOSSES} times without a fragment: The actor died unexpect"
+        UserError, match=rf"actor 0 died {DEATHS} times without a fragment: The actor died unexpect"
     ) as e:
         actors.collect(LEARNER, 0)
     assert "\n" not in str(e.value)
-    assert actors.lost == 2 * LOSSES - 1 and ray.made == 2 * LOSSES - 1
+    assert actors.lost == 2 * DEATHS - 1 and ray.made == 2 * DEATHS - 1
 
 
 def test_a_successor_begins_no_episode_that_was_begun_before(rollouts):

@@ -2,15 +2,13 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from rl_toys import GAMMA, SMALL, Line, stored
+from rl_toys import GAMMA, SMALL, run, stored
 
 from vla_stack.methods.off_policy import learner as learners
-from vla_stack.methods.off_policy.actor import Actor
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source
 from vla_stack.methods.wsrl import Phase, Wsrl, WsrlRecipe
 from vla_stack.policies.gaussian import LARGEST
@@ -21,14 +19,6 @@ RECIPE = WsrlRecipe("bc", replace(SMALL, lr_actor=1e-2), offline_steps=3, warmup
 def learner(horizon=1, **settings):
     online = ReplayBuffer(200, 2, 1, 1, GAMMA, -1 / (1 - GAMMA))
     return Wsrl(replace(RECIPE, **settings), stored(), online, horizon, seed=0)
-
-
-def run(made, steps):
-    seeds = iter(range(5000, 6000))
-    actor = Actor([Line()], lambda: next(seeds))
-    for _ in range(steps):
-        made.store.add(actor.step(partial(made.policy, source=made.source), made.source))
-        made.update()
 
 
 def copied(modules):

@@ -25,34 +25,35 @@ import torch
 from stable_baselines3 import SAC
 
 from results import Check, parser, write
-from vla_stack.envs.state_env import EnvRecipe, StateEnv
-from vla_stack.methods.off_policy.actor import Actor, Plan
-from vla_stack.methods.replay_buffer import ReplayBuffer
+from vla_stack.methods.replay_buffer import ReplayBuffer, Transition
 from vla_stack.methods.sac import Sac, SacRecipe
 
 ENV, STEPS, START, EPISODES, EVAL_SEED = "InvertedPendulum-v5", 10_000, 100, 20, 50_000
 
 
 def ours(seed: int) -> tuple[float, list[float]]:
-    env = StateEnv(EnvRecipe(ENV, reward="own"))
-    agent = Sac(SacRecipe(), env.obs_dim, env.action_dim, seed)
-    store = ReplayBuffer(STEPS, env.obs_dim, env.action_dim)
-    rng, seeds = np.random.default_rng(seed), iter(range(10_000 * seed, 10_000 * (seed + 1)))
-    actor = Actor([env], lambda: next(seeds))
-
-    def random(obs: np.ndarray) -> Plan:
-        return Plan(rng.uniform(-1.0, 1.0, (len(obs), 1, env.action_dim)).astype(np.float32))
-
-    def policy(obs: np.ndarray) -> Plan:
-        return Plan(agent.act(torch.from_numpy(obs))[:, None].numpy())
-
-    began = 0.0
+    env, rng = gym.make(ENV), np.random.default_rng(seed)
+    scale = float(env.action_space.high[0])  # type: ignore[attr-defined]
+    widths = int(np.prod(env.observation_space.shape or ())), int(np.prod(env.action_space.shape or ()))
+    agent, buffer = Sac(SacRecipe(), *widths, seed), ReplayBuffer(STEPS, *widths)
+    seeds, zero = iter(range(10_000 * seed, 10_000 * (seed + 1))), np.zeros(1, np.int64)
+    obs, began, over = np.zeros(widths[0], np.float32), 0.0, True
     for t in range(STEPS):
-        store.add(actor.step(random if t < START else policy))
+        if over:
+            obs = env.reset(seed=next(seeds))[0].astype(np.float32)
+        if t < START:
+            action = rng.uniform(-1.0, 1.0, (1, widths[1])).astype(np.float32)
+        else:
+            action = agent.act(torch.from_numpy(obs[None])).numpy()
+        raw, reward, terminated, truncated, _ = env.step(scale * action[0])
+        after = raw.astype(np.float32)
+        ends = np.array([terminated]), np.array([truncated])
+        buffer.add(Transition(obs[None], action, np.full(1, reward), *ends, after[None], zero, zero, zero))
+        obs, over = after, terminated or truncated
         if t == START:
             began = time.process_time()
         if t >= START:
-            agent.update(store.sample(agent.recipe.batch, 1, rng))
+            agent.update(buffer.sample(agent.recipe.batch, 1, rng))
     speed = (STEPS - START) / (time.process_time() - began)
     return speed, returns(lambda o: agent.act(torch.from_numpy(o[None]), explore=False)[0].numpy())
 
@@ -69,12 +70,13 @@ def peer(seed: int) -> tuple[float, list[float]]:
 
 def returns(act: Any) -> list[float]:
     """Return of each evaluation episode under actions in [-1, 1]."""
-    env, out = StateEnv(EnvRecipe(ENV, reward="own")), []
+    env, out = gym.make(ENV), []
+    scale = float(env.action_space.high[0])  # type: ignore[attr-defined]
     for i in range(EPISODES):
-        obs, total, over = env.reset(EVAL_SEED + i), 0.0, False
+        obs, total, over = env.reset(seed=EVAL_SEED + i)[0], 0.0, False
         while not over:
-            obs, reward, terminated, truncated = env.step(act(obs))
-            total, over = total + reward, terminated or truncated
+            obs, reward, terminated, truncated, _ = env.step(scale * np.clip(act(obs.astype(np.float32)), -1.0, 1.0))
+            total, over = total + float(reward), terminated or truncated
         out.append(total)
     return out
 

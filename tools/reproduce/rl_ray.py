@@ -21,9 +21,9 @@ from rl_report import arms_of, plot  # noqa: E402
 from wsrl import FROM_NOTHING  # noqa: E402
 
 from results import ROOT, Check, write  # noqa: E402
-from vla_stack.methods.off_policy.actor import Outcome  # noqa: E402
 from vla_stack.methods.off_policy.loop import OffPolicyLoop  # noqa: E402
 from vla_stack.methods.off_policy.rollout_workers import RayRollouts, Rollouts  # noqa: E402
+from vla_stack.rollout.records import EpisodeRecord  # noqa: E402
 from vla_stack.training.stop import Stop  # noqa: E402
 
 
@@ -38,7 +38,7 @@ class Bereft(OffPolicyLoop):
         self._actors = rollouts
         return rollouts
 
-    def _note(self, finished: list[Outcome]) -> None:
+    def _note(self, finished: list[EpisodeRecord]) -> None:
         super()._note(finished)
         if self._actors is not None and self.step >= self.recipe.steps // 2:
             import ray

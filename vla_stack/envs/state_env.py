@@ -52,7 +52,15 @@ class EnvRecipe:
     @property
     def extra(self) -> dict[str, Any]:
         """Keyword arguments of the environment beyond those that follow from a policy's robot."""
-        return self.options | ({"max_episode_steps": self.limit} if self.limit else {})
+        limit = {"max_episode_steps": self.limit} if self.limit else {}
+        return self.options | limit | ({"goalless": True} if self.reward == "own" else {})
+
+    @property
+    def practised(self) -> str:
+        """Id of the environment that is learnt in, for :func:`vla_stack.envs.make`."""
+        if self.imagined:
+            return f"steered:{self.id.removeprefix(IMAGINED)}"
+        return f"judged:{self.judge}@{self.id}" if self.judge else self.id
 
     @property
     def imagined(self) -> bool:

@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vla_stack.methods.off_policy.actor import Plan
 from vla_stack.methods.off_policy.deployed import Seen
 from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source, mix
 from vla_stack.methods.sac import Sac, SacRecipe, step
@@ -169,17 +167,18 @@ class Expo:
             self.average.load_state_dict(self.base.state_dict())
         return metrics
 
-    def policy(self, obs: NDArray, source: Source) -> Plan:
-        """Chunks to execute for float32 [n, o] observations; in the warm-up the base's."""
-        return self._plan(obs, self.agent.explorer, source is not Source.WARMUP)
+    def random_in(self, source: Source) -> bool:
+        """Never: the base is there from the start."""
+        return False
 
-    def network(self, seen: Seen) -> ExpoPolicy:
+    def network(self, seen: Seen, source: Source | None = None) -> ExpoPolicy:
         """The policy, whose weights are the learner's: the on-the-fly policy, or, as long as it does not act, the base.
 
-        It has no mode: what it gives is drawn.
+        It has no mode: what it gives is drawn, for transitions of any source as in an evaluation.
         """
         r, fields = self.recipe, seen.fields(self.agent.device)
-        chooses = r.learn and not self._waiting
+        waiting = self._waiting if source is None else source is Source.WARMUP
+        chooses = r.learn and not waiting
         shape: dict[str, Any] = {"chunk_size": self.horizon, "n_action_steps": self.horizon}
         base = StateFlowConfig(**fields, **shape, hidden=r.base, num_inference_steps=r.euler_steps)
         offered: dict[str, Any] = {"samples": r.samples, "edits": r.edits, "unedited": r.unedited} if chooses else ALONE
@@ -256,15 +255,6 @@ class Expo:
         self.agent.log_temperature.grad = -(log_y.mean() + self.agent.target_entropy)
         step(self.agent.actor_optimizer, loss, [*self.agent.actor.parameters()])
         return {"entropy": -log_y.mean(), "temperature": self.agent.temperature.detach()}
-
-    @torch.no_grad()
-    def _plan(self, obs: NDArray, g: torch.Generator, choose: bool) -> Plan:
-        seen = torch.from_numpy(obs).to(self.agent.device)
-        if self.recipe.learn and choose:
-            chunks = self.on_the_fly(seen, self.average, g)
-        else:
-            chunks = self.average.sample(seen, g).flatten(1)
-        return Plan(chunks.view(len(obs), self.horizon, self.action_dim).numpy(force=True))
 
     @property
     def _waiting(self) -> bool:

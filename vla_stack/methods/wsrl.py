@@ -16,13 +16,10 @@ from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vla_stack.methods import cal_ql
 from vla_stack.methods.cal_ql import CalQlRecipe
-from vla_stack.methods.off_policy.actor import Plan
 from vla_stack.methods.off_policy.deployed import Seen
 from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source, mix
 from vla_stack.methods.sac import Sac, SacRecipe, step
@@ -156,22 +153,16 @@ class Wsrl:
         """What the transitions of now are."""
         return Source.WARMUP if self.phase is Phase.WARMUP else Source.ONLINE
 
-    def policy(self, obs: NDArray, source: Source) -> Plan:
-        """Chunks to execute for float32 [n, o] observations: stochastic; random in a random warm-up.
+    def random_in(self, source: Source) -> bool:
+        """Whether transitions of a kind are anybody's: the warm-up ends by the learner's count, wherever actors are."""
+        return source is Source.WARMUP and self.arm.warmup == "random"
 
-        ``source`` says what the transitions are: the warm-up ends by the learner's count, wherever the actors are.
-        """
-        if source is Source.WARMUP and self.arm.warmup == "random":
-            drawn = 2.0 * torch.rand(len(obs), self.agent.width, generator=self.agent.explorer) - 1.0
-        else:
-            drawn = self.agent.act(torch.from_numpy(obs).to(self.agent.device))
-        return Plan(drawn.view(len(drawn), self.horizon, self.action_dim).numpy(force=True))
-
-    def network(self, seen: Seen) -> StateGaussianPolicy:
-        """The policy: the mode of the actor, whose weights it shares."""
+    def network(self, seen: Seen, source: Source | None = None) -> StateGaussianPolicy:
+        """The policy, whose weights are the actor's: its mode, or, for transitions of a source, its draws."""
         sac = self.recipe.sac
         shape: dict[str, Any] = {"chunk_size": self.horizon, "n_action_steps": self.horizon, "hidden": sac.actor}
         config = StateGaussianConfig(**seen.fields(self.agent.device), **shape, layer_norm=sac.layer_norm)
+        config.noise_scale = 0.0 if source is None else 1.0
         return StateGaussianPolicy(config, self.agent.actor, seen.encoder)
 
     def update(self) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sim.arm import ARM7, DELTA_RATE
 from vla_stack.envs.state_env import IMAGINED
+from vla_stack.envs.vector import LocalEnvs
 from vla_stack.errors import UserError
 from vla_stack.world_model.dreams import Dreams, max_steps_of, simulated
 from vla_stack.world_model.imagined_env import ImaginedEnv
@@ -65,3 +66,11 @@ class SteeredEnv(ImaginedEnv):
     def _with_target(self, obs: dict[str, Any]) -> dict[str, Any]:
         lead = (self.tool_command - self.tool).astype(np.float32)
         return obs | {"agent_pos": np.concatenate([obs["agent_pos"], lead])}
+
+
+def make(name: str, num_envs: int, max_episode_steps: int = 0) -> LocalEnvs:
+    """Rows of ``steered:<world model>``, for :func:`vla_stack.envs.make`: moves of the tool's target, all cameras."""
+    robot = shared(name).robot
+    rows = [SteeredEnv(name, tuple(c.name for c in robot.cameras), robot.cameras[0].height) for _ in range(num_envs)]
+    limited = [gym.wrappers.TimeLimit(row, max_episode_steps or row.max_steps) for row in rows]
+    return LocalEnvs(limited)

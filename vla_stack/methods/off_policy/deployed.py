@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,10 +14,11 @@ from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.policies import PreTrainedPolicy
 from numpy.typing import NDArray
 
+from vla_stack.methods.replay_buffer import Source
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.observer import Observer
-from vla_stack.policies.processor_state import state_processors
-from vla_stack.schema import ACTION, OBS_STATE, PolicySpec, RobotSpec, image_key
+from vla_stack.policies.processor_state import CLIP, state_processors
+from vla_stack.schema import ACTION, OBS_STATE, Observation, PolicySpec, RobotSpec, image_key
 
 Vector = NDArray[np.float32]
 
@@ -36,6 +38,26 @@ class Seen:
     mean: Vector
     std: Vector
     frozen: ChunkPolicy | None = None
+
+    def raw(self, observations: Sequence[Observation]) -> Vector:
+        """The vectors [n, o] of observations, not normalised."""
+        state = np.stack([o.state for o in observations])
+        if self.frozen is None:
+            return state
+        robot, policy = self.frozen.spec.robot, self.frozen.policy
+        shown = [replace(o, state=o.state[: len(robot.state)]) for o in observations]
+        with torch.inference_mode():
+            features = policy.features(policy.encode(self.frozen.preprocess(shown)))
+        return np.concatenate([features.float().numpy(force=True), state], -1)
+
+    def vectors(self, observations: Sequence[Observation]) -> Vector:
+        """What networks see [n, o], as the processors of the policy have it."""
+        return np.clip((self.raw(observations) - self.mean) / self.std, -CLIP, CLIP).astype(np.float32)
+
+    def actions(self, commands: Vector) -> Vector:
+        """Commands [n, a] as actions in [-1, 1] of the robot's range."""
+        low, high = self.robot.action_low, self.robot.action_high
+        return np.clip((commands - (high + low) / 2) / ((high - low) / 2), -1.0, 1.0).astype(np.float32)
 
     @property
     def encoder(self) -> PreTrainedPolicy | None:
@@ -71,12 +93,18 @@ class Seen:
 class Deployable(Protocol):
     """A learner that has something to deploy."""
 
-    def network(self, seen: Seen) -> PreTrainedPolicy: ...
+    def network(self, seen: Seen, source: Source | None = None) -> PreTrainedPolicy: ...
 
 
-def deployed(learner: Deployable, seen: Seen) -> ChunkPolicy:
-    """The policy of a learner, with its present weights and, as they are shared, with those to come."""
-    network = learner.network(seen).eval()
+def deployed(learner: Deployable, seen: Seen, source: Source | None = None) -> ChunkPolicy:
+    """The policy of a learner, with its present weights and, as they are shared, with those to come.
+
+    Args:
+        learner: The learner.
+        seen: What it observes.
+        source: None: as it is deployed; else as it explores for transitions of that kind.
+    """
+    network = learner.network(seen, source).eval()
     config: Any = network.config
     own = config.base if config.type == "expo" else config
     width = seen.feature_dim

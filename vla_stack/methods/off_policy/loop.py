@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_stack.envs import options_for
 from vla_stack.envs.from_vector import FromVector
 from vla_stack.envs.frozen_features import frozen_features
 from vla_stack.envs.state_env import EnvRecipe, StateEnv, Vector
@@ -24,28 +26,30 @@ from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.expo import Expo
 from vla_stack.methods.learning_curve import draw_curve
 from vla_stack.methods.off_policy import learner as learners
-from vla_stack.methods.off_policy.actor import Outcome, Plan
-from vla_stack.methods.off_policy.actor import evaluate as old_evaluate
+from vla_stack.methods.off_policy.collecting import Acting, Collector
 from vla_stack.methods.off_policy.deployed import Seen, deployed, save
+from vla_stack.methods.off_policy.human_intervention import at_endpoint
 from vla_stack.methods.off_policy.learner import Learner
-from vla_stack.methods.off_policy.operator_hand import at_endpoint
 from vla_stack.methods.off_policy.recipe import OffPolicyRecipe, check_evaluations, check_resumed
-from vla_stack.methods.off_policy.rollout_workers import SEEDS, LocalRollouts, RayRollouts, Rollouts
+from vla_stack.methods.off_policy.rollout_workers import SEEDS, Begin, LocalRollouts, RayRollouts, Rollouts
 from vla_stack.methods.off_policy.scene_sampling import SceneSampler
 from vla_stack.methods.off_policy.scripted import stored, success_rate
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.methods.wsrl import Wsrl
-from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.device import find_device
+from vla_stack.rollout.agents import PolicyAgent
+from vla_stack.rollout.plan import Agent, Episode, Plan, Start
+from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.operator_port import OperatorPort
-from vla_stack.schema import Observation
+from vla_stack.schema import PolicySpec, RobotSpec
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.log import Log, Window, truncate
 from vla_stack.training.recipe_tree import plain
 from vla_stack.training.stop import Stop
 
 OFFLINE_SAVE = 2000  # steps of offline training between checkpoints
+EXECUTOR = ExecutorConfig("sync")  # whole chunks
 RECENT = 20  # episodes that the logged training success is of
 
 
@@ -59,18 +63,23 @@ def make_learner(recipe: OffPolicyRecipe, offline: ReplayBuffer, capacity: int) 
     return Expo(recipe.expo, offline, store, recipe.horizon, recipe.seed, device)
 
 
-def make_actor(recipe: OffPolicyRecipe, scale: tuple[Vector, Vector]) -> tuple[list[StateEnv], Learner]:
-    """What an actor elsewhere needs: environments, and a learner that only acts."""
-    envs = make_envs(recipe, recipe.num_envs, scale)
-    nothing = ReplayBuffer(1, envs[0].obs_dim, envs[0].action_dim, 1, recipe.gamma)
-    return envs, make_learner(recipe, nothing, 1)
+def plan_of(r: OffPolicyRecipe, robot: RobotSpec, agent: Callable[[Episode], Agent] = PolicyAgent) -> Plan:
+    """What is practised: whole chunks, as they are one action to the critics."""
+    spec = PolicySpec(robot, r.horizon, extras={"n_action_steps": r.horizon})
+    options = options_for(r.env.practised, spec, r.env.extra)
+    return Plan(r.env.practised, options, spec, agent, executor=EXECUTOR)
 
 
-def make_envs(recipe: OffPolicyRecipe, count: int, scale: tuple[Vector, Vector] | None) -> list[StateEnv]:
-    envs = [StateEnv(recipe.env) for _ in range(count)]
-    for env in envs:
-        env.scale = scale
-    return envs
+def collector(r: OffPolicyRecipe, acting: Acting, plan: Plan, starts: Iterable[Start]) -> Collector:
+    """Begin episodes."""
+    return Collector(acting, plan, r.env.reward, starts, r.num_envs)
+
+
+def make_worker(r: OffPolicyRecipe, robot: RobotSpec, scale: tuple[Vector, Vector]) -> tuple[Learner, Begin]:
+    """What an actor elsewhere needs: a learner that only acts, and what begins episodes with it."""
+    seen = Seen(robot, *scale, frozen_features(r.env.features).policy if r.env.features else None)
+    learner = make_learner(r, ReplayBuffer(1, len(seen.mean), len(robot.action), 1, r.gamma), 1)
+    return learner, partial(collector, r, Acting(learner, seen), plan_of(r, robot))
 
 
 def seen_in(recipe: EnvRecipe, scale: tuple[Vector, Vector]) -> Seen:
@@ -79,21 +88,6 @@ def seen_in(recipe: EnvRecipe, scale: tuple[Vector, Vector]) -> Seen:
     robot = getattr(env.env.unwrapped, "spec_robot", None) or FromVector(env.env, recipe.id).spec_robot
     env.close()
     return Seen(robot, *scale, frozen_features(recipe.features).policy if recipe.features else None)
-
-
-def own_return(policy: ChunkPolicy, r: OffPolicyRecipe) -> float:
-    """Mean return of the evaluation's episodes by the environment's own rewards."""
-    low, high = policy.spec.robot.action_low, policy.spec.robot.action_high
-    envs = make_envs(r, min(r.eval_envs, r.eval_episodes), None)
-
-    def act(obs: Vector) -> Plan:
-        commands = policy.infer([Observation(row, {}, "") for row in obs], range(len(obs))).actions
-        return Plan((commands - (high + low) / 2) / ((high - low) / 2))
-
-    outcomes = old_evaluate(envs, act, range(r.eval_seed, r.eval_seed + r.eval_episodes))
-    for env in envs:
-        env.close()
-    return float(np.mean([o.reward for o in outcomes]))
 
 
 def grown(store: ReplayBuffer, steps: int) -> ReplayBuffer:
@@ -199,21 +193,13 @@ class OffPolicyLoop:
 
     def evaluate(self) -> dict[str, float]:
         """Success and return of what would be saved now, in the task itself, as ``vla eval --mode sync`` has them."""
-        r = self.recipe
-        policy, executor = deployed(self.learner, self.seen), ExecutorConfig("sync")
+        r, policy = self.recipe, deployed(self.learner, self.seen)
+        counts = {"episodes": r.eval_episodes, "seed": r.eval_seed, "num_envs": min(r.eval_envs, r.eval_episodes)}
+        result = evaluate(policy, r.env.real().id, executor=EXECUTOR, env_options=r.env.extra, **counts)
+        returns = r.env.tail * np.array([e.steps for e in result.episodes]) + result.outcomes
         if r.env.reward == "own":
-            return {"success": 0.0, "return": own_return(policy, r)}
-        result = evaluate(
-            policy,
-            r.env.real().id,
-            r.eval_episodes,
-            r.eval_seed,
-            executor,
-            num_envs=r.eval_envs,
-            env_options=r.env.extra,
-        )
-        steps = r.env.tail * np.array([e.steps for e in result.episodes])
-        return {"success": result.success_rate, "return": float(np.mean(steps + result.outcomes))}
+            returns = np.array([e.rewards.sum() for e in result.episodes])
+        return {"success": result.success_rate, "return": float(np.mean(returns))}
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
@@ -259,11 +245,11 @@ class OffPolicyLoop:
         if self.recipe.operator:  # an intervention across it is two episodes among the demonstrations as well
             self.learner.offline.cut()
 
-    def _note(self, finished: list[Outcome]) -> None:
-        self.recent = [*self.recent, *(o.success for o in finished)][-RECENT:]
+    def _note(self, finished: list[EpisodeRecord]) -> None:
+        self.recent = [*self.recent, *(episode.success for episode in finished)][-RECENT:]
         if self.scenes is not None:
-            for outcome in finished:
-                self.scenes.record(outcome.seed - self._first_seed, outcome.success)
+            for episode in finished:
+                self.scenes.record(episode.seed - self._first_seed, episode.success)
 
     def _report(self, log: Log, means: dict[str, float]) -> None:
         """Evaluate, log, and draw the curve."""
@@ -292,17 +278,15 @@ class OffPolicyLoop:
         return self._first_seed + (self.scenes.draw(number) if self.scenes is not None else number)
 
     def _rollouts(self, stop: Stop) -> Rollouts:
-        r = self.recipe
-        if r.rollouts == "local":
-            envs = make_envs(r, r.num_envs, self.scale)
-            hand = None
-            if r.operator:
-                hand, self._port = at_endpoint(envs[0], r.operator, lambda: stop.asked)
-            return LocalRollouts(envs, self._episode_seed, self.episodes, hand)
-        # Drawing goes on in the actors: a run that is taken up again draws by its first seed there.
-        alone = self.learner.agent.explorer.get_state().numpy() if r.ray.workers == 1 and not self.step else None
-        how = (r.ray.workers, r.num_envs, self._episode_seed, self.episodes, r.ray.fragment, r.ray.max_lag, alone)
-        return RayRollouts(partial(make_actor, r, self.scale), *how)
+        r, agent = self.recipe, PolicyAgent
+        if r.rollouts == "ray":
+            make = partial(make_worker, r, self.seen.robot, self.scale)
+            how = (r.ray.workers, r.num_envs, self._episode_seed, self.episodes, r.ray.fragment, r.ray.max_lag)
+            return RayRollouts(make, *how)
+        if r.operator:
+            agent, self._port = at_endpoint(r.env.id, self.seen.robot, r.operator, lambda: stop.asked)
+        begin = partial(collector, r, Acting(self.learner, self.seen), plan_of(r, self.seen.robot, agent))
+        return LocalRollouts(begin, r.num_envs, self._episode_seed, self.episodes)
 
 
 def main(recipe: OffPolicyRecipe, run_dir: Path) -> None:

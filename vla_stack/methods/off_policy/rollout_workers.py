@@ -8,30 +8,23 @@ further behind. With no lag allowed and one actor the learner sees exactly what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from vla_stack.envs.state_env import StateEnv
 from vla_stack.errors import UserError
-from vla_stack.methods.off_policy.actor import Actor, Hand, Outcome
+from vla_stack.methods.off_policy.collecting import Collector, Fragment
 from vla_stack.methods.off_policy.learner import Learner, load_weights, weights
-from vla_stack.methods.replay_buffer import Source, Transition
+from vla_stack.methods.replay_buffer import Source
 from vla_stack.ray_cluster import connect
+from vla_stack.rollout.plan import Start
+from vla_stack.rollout.workers import DEATHS
 
 SEEDS = 1_000_000  # episode seeds of a run; of each worker a share
-LOSSES = 5  # actors that die one after the other in one place, none of them having given a fragment
-
-
-class Fragment(NamedTuple):
-    """Consecutive control steps of some of the store's slots."""
-
-    slots: Sequence[int]
-    steps: list[Transition]
-    finished: list[Outcome]
+Begin = Callable[[Iterable[Start]], Collector]
 
 
 class Rollouts(Protocol):
@@ -53,76 +46,64 @@ class Rollouts(Protocol):
 
 
 class LocalRollouts:
-    """Environments in this process.
+    """The engine in this process.
 
     Args:
-        envs: The environments; one slot of the store each.
+        begin: Begins episodes in all environments.
+        num_envs: How many these are; one slot of the buffer each.
         next_seed: Seed of the episode of a number.
         first_episode: Number of the first.
-        hand: A person's actions, see :class:`Actor`.
     """
 
-    def __init__(
-        self, envs: Sequence[StateEnv], next_seed: Callable[[int], int], first_episode: int, hand: Hand | None = None
-    ) -> None:
-        self._envs, self._seed_of, self._hand = envs, next_seed, hand
+    def __init__(self, begin: Begin, num_envs: int, next_seed: Callable[[int], int], first_episode: int) -> None:
+        self._begin, self._slots, self._seed_of = begin, range(num_envs), next_seed
         self.lost = self.lag = 0
         self.episodes = first_episode
-        self.restart()
+        self._collector = begin(self._starts())
 
     def restart(self) -> None:
         """Begin new episodes everywhere: what was open is left."""
-
-        def next_seed() -> int:
-            self.episodes += 1
-            return self._seed_of(self.episodes - 1)
-
-        self._actor = Actor(self._envs, next_seed, self._hand)
+        self._collector.close()
+        self._collector = self._begin(self._starts())
 
     def collect(self, learner: Learner, version: int) -> list[Fragment]:
         """One control step, by the learner's policy as it is."""
-        source = learner.source
-        step = self._actor.step(partial(learner.policy, source=source), source, version)
-        finished, self._actor.finished = self._actor.finished, []
-        return [Fragment(range(len(self._envs)), [step], finished)]
+        acting = self._collector.acting
+        acting.version, acting.source = version, learner.source
+        step, finished = self._collector.step()
+        return [Fragment(self._slots, [step], finished)]
 
     def close(self) -> None:
-        for env in self._envs:
-            env.close()
+        self._collector.close()
+
+    def _starts(self) -> Iterator[Start]:
+        while True:
+            self.episodes += 1
+            yield Start(self._seed_of(self.episodes - 1))
 
 
 class Worker:
-    """An actor on Ray: environments, and a copy of what acts.
+    """An actor on Ray: the engine, and a copy of what acts.
 
     Args:
-        make: The environments, and a learner whose buffer is not used.
+        make: A learner whose buffer is not used, and what begins episodes with it.
         first_seed: Seed of its first episode; the next ones count on.
-        explorer: State of the generator that acting draws from; None draws by ``first_seed``.
     """
 
-    def __init__(self, make: Callable[[], tuple[list[StateEnv], Learner]], first_seed: int, explorer: Any) -> None:
+    def __init__(self, make: Callable[[], tuple[Learner, Begin]], first_seed: int) -> None:
         torch.set_num_threads(1)
-        envs, self.learner = make()
-        self.learner.agent.explorer.manual_seed(first_seed)
-        if explorer is not None:
-            self.learner.agent.explorer.set_state(torch.from_numpy(explorer.copy()))
-        self._next = first_seed
-        self._actor = Actor(envs, self._seed)
-        self._version = -1
+        self.learner, begin = make()
+        self._collector, self._version = begin(map(Start, itertools.count(first_seed))), -1
 
-    def run(self, published: dict[str, np.ndarray], version: int, source: int, steps: int) -> Any:
-        """A fragment's steps and outcomes, planned with the published weights."""
+    def run(self, published: dict[str, np.ndarray], version: int, source: int, steps: int) -> Fragment:
+        """A fragment, planned with the published weights; its slots are the caller's to say."""
+        acting = self._collector.acting
         if version != self._version:
             load_weights(self.learner.acting, {k: torch.from_numpy(v.copy()) for k, v in published.items()})
             self._version = version
-        act = partial(self.learner.policy, source=Source(source))
-        out = [self._actor.step(act, Source(source), version) for _ in range(steps)]
-        finished, self._actor.finished = self._actor.finished, []
-        return [tuple(t) for t in out], [tuple(o) for o in finished]
-
-    def _seed(self) -> int:
-        self._next += 1
-        return self._next - 1
+        acting.version, acting.source = version, Source(source)
+        made = [self._collector.step() for _ in range(steps)]
+        return Fragment((), [step for step, _ in made], [record for _, records in made for record in records])
 
 
 class RayRollouts:
@@ -136,7 +117,6 @@ class RayRollouts:
         first_episode: Number of the first.
         fragment: Control steps a request.
         max_lag: Versions that a fragment may be behind.
-        explorer: State of the acting generator of the only actor, where there is one; see :class:`Worker`.
 
     Raises:
         UserError: Ray is not installed.
@@ -144,19 +124,18 @@ class RayRollouts:
 
     def __init__(
         self,
-        make: Callable[[], tuple[list[StateEnv], Learner]],
+        make: Callable[[], tuple[Learner, Begin]],
         workers: int,
         envs: int,
         seed_of: Callable[[int], int],
         first_episode: int,
         fragment: int,
         max_lag: int,
-        explorer: np.ndarray | None = None,
     ) -> None:
         self._ray, self._own = connect(workers)
         self._make, self._envs, self._seed = make, envs, seed_of(first_episode)
         self.episodes = first_episode + workers * envs
-        self._fragment, self._max_lag, self._explorer = fragment, max_lag, explorer
+        self._fragment, self._max_lag = fragment, max_lag
         self._begun = [0] * workers  # episodes that an actor's place has begun with those that died there
         self._finished = [0] * workers  # of the present actor
         self.actors = [self._start(w) for w in range(workers)]
@@ -167,9 +146,8 @@ class RayRollouts:
 
     def _start(self, w: int) -> Any:
         share = SEEDS // len(self._begun)
-        explorer = None if self._begun[w] else self._explorer
         first = self._seed + w * share + self._begun[w]
-        return self._ray.remote(num_cpus=1)(Worker).remote(self._make, first, explorer)
+        return self._ray.remote(num_cpus=1)(Worker).remote(self._make, first)
 
     def restart(self) -> None:
         """Actors go on with their episodes: nothing of them is saved."""
@@ -196,15 +174,15 @@ class RayRollouts:
             w, planned = self._flying.pop(ref)
             slots = range(w * self._envs, (w + 1) * self._envs)
             try:
-                steps, finished = ray.get(ref)
+                made: Fragment = ray.get(ref)
             except ray.exceptions.RayActorError as e:
                 self._replace(w, e)
                 learner.store.cut(slots)
                 continue
             self._losses[w], self.lag = 0, version - planned
-            self.episodes += len(finished)
-            self._finished[w] += len(finished)
-            fragments.append(Fragment(slots, [Transition(*t) for t in steps], [Outcome(*o) for o in finished]))
+            self.episodes += len(made.finished)
+            self._finished[w] += len(made.finished)
+            fragments.append(made._replace(slots=slots))
         return fragments
 
     def _replace(self, w: int, death: Exception) -> None:
@@ -215,9 +193,9 @@ class RayRollouts:
             raise UserError(
                 f"a rollout actor cannot be made: {told[-1].strip()}", "try rollouts=local, which shows where"
             ) from death
-        if self._losses[w] == LOSSES:
+        if self._losses[w] == DEATHS:
             raise UserError(
-                f"rollout actor {w} died {LOSSES} times without a fragment: {told[0].strip()}",
+                f"rollout actor {w} died {DEATHS} times without a fragment: {told[0].strip()}",
                 "look at Ray's log for memory, or try rollouts=local",
             ) from death
         # A successor repeats no episode: not those that were under way, nor any of the fragment that is lost.

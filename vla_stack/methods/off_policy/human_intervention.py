@@ -8,26 +8,31 @@ While a takeover is held the simulation waits, so that no idle frames are learnt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from multiprocessing import Pipe
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.envs.state_env import StateEnv
+from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
 from vla_stack.intervention import Intervention, Phase, Refused
+from vla_stack.methods.replay_buffer import Source
+from vla_stack.rollout.agents import PolicyAgent
+from vla_stack.rollout.plan import Decision, Episode, Query, Reply
+from vla_stack.rollout.records import IDLE
 from vla_stack.runtime.clock import Clock, RealClock
 from vla_stack.runtime.link import Link, Message
 from vla_stack.runtime.operator_lane import Console
 from vla_stack.runtime.operator_port import OperatorPort
+from vla_stack.schema import Observation, RobotSpec
 
 WAIT_S = 0.02  # between looks at the console while the simulation waits
 
 
-class OperatorHand:
-    """What an ``actor.Actor`` asks for a person's action; drives its first environment.
+class HumanIntervention:
+    """A person beside the policy in the first environment; what a plan makes its agents of.
 
     Args:
         console: The operator's messages.
@@ -45,11 +50,15 @@ class OperatorHand:
         self.machine.apply("start", 0)
         self._teleop: Message = {"engaged": False, "velocity": None}
         self._tick, self._due = 0, clock.now_ns()
+        self._first: Any = None  # the environment that is the person's
 
-    def __call__(self, env: int, obs: NDArray) -> NDArray | None:
-        """The person's action [a] in [-1, 1]; None where the policy acts."""
-        if env:
-            return None
+    def __call__(self, episode: Episode) -> PolicyAgent | PolicyOrPerson:
+        """Who acts in an episode."""
+        self._first = self._first or episode.env
+        return PolicyOrPerson(episode, self) if episode.env is self._first else PolicyAgent(episode)
+
+    def action(self) -> NDArray[np.float32] | None:
+        """The person's action [a] in [-1, 1] of the next control step; None where the policy acts."""
         self._tick += 1
         self._due = max(self._due + round(self._dt * 1e9), self._clock.now_ns())
         self._clock.sleep_until_ns(self._due)
@@ -103,17 +112,35 @@ class OperatorHand:
         self.machine.apply("start", self._tick)
 
 
-def at_endpoint(env: StateEnv, endpoint: str, stopped: Callable[[], bool]) -> tuple[OperatorHand, OperatorPort]:
-    """A hand whose operator connects to ``endpoint`` with a :class:`vla_stack.runtime.operator_client.OperatorClient`.
+class PolicyOrPerson:
+    """The policy's plan, until a person acts; after that what was planned is void, and the policy is asked anew."""
+
+    def __init__(self, episode: Episode, human: HumanIntervention) -> None:
+        self._episode, self._human = episode, human
+        self._policy: PolicyAgent | None = PolicyAgent(episode)
+
+    def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
+        if (action := self._human.action()) is not None:
+            self._policy = None
+            return Decision(action, IDLE, label=Source.HUMAN)
+        if self._policy is None:
+            self._policy = PolicyAgent(self._episode)
+        return (yield from self._policy.act(k, observation, now))
+
+
+def at_endpoint(
+    env_id: str, robot: RobotSpec, endpoint: str, stopped: Callable[[], bool]
+) -> tuple[HumanIntervention, OperatorPort]:
+    """A person who connects to ``endpoint`` with a :class:`vla_stack.runtime.operator_client.OperatorClient`.
 
     Raises:
-        UserError: The environment is none of ours, whose commands have units; or the endpoint is in use.
+        UserError: The environment is none of ours in moves of the tool, whose units are known; or the endpoint is in
+            use.
     """
-    if not env.native:
-        raise UserError(f"nobody can intervene in {env.recipe.id}", "use a task of sim, or leave 'operator' empty")
+    if not env_id.startswith("sim/") or robot.action_kind != "delta":
+        raise UserError(f"nobody can intervene in {env_id}", "use a task of sim, or leave 'operator' empty")
     from sim.arm import DELTA_RATE
 
-    robot = env.env.unwrapped.spec_robot  # type: ignore[attr-defined]
     (ours, theirs), (_, stops) = Pipe(), Pipe()
     port = OperatorPort(theirs, stops, robot, endpoint)
-    return OperatorHand(Link(ours), DELTA_RATE, robot.dt, RealClock(), stopped), port
+    return HumanIntervention(Link(ours), DELTA_RATE, robot.dt, RealClock(), stopped), port

@@ -3,12 +3,12 @@
 from functools import partial
 
 import numpy as np
-from rl_toys import Line, stored
+from rl_toys import GAMMA, SMALL, collector, stored
 
 from vla_stack.intervention import Phase
-from vla_stack.methods.off_policy.actor import Actor, Plan
-from vla_stack.methods.off_policy.operator_hand import OperatorHand
-from vla_stack.methods.replay_buffer import Source
+from vla_stack.methods.off_policy.human_intervention import HumanIntervention
+from vla_stack.methods.replay_buffer import ReplayBuffer, Source
+from vla_stack.methods.wsrl import Wsrl, WsrlRecipe
 from vla_stack.runtime.clock import VirtualClock
 
 RATES = np.array([0.5])
@@ -38,10 +38,10 @@ def teleop(engaged, velocity=None):
 
 
 def acted(script, steps, slots=1):
-    hand = OperatorHand(script, RATES, 0.1, VirtualClock())
-    actor = Actor([Line(limit=50) for _ in range(slots)], iter(range(99)).__next__, hand)
-    zero = Plan(np.zeros((1, 4, 1), np.float32))
-    return hand, [actor.step(lambda obs: Plan(zero.actions.repeat(len(obs), 0))) for _ in range(steps)]
+    human = HumanIntervention(script, RATES, 0.1, VirtualClock())
+    made = Wsrl(WsrlRecipe("sac", SMALL, warmup=0), stored(), ReplayBuffer(9, 2, 1, 1, GAMMA), 4, 0)
+    episodes = collector(made, num_envs=slots, agent=human, limit=50)
+    return human, [episodes.step()[0] for _ in range(steps)]
 
 
 def test_a_takeover_waits_for_the_hand_which_acts_until_it_hands_back():
@@ -52,7 +52,7 @@ def test_a_takeover_waits_for_the_hand_which_acts_until_it_hands_back():
     source = [Source(s.source[0]).name for s in steps]
     assert source == ["ONLINE", "ONLINE", "HUMAN", "HUMAN", "ONLINE", "ONLINE"]
     assert [float(s.action[0, 0]) for s in steps[2:4]] == [0.5, 1.0]  # velocity over rate, and its limit
-    assert script.looks == 8  # six steps and two looks while the takeover was held
+    assert script.looks == 9  # six steps, the next one, and two looks while the takeover was held
     assert [f["ok"] for kind, f in script.sent if kind == "reply"] == [True, True]
     assert hand.machine.phase is Phase.AUTO
 
