@@ -37,10 +37,10 @@ def teleop(engaged, velocity=None):
     return {"kind": "teleop", "engaged": engaged, "velocity": velocity}
 
 
-def acted(script, steps, slots=1):
+def acted(script, steps, slots=1, limit=50):
     human = HumanIntervention(script, RATES, 0.1, VirtualClock())
     made = Wsrl(WsrlRecipe("sac", SMALL, warmup=0), stored(), ReplayBuffer(9, 2, 1, 1, GAMMA), 4, 0)
-    episodes = collector(made, num_envs=slots, agent=human, limit=50)
+    episodes = collector(made, num_envs=slots, agent=human, limit=limit)
     return human, [episodes.step()[0] for _ in range(steps)]
 
 
@@ -65,6 +65,12 @@ def test_a_released_hand_waits_and_a_lost_one_gives_control_back():
     assert [Source(s.source[0]).name for s in steps] == ["HUMAN", "ONLINE", "ONLINE"]
     refused = [f for kind, f in script.sent if kind == "reply" and not f["ok"]]
     assert len(refused) == 1 and "no recovery" in refused[0]["error"]
+
+
+def test_an_episode_may_end_in_a_persons_hands():
+    _, steps = acted(Script(_1=[event("takeover"), teleop(True, [0.1])]), 5, limit=2)
+    assert [bool(s.truncated[0]) for s in steps] == [False, True] * 2 + [False]
+    assert all(Source(s.source[0]) is Source.HUMAN for s in steps)
 
 
 def test_only_the_first_environment_is_a_persons():

@@ -1,9 +1,11 @@
 """The off-policy loop: bit-exact when stopped and resumed, the same on one Ray actor, alive when one is killed."""
 
 import json
+import pickle
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,9 +23,9 @@ from vla_stack.methods.expo import ExpoRecipe
 from vla_stack.methods.off_policy import learner as learners
 from vla_stack.methods.off_policy import loop as off_policy
 from vla_stack.methods.off_policy.deployed import deployed
-from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
-from vla_stack.methods.off_policy.rollout_workers import LocalRollouts
-from vla_stack.methods.replay_buffer import Source
+from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe, make_worker
+from vla_stack.methods.off_policy.rollout_workers import LocalRollouts, Worker
+from vla_stack.methods.replay_buffer import Source, Transition
 from vla_stack.methods.wsrl import WsrlRecipe
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.ray_cluster import connect
@@ -115,6 +117,9 @@ def test_what_a_person_did_is_saved_at_a_stop_and_an_evaluation_parts_it(tmp_pat
         def act(self, k, observation, now):
             return Decision(np.full(5, 0.1, np.float32), label=Source.HUMAN)
             yield
+
+        def result(self):
+            return None
 
     port = SimpleNamespace(close=lambda: None)
     monkeypatch.setattr(off_policy, "at_endpoint", lambda *_: (lambda episode: Person(), port))
@@ -311,6 +316,20 @@ def test_a_gymnasium_environment_needs_no_stored_episodes_and_leaves_a_policy(tm
     assert policy.spec.robot.name == "gym/Pendulum-v1" and policy.spec.robot.action_high.tolist() == [2.0]
     with pytest.raises(UserError, match="Pendulum-v1 does not report 'is_success'"):
         evaluate(policy, "Pendulum-v1", 1)
+
+
+def test_what_an_actor_elsewhere_is_made_of_travels_and_acts_as_the_learner_does(tmp_path):
+    loop = OffPolicyLoop(recipe(**WSRL | {"wsrl": WSRL["wsrl"] | {"offline_steps": 0}}), tmp_path)
+    make = pickle.loads(pickle.dumps(partial(make_worker, loop.recipe, loop.seen.robot, loop.scale)))
+    worker, local = Worker(make, loop._episode_seed(0)), loop._rollouts(Stop())
+    published = {name: p.numpy() for name, p in learners.weights(loop.learner.acting).items()}
+    made = worker.run(published, 3, int(loop.learner.source), 10)
+    for theirs in made.steps:
+        (ours,) = local.collect(loop.learner, 3)[0].steps
+        for name in Transition._fields[:-1]:
+            np.testing.assert_array_equal(getattr(theirs, name), getattr(ours, name))
+    assert [record.steps for record in made.finished] == [8] and (ours.version == 3).all()
+    local.close()
 
 
 @pytest.fixture(scope="module")

@@ -127,6 +127,9 @@ class PolicyOrPerson:
             self._policy = PolicyAgent(self._episode)
         return (yield from self._policy.act(k, observation, now))
 
+    def result(self) -> None:
+        """Nothing: whose step it was is told with each of them."""
+
 
 def at_endpoint(
     env_id: str, robot: RobotSpec, endpoint: str, stopped: Callable[[], bool]
