@@ -1,7 +1,6 @@
 """The off-policy loop: bit-exact when stopped and resumed, the same on one Ray actor, alive when one is killed."""
 
 import json
-import pickle
 import signal
 import sys
 from dataclasses import replace
@@ -320,7 +319,7 @@ def test_a_gymnasium_environment_needs_no_stored_episodes_and_leaves_a_policy(tm
 
 def test_what_an_actor_elsewhere_is_made_of_travels_and_acts_as_the_learner_does(tmp_path):
     loop = OffPolicyLoop(recipe(**WSRL | {"wsrl": WSRL["wsrl"] | {"offline_steps": 0}}), tmp_path)
-    make = pickle.loads(pickle.dumps(partial(make_worker, loop.recipe, loop.seen.robot, loop.scale)))
+    make = ray.cloudpickle.loads(ray.cloudpickle.dumps(partial(make_worker, loop.recipe, loop.seen.robot, loop.scale)))
     worker, local = Worker(make, loop._episode_seed(0)), loop._rollouts(Stop())
     published = {name: p.numpy() for name, p in learners.weights(loop.learner.acting).items()}
     made = worker.run(published, 3, int(loop.learner.source), 10)
