@@ -6,7 +6,7 @@ on-policy chains attach to it as recorders, or read what it yields.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Protocol
 
@@ -104,7 +104,7 @@ def run(
 
 def stream(
     policy: ChunkPolicy, plan: Plan, starts: Iterable[Start], num_envs: int = 1
-) -> Iterator[tuple[list[tuple[int, StepEvent]], list[EpisodeRecord]]]:
+) -> Generator[tuple[list[tuple[int, StepEvent]], list[EpisodeRecord]], None, None]:
     """Every control step of every row, as it happens: what a learner that updates between steps attaches to.
 
     Yields:

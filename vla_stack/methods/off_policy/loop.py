@@ -76,9 +76,11 @@ def collector(r: OffPolicyRecipe, acting: Acting, plan: Plan, starts: Iterable[S
 
 
 def make_worker(r: OffPolicyRecipe, robot: RobotSpec, scale: tuple[Vector, Vector]) -> tuple[Learner, Begin]:
-    """What an actor elsewhere needs: a learner that only acts, and what begins episodes with it."""
+    """What an actor elsewhere needs: a learner that only acts, on its CPU, and what begins episodes with it."""
     seen = Seen(robot, *scale, frozen_features(r.env.features).policy if r.env.features else None)
-    learner = make_learner(r, ReplayBuffer(1, len(seen.mean), len(robot.action), 1, r.gamma), 1)
+    learner = make_learner(
+        dataclasses.replace(r, device="cpu"), ReplayBuffer(1, len(seen.mean), len(robot.action), 1, r.gamma), 1
+    )
     return learner, partial(collector, r, Acting(learner, seen), plan_of(r, robot))
 
 
@@ -194,8 +196,15 @@ class OffPolicyLoop:
     def evaluate(self) -> dict[str, float]:
         """Success and return of what would be saved now, in the task itself, as ``vla eval --mode sync`` has them."""
         r, policy = self.recipe, deployed(self.learner, self.seen)
-        counts = {"episodes": r.eval_episodes, "seed": r.eval_seed, "num_envs": min(r.eval_envs, r.eval_episodes)}
-        result = evaluate(policy, r.env.real().id, executor=EXECUTOR, env_options=r.env.extra, **counts)
+        result = evaluate(
+            policy,
+            r.env.real().id,
+            r.eval_episodes,
+            r.eval_seed,
+            EXECUTOR,
+            num_envs=r.eval_envs,
+            env_options=r.env.extra,
+        )
         returns = r.env.tail * np.array([e.steps for e in result.episodes]) + result.outcomes
         if r.env.reward == "own":
             returns = np.array([e.rewards.sum() for e in result.episodes])
@@ -278,7 +287,8 @@ class OffPolicyLoop:
         return self._first_seed + (self.scenes.draw(number) if self.scenes is not None else number)
 
     def _rollouts(self, stop: Stop) -> Rollouts:
-        r, agent = self.recipe, PolicyAgent
+        r = self.recipe
+        agent: Callable[[Episode], Agent] = PolicyAgent
         if r.rollouts == "ray":
             make = partial(make_worker, r, self.seen.robot, self.scale)
             how = (r.ray.workers, r.num_envs, self._episode_seed, self.episodes, r.ray.fragment, r.ray.max_lag)
