@@ -1,6 +1,6 @@
 """What an evaluation leaves behind: one record an episode, one result a setting.
 
-The JSON form is shared with ``vla run`` (docs/architecture.md), so a report does not care whether an episode was
+The JSON form is shared with ``vla run`` (docs/reference.md), so a report does not care whether an episode was
 simulated under the virtual clock or driven on a robot.
 """
 
@@ -211,7 +211,7 @@ def load_records(path: str | os.PathLike[str]) -> list[EvalResult]:
     except OSError as e:
         raise UserError(f"{path}: cannot be read ({e.strerror})", "run `vla eval` or `vla run --record` first") from e
     except (ValueError, KeyError, TypeError) as e:
-        raise UserError(f"{path}: not a record of episodes ({e!r})", "see docs/architecture.md for the format") from e
+        raise UserError(f"{path}: not a record of episodes ({e!r})", "see docs/reference.md for the format") from e
     return [_resolve_videos(r, path.parent) for r in results]
 
 
