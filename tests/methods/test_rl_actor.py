@@ -133,7 +133,7 @@ def test_a_tasks_own_limit_is_the_same_seconds_at_every_rate(control_hz, steps):
 
 def test_an_expert_that_hardly_ever_succeeds_is_not_asked_for_ever():
     env, recipe = Scripted(every=100), OfflineRecipe(episodes=2, failures=False)
-    with pytest.raises(UserError, match=r"of toy succeeded in 0 of 40 episodes .* set offline.failures=true"):
+    with pytest.raises(UserError, match=r"of toy succeeded in 0 of 40 episodes .* set method.offline.failures=true"):
         record(env, recipe, 0.9)
     assert env.episodes == 40
     store = record(Scripted(every=15), recipe, 0.9)

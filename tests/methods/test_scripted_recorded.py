@@ -233,7 +233,9 @@ def test_states_without_poses_and_moves_for_targets_are_refused(moves, tmp_path)
 
 def test_another_rate_is_refused(moves):
     refused(
-        moves, r"at 10 Hz, sim/pick-v0 is controlled at 20 Hz -- set env.control_hz=10", replace(RECIPE, control_hz=20)
+        moves,
+        r"at 10 Hz, sim/pick-v0 is controlled at 20 Hz -- set task.options.control_hz=10",
+        replace(RECIPE, control_hz=20),
     )
 
 
@@ -242,7 +244,7 @@ def test_another_task_is_refused(moves):
 
 
 def test_rewards_of_its_own_are_refused(moves):
-    refused(moves, r"env.reward=own, and .* tells success alone", replace(RECIPE, reward="own"))
+    refused(moves, r"method.reward=own, and .* tells success alone", replace(RECIPE, reward="own"))
 
 
 def test_environments_that_see_what_no_dataset_holds_are_refused(moves):

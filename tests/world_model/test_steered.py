@@ -119,8 +119,8 @@ def test_reinflow_practises_in_the_world_model(world: str, policy: str, tmp_path
 def test_what_does_not_go_together_is_said(world: str, policy: str, tmp_path: Path) -> None:
     recipe = EnvRecipe(world, features=policy)
     for changes, why in (
-        ({"features": ""}, "no poses of objects -- set env.features"),
-        ({"reward": "own"}, "judges of its own -- leave out env.judge"),
+        ({"features": ""}, "no poses of objects -- set method.features"),
+        ({"reward": "own"}, "judges of its own -- leave out method.judge"),
         ({"judge": "run"}, "judges of its own"),
         ({"id": f"imagined:{tmp_path}"}, "holds no world model"),
     ):

@@ -89,7 +89,7 @@ def test_a_recipe_names_the_judges_and_shows_the_policy_nothing_of_them(tmp_path
     a, b = judged.step(action), plain.step(action)
     np.testing.assert_array_equal(a[0], b[0])
     assert a[1:] == (0.0, True, False) and b[1:] == (-1.0, False, False) and judged.success
-    with pytest.raises(UserError, match="env.reward=own pays none"):
+    with pytest.raises(UserError, match="method.reward=own pays none"):
         StateEnv(replace(recipe, reward="own"))
     with pytest.raises(UserError, match="CartPole-v1 is none"):
         StateEnv(replace(recipe, id="CartPole-v1"))

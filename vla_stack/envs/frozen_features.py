@@ -28,7 +28,9 @@ class FrozenFeatures:
     def __init__(self, path: str) -> None:
         self.policy = load_policy(path)
         if not isinstance(self.policy.policy, FlowPolicy):
-            raise UserError(f"'env.features': {path} is no flow policy", "give a vla, moh, smolvla, pi0 or pi05 policy")
+            raise UserError(
+                f"'method.features': {path} is no flow policy", "give a vla, moh, smolvla, pi0 or pi05 policy"
+            )
         cameras = self.policy.spec.robot.cameras
         self.options: dict[str, Any] = {"cameras": tuple(c.name for c in cameras)}  # of the environment
         if cameras:

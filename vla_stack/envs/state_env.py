@@ -125,7 +125,7 @@ class StateEnv:
         self.steps += 1
         if self.recipe.reward != "own":
             if "is_success" not in info:
-                raise UserError(f"{self.recipe.id} does not tell success ('is_success')", "set env.reward=own")
+                raise UserError(f"{self.recipe.id} does not tell success ('is_success')", "set method.reward=own")
             self.success = bool(info["is_success"])
             reward = float(self.success) - (self.recipe.reward == "step")
             # What ended otherwise has failed for good: that is cut off, so that a failure never looks like relief.
@@ -144,9 +144,7 @@ class StateEnv:
 
             script = external.make_expert(self.env, noise, seed)
         else:
-            raise UserError(
-                f"there is no scripted expert for {self.recipe.id}", "give offline.root=DIR, episodes of it"
-            )
+            raise UserError(f"there is no scripted expert for {self.recipe.id}", "give data.root=DIR, episodes of it")
 
         def act() -> Vector:
             command = script.perturb(script.act())
@@ -165,7 +163,9 @@ class StateEnv:
             return self._dreamt(options)
         if r.judge:
             if r.reward == "own":
-                raise UserError("'env.judge' says what success is, env.reward=own pays none", "set env.reward=success")
+                raise UserError(
+                    "'method.judge' says what success is, method.reward=own pays none", "set method.reward=success"
+                )
             from vla_stack.world_model.success import Judged, showing  # on demand: it imports torch
 
             options = showing(r.judge, options)
@@ -189,21 +189,21 @@ class StateEnv:
                         options["full_state"] = self._features is None
                     return external.make(r.id, **options | r.options)
             if r.judge:
-                raise UserError(f"'env.judge' looks at a robot, {r.id} is none", "use a task of sim or metaworld")
+                raise UserError(f"'method.judge' looks at a robot, {r.id} is none", "use a task of sim or metaworld")
             return gym.make(r.id, disable_env_checker=True, **r.options)
         except gym.error.Error as e:
-            raise UserError(f"env.id '{r.id}': {e}", "for example sim/pick-v0 or metaworld/peg-insert-side-v3") from e
+            raise UserError(f"task '{r.id}': {e}", "for example sim/pick-v0 or metaworld/peg-insert-side-v3") from e
 
     def _dreamt(self, options: dict[str, Any]) -> gym.Env:
         r = self.recipe
         if not r.features:
             raise UserError(
-                f"{r.id} shows pictures, no poses of objects", "set env.features=POLICY, which looks at them"
+                f"{r.id} shows pictures, no poses of objects", "set method.features=POLICY, which looks at them"
             )
         if r.judge or r.reward == "own" or r.options or r.control_hz:
             raise UserError(
                 f"{r.id} has a rate and judges of its own",
-                "leave out env.judge, env.options, env.control_hz and env.reward=own",
+                "leave out method.judge, task.options and method.reward=own",
             )
         from vla_stack.world_model.steered import SteeredEnv  # on demand: it imports torch
 

@@ -35,7 +35,7 @@ class SteeredEnv(ImaginedEnv):
         if any(shown.get(camera) != image_size for camera in cameras):
             raise UserError(
                 f"{name} shows {', '.join(f'{c} in {size} pixels' for c, size in shown.items())}",
-                f"the policy of env.features looks at {', '.join(cameras)} in {image_size}",
+                f"the policy of method.features looks at {', '.join(cameras)} in {image_size}",
             )
         self.max_steps = max_steps_of(model)
         super().__init__(Dreams(model, simulated(model), 1, self.max_steps))

@@ -141,7 +141,7 @@ def at_endpoint(
             use.
     """
     if not env_id.startswith("sim/") or robot.action_kind != "delta":
-        raise UserError(f"nobody can intervene in {env_id}", "use a task of sim, or leave 'operator' empty")
+        raise UserError(f"nobody can intervene in {env_id}", "use a task of sim, or leave 'method.operator' empty")
     from sim.arm import DELTA_RATE
 
     (ours, theirs), (_, stops) = Pipe(), Pipe()

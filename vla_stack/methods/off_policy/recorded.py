@@ -87,12 +87,14 @@ def _check(env: StateEnv, dataset: Dataset) -> bool:
     """Refuse a dataset whose numbers are not the environment's; whether its targets have to become moves."""
     task, root, r = _task(env), dataset.root, env.recipe
     if r.reward == "own":
-        raise UserError(f"env.reward=own, and {root} tells success alone", "set env.reward=step or env.reward=success")
+        raise UserError(
+            f"method.reward=own, and {root} tells success alone", "set method.reward=step or method.reward=success"
+        )
     if not hasattr(task, "spec_robot"):
-        raise UserError(f"{r.id} is observed by what no dataset holds", "use a task of sim, or env.features")
+        raise UserError(f"{r.id} is observed by what no dataset holds", "use a task of sim, or method.features")
     ours = hasattr(task, "tool_command")
     if ours and task.control_mode == "joint_abs":
-        raise UserError("env.options.control_mode=joint_abs does not go with 'offline.root'", "use ee_delta or ee_abs")
+        raise UserError("task.options.control_mode=joint_abs does not go with 'data.root'", "use ee_delta or ee_abs")
     robot, wanted = read_robot_spec(root), task.spec_robot
     moves = ours and task.control_mode == "ee_delta" and robot.action_kind == "absolute"
     action = wanted.state[: len(wanted.action)] if moves else wanted.action  # a state begins with what is commanded
@@ -113,7 +115,7 @@ def _check(env: StateEnv, dataset: Dataset) -> bool:
     if abs(dataset.fps - wanted.rate_hz) > RATE:
         raise UserError(
             f"{root} was recorded at {dataset.fps:g} Hz, {r.id} is controlled at {wanted.rate_hz:g} Hz",
-            f"set env.control_hz={dataset.fps:g}",
+            f"set task.options.control_hz={dataset.fps:g}",
         )
     if SUCCESS not in dataset.columns:
         raise UserError(f"{root} has no column '{SUCCESS}': nobody recorded what succeeded", "record it with `vla`")
@@ -137,14 +139,14 @@ def _choose(env: StateEnv, dataset: Dataset, episodes: int, failures: bool) -> l
     if not alike:
         raise UserError(
             f"{root} was recorded with '{told[0]}', {env.recipe.id} asks for '{known[0]}'",
-            "give another dataset or env.id",
+            "give another dataset or task",
         )
     won = {e for e in alike if dataset.columns[SUCCESS][dataset.episode_from[e] : dataset.episode_to[e]].any()}
     chosen = [e for e in alike if failures or e in won][:episodes]
     if not won.intersection(chosen):
         raise UserError(
             f"{root}: none of the {len(chosen)} episodes that are taken was a success",
-            "record some, or take more with offline.episodes",
+            "record some, or take more with method.offline.episodes",
         )
     print(f"{root}: {len(chosen)} of {dataset.num_episodes} episodes, {len(won.intersection(chosen))} succeeded")
     return chosen

@@ -52,8 +52,8 @@ def record(env: StateEnv, recipe: OfflineRecipe, gamma: float) -> ReplayBuffer:
             if attempt == TRIES * recipe.episodes + MORE_TRIES:
                 raise UserError(
                     f"the expert of {env.recipe.id} succeeded in {kept} of {attempt} episodes of {env.limit} steps, "
-                    f"'offline.episodes' is {recipe.episodes}",
-                    "set offline.failures=true, a larger env.limit or less offline.noise",
+                    f"'method.offline.episodes' is {recipe.episodes}",
+                    "set method.offline.failures=true, a larger task.options.max_episode_steps, or less noise",
                 )
             seed = int(np.random.SeedSequence((recipe.seed, attempt)).generate_state(1)[0]) >> 1
             steps, obs, over = [], env.reset(seed), False
