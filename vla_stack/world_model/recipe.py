@@ -112,5 +112,5 @@ class World:
         """What the training loop is given in a stage."""
         s: Stage = getattr(self, f"train_{stage}")
         optimizer = replace(self.optimizer, lr=s.lr, warmup_steps=s.warmup_steps)
-        often = {"log_every": self.log_every, "save_every": self.save_every}
-        return Training(stage, s.steps, s.batch_size, s.accumulate, optimizer, s.ema, **often)
+        shape = (stage, s.steps, s.batch_size, s.accumulate, optimizer, s.ema)
+        return Training(*shape, log_every=self.log_every, save_every=self.save_every)

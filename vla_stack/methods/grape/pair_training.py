@@ -73,12 +73,10 @@ def train_on_pairs(recipe: Recipe, pairs: Path, run: Path, start: Path, beta: fl
         policy, (pre, post) = first, read_processors(start, config, str(placement.device))
     else:
         policy, pre, post = restore(checkpoint, config, policy_recipe)
-    weights = {"preference": m.preference, "proximal": m.proximal, "sft": m.sft}
-    sums = {"aggregate": m.aggregate, "window": m.window, "weighting": m.weighting}
-    sigma = {"sigma": m.sigma} if m.sigma else {}
-    loss: Any = functools.partial(
-        grape.loss, reference=reference, beta=beta, draws=m.draws, micro=m.micro, **weights, **sums, **sigma
-    )
+    given: dict[str, Any] = {"preference": m.preference, "proximal": m.proximal, "sft": m.sft}
+    given |= {"aggregate": m.aggregate, "window": m.window, "weighting": m.weighting}
+    given |= {"draws": m.draws, "micro": m.micro} | ({"sigma": m.sigma} if m.sigma else {})
+    loss = functools.partial(grape.loss, reference=reference, beta=beta, **given)
     loader = PairLoader(pairs, m.batch_size, recipe.seed * 1000 + placement.rank)
     robot = RobotSpec.from_json(json.loads((start / ROBOT).read_text())) if (start / ROBOT).is_file() else None
     parts = Parts(policy, pre, post, loader, loss, robot, bool(recipe.policy.lora.rank))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vla_stack.errors import UserError
 from vla_stack.methods.imitation.recipe import check_supervised
@@ -50,7 +50,7 @@ class MixtureOfHorizons(Training):
         """The loss, with these options."""
         from vla_stack.methods.mixture_of_horizons.loss import loss
 
-        weights = {"mixture": self.mixture, "individual": self.individual, "balance": self.balance}
+        weights: dict[str, Any] = {"mixture": self.mixture, "individual": self.individual, "balance": self.balance}
         return partial(loss, draws=self.draws, **weights)  # type: ignore[return-value]
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:
