@@ -29,8 +29,8 @@ def test_advantages_over_chunks_are_those_of_the_aggregated_process() -> None:
     value, final = torch.tensor([0.5, 0.6, 0.7, 0.8, 0.9]), torch.tensor([0.0, 0.0, 9.0, 0.0, 0.4])
     last = torch.tensor([False, False, True, False, True])
     reward = torch.tensor([sum(GAMMA**i * r for i, r in enumerate(chunk)) for chunk in rewards])
-    follow = torch.tensor([GAMMA**3, GAMMA**3, 0.0, GAMMA**3, GAMMA])
-    gain = advantages(reward, follow, last, value, following(value, final, last), DECAY)
+    discount = torch.tensor([GAMMA**3, GAMMA**3, 0.0, GAMMA**3, GAMMA])
+    advantage = advantages(reward, discount, last, value, following(value, final, last), DECAY)
 
     def brute(rows: list[int], bootstrap: float) -> list[float]:
         out = []
@@ -46,14 +46,14 @@ def test_advantages_over_chunks_are_those_of_the_aggregated_process() -> None:
 
     # After a terminated episode nothing follows, and the next episode's value never leaks into this one's.
     expected = brute([0, 1, 2], 0.0) + brute([3, 4], 0.4)
-    assert gain.tolist() == pytest.approx(expected, abs=1e-6)
+    assert advantage.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_undiscounted_steps_of_one_action_give_the_textbook_estimate() -> None:
     reward, value = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.3, 0.5, 0.7])
-    follow, last = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([False, False, True])
-    gain = advantages(reward, follow, last, value, following(value, torch.zeros(3), last), 1.0)
-    assert gain.tolist() == pytest.approx([0.7, 0.5, 0.3])  # lambda = 1: return minus value
+    discount, last = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([False, False, True])
+    advantage = advantages(reward, discount, last, value, following(value, torch.zeros(3), last), 1.0)
+    assert advantage.tolist() == pytest.approx([0.7, 0.5, 0.3])  # lambda = 1: return minus value
 
 
 def deployed(learner: Learner, context, noise: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ def make_data(learner: Learner, rows: int = 6, seed: int = 0) -> Experience:
         chain=learner.act(context, inputs, noise, g),
         executed=torch.tensor([4, 3] * (rows // 2)),
         reward=torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 1.0]),
-        follow=torch.tensor([0.9, 0.0] * (rows // 2)),
+        discount=torch.tensor([0.9, 0.0] * (rows // 2)),
         last=torch.tensor([False, True] * (rows // 2)),
         final_inputs=torch.zeros_like(inputs),
         success=torch.tensor([True, False, True]),
@@ -141,13 +141,13 @@ def test_the_first_ratio_is_one_and_unexecuted_steps_do_not_count() -> None:
 def test_a_step_makes_good_chains_likelier_and_bad_ones_less() -> None:
     learner = make_learner()
     data = make_data(learner)
-    old, gain = learner.log_probs(data), torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    old, advantage = learner.log_probs(data), torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
     for _ in range(3):
         learner.optimizer.zero_grad()
-        loss, _ = learner.actor_loss(data, torch.arange(6), old, gain)
+        loss, _ = learner.actor_loss(data, torch.arange(6), old, advantage)
         loss.backward()
         learner.optimizer.step()
-    assert ((learner.log_probs(data) - old) * gain).mean() > 0
+    assert ((learner.log_probs(data) - old) * advantage).mean() > 0
 
 
 def test_without_noise_it_acts_as_it_is_deployed() -> None:
@@ -274,7 +274,7 @@ def test_no_minibatch_is_of_one_row_alone(n: int, size: int) -> None:
 def test_an_iteration_of_one_row_leaves_the_policy_finite() -> None:
     learner = make_learner()
     data, one = make_data(learner), torch.tensor([1])
-    fields = ("inputs", "state", "chain", "executed", "reward", "follow", "last", "final_inputs")
+    fields = ("inputs", "state", "chain", "executed", "reward", "discount", "last", "final_inputs")
     data = replace(
         data, context=data.context.rows(one), success=data.success[:1], **{k: getattr(data, k)[one] for k in fields}
     )

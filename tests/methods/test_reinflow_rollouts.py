@@ -107,7 +107,7 @@ def test_rewards_are_discounted_inside_a_chunk_and_what_follows_by_its_executed_
     assert data.reward.tolist() == [3.0, 16.0, 3.0, 8.0, 3.0]
     # 1/8 goes on; nothing follows a termination, also of an episode that is truncated in the same step; a truncated
     # one goes on after the one step that it took.
-    assert data.follow.tolist() == [0.125, 0.0, 0.125, 0.5, 0.0]
+    assert data.discount.tolist() == [0.125, 0.0, 0.125, 0.5, 0.0]
     # The success of the first episode is the second action of its last chunk, that of the third the third.
     assert live("success")[0].reward.tolist() == [0.0, 0.5, 0.0, 0.0, 0.25]
 
@@ -123,5 +123,5 @@ def test_a_truncated_episode_alone_has_final_inputs_its_own() -> None:
 
 def test_rows_do_not_depend_on_how_many_run_side_by_side() -> None:
     one, three = live("task", 1)[0], live("task", 3)[0]
-    for name in ("inputs", "state", "chain", "executed", "reward", "follow", "last", "final_inputs", "success"):
+    for name in ("inputs", "state", "chain", "executed", "reward", "discount", "last", "final_inputs", "success"):
         assert torch.equal(getattr(one, name), getattr(three, name)), name

@@ -26,7 +26,7 @@ class Experience:
         chain: float [r, k+1, h, w], points of the noisy chain; the last one is the chunk.
         executed: int [r], actions of the chunk that were carried out.
         reward: float [r], discounted sum over them.
-        follow: float [r], what the following value counts: gamma to the power of ``executed``, 0 where the episode
+        discount: float [r], what the following value counts: gamma to the power of ``executed``, 0 where the episode
             terminated.
         last: bool [r], the last row of an episode, terminated or truncated.
         final_inputs: float [r, f], inputs of the observation after a truncated row, zero elsewhere. It is the episode's
@@ -41,7 +41,7 @@ class Experience:
     chain: Float[Tensor, "r k h w"]
     executed: Int[Tensor, " r"]
     reward: Float[Tensor, " r"]
-    follow: Float[Tensor, " r"]
+    discount: Float[Tensor, " r"]
     last: Bool[Tensor, " r"]
     final_inputs: Float[Tensor, "r f"]
     success: Bool[Tensor, " e"]
@@ -61,27 +61,27 @@ def following(value: Float[Tensor, " r"], final: Float[Tensor, " r"], last: Bool
 
 def advantages(
     reward: Float[Tensor, " r"],
-    follow: Float[Tensor, " r"],
+    discount: Float[Tensor, " r"],
     last: Bool[Tensor, " r"],
     value: Float[Tensor, " r"],
     after: Float[Tensor, " r"],
-    decay: float,
+    gae_lambda: float,
 ) -> Float[Tensor, " r"]:
     """Generalised advantage estimates (Schulman et al. 2016, arXiv:1506.02438, eq. 16) over decisions.
 
     A_i = delta_i + follow_i lambda A_{i+1} with delta_i = r_i + follow_i V'_i - V_i. The recursion stops at every
-    episode's end; a truncated one (``follow`` > 0) still bootstraps from V', a terminated one does not.
+    episode's end; a truncated one (``discount`` > 0) still bootstraps from V', a terminated one does not.
 
     Args:
         reward: As in :class:`Experience`.
-        follow: Likewise.
+        discount: Likewise.
         last: Likewise.
         value: V of each row's observation.
         after: V' from :func:`following`.
-        decay: lambda, for each decision.
+        gae_lambda: lambda, for each decision.
     """
-    delta = reward + follow * after - value
-    keep = torch.where(last, 0.0, follow * decay)
+    delta = reward + discount * after - value
+    keep = torch.where(last, 0.0, discount * gae_lambda)
     out, running = torch.empty_like(delta), delta.new_zeros(())
     for i in range(len(delta) - 1, -1, -1):
         running = delta[i] + keep[i] * running

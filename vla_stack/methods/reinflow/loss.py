@@ -89,18 +89,18 @@ class Learner(nn.Module):
         c, logged = self.config, []
         with torch.no_grad():
             value, final = self.value(data.inputs)[:, 0], self.value(data.final_inputs)[:, 0]
-            gain = advantages(
-                data.reward, data.follow, data.last, value, following(value, final, data.last), c.gae_lambda
+            advantage = advantages(
+                data.reward, data.discount, data.last, value, following(value, final, data.last), c.gae_lambda
             )
-            target, old = gain + value, self.log_probs(data)
+            target, old = advantage + value, self.log_probs(data)
         stopped = warmup
         for _ in range(c.epochs):
-            for rows in minibatches(len(gain), c.minibatch, generator):
+            for rows in minibatches(len(advantage), c.minibatch, generator):
                 self.optimizer.zero_grad()
                 error = 0.5 * (self.value(data.inputs[rows])[:, 0] - target[rows]).square().mean()
                 loss, metrics = error, {"value_loss": error.detach()}
                 if not stopped:
-                    actor, more = self.actor_loss(data, rows, old[rows], gain[rows])
+                    actor, more = self.actor_loss(data, rows, old[rows], advantage[rows])
                     loss, metrics = loss + actor, metrics | more
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.critic, c.clip_norm)
@@ -110,12 +110,12 @@ class Learner(nn.Module):
                 stopped = stopped or float(metrics.get("kl", 0.0)) > c.target_kl
         keys = dict.fromkeys(k for m in logged for k in m)
         means = {k: sum(float(m[k]) for m in logged if k in m) / sum(k in m for m in logged) for k in keys}
-        several = len(gain) > 1  # one row alone has no unbiased variance
+        several = len(advantage) > 1  # one row alone has no unbiased variance
         explained = 1.0 - float((target - value).var(unbiased=several) / target.var(unbiased=several).clamp(min=1e-9))
         return means | {"value": float(value.mean()), "explained": explained, "sigma": float(self.std_mean(data))}
 
     def actor_loss(
-        self, data: Experience, rows: Tensor, old: Float[Tensor, " b"], gain: Float[Tensor, " b"]
+        self, data: Experience, rows: Tensor, old: Float[Tensor, " b"], advantage: Float[Tensor, " b"]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """PPO's clipped objective on the chain, its entropy, and the distance to the pretrained policy."""
         c = self.config
@@ -124,8 +124,8 @@ class Learner(nn.Module):
         new = mean_entry(chain_log_prob(self.policy, context, data.chain[rows], std, c.limit), counted)
         log_ratio = new - old  # of an entry: the geometric mean of the chain's
         ratio = log_ratio.exp()
-        gain = (gain - gain.mean()) / (gain.std(unbiased=len(gain) > 1) + 1e-8)
-        loss = -torch.minimum(ratio * gain, ratio.clamp(1.0 - c.clip, 1.0 + c.clip) * gain).mean()
+        advantage = (advantage - advantage.mean()) / (advantage.std(unbiased=len(advantage) > 1) + 1e-8)
+        loss = -torch.minimum(ratio * advantage, ratio.clamp(1.0 - c.clip, 1.0 + c.clip) * advantage).mean()
         steps = c.denoising_steps
         entropy = mean_entry(std.log(), counted).mean() * steps / (steps + 1)  # up to a constant
         loss = loss - c.entropy * entropy
@@ -197,7 +197,7 @@ def mean_entry(entries: Float[Tensor, "b n h w"], counted: Bool[Tensor, "b h w"]
 def minibatches(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Rows in random order, in batches of nearly equal size, none much larger than ``size``, and none of one row alone.
 
-    A gain that is normalised over one row says nothing.
+    An advantage that is normalised over one row says nothing.
     """
     count = max(1, min(round(n / size), n // 2))
     return iter(torch.randperm(n, generator=generator).tensor_split(count))

@@ -120,7 +120,7 @@ class Explorer:
             chain=torch.cat([row.chain for row in rows]),
             executed=counts,
             reward=torch.tensor(rewards, device=inputs.device),
-            follow=torch.where(terminated, 0.0, gamma ** counts.float()),
+            discount=torch.where(terminated, 0.0, gamma ** counts.float()),
             last=ends,
             final_inputs=final,
             success=torch.tensor([record.success for record in episodes], device=inputs.device),
