@@ -24,7 +24,7 @@ class Learner(Protocol):
 
     Attributes:
         store: Its buffer of online experience.
-        offline: ReplayBufferd episodes.
+        offline: Stored episodes.
         modules: All networks.
         acting: The ones that acting needs: what is published to actors elsewhere.
         optimizers: Of the networks.
