@@ -360,11 +360,13 @@ def test_a_full_disk_ends_a_run_in_one_line(recipe_file: Path, tmp_path: Path) -
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\nsys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "train", "--resume", str(run_dir), "steps=12"], capture_output=True, text=True
+        [sys.executable, "-c", code, "train", "--resume", str(run_dir), "method.steps=12"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "File too large" in done.stderr.splitlines()[-1] and done.stderr.splitlines()[-1].startswith("vla train: ")
-    assert main(["train", "--resume", str(run_dir), "steps=8"]) == 0
+    assert main(["train", "--resume", str(run_dir), "method.steps=8"]) == 0
 
 
 def test_a_run_from_elsewhere_names_no_code(recipe_file: Path, tmp_path: Path, capsys, monkeypatch) -> None:
@@ -374,7 +376,7 @@ def test_a_run_from_elsewhere_names_no_code(recipe_file: Path, tmp_path: Path, c
     for line in (
         "method: evil.module:loss",
         "eval: {every: 1, envs: ['evil.module:Env-v0']}",
-        "loop: 'evil.module:run'",
+        "task: 'evil.module:Env-v0'",
     ):
         (run_dir / "recipe.yaml").write_text(f"{recipe_file.read_text()}{line}\n")
         assert main(["train", "--resume", str(run_dir)]) == 1
