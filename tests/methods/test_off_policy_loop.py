@@ -15,7 +15,6 @@ import torch
 import yaml
 
 from vla_stack.cli import main
-from vla_stack.envs.state_env import normalised
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.expo import ExpoRecipe
@@ -24,6 +23,7 @@ from vla_stack.methods.off_policy import loop as off_policy
 from vla_stack.methods.off_policy.deployed import deployed
 from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe, make_worker
 from vla_stack.methods.off_policy.rollout_workers import LocalRollouts, Worker
+from vla_stack.methods.off_policy.state_env import normalised
 from vla_stack.methods.replay_buffer import Source, Transition
 from vla_stack.methods.wsrl import WsrlRecipe
 from vla_stack.policies.chunk_policy import load_policy

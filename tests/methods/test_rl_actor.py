@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from vla_stack import envs
-from vla_stack.envs.state_env import EnvRecipe, StateEnv
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.collecting import Collector, paid
 from vla_stack.methods.off_policy.deployed import Seen
 from vla_stack.methods.off_policy.scene_sampling import SceneSampler
 from vla_stack.methods.off_policy.scripted import OfflineRecipe, record
+from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv
 from vla_stack.methods.replay_buffer import Source
 from vla_stack.rollout.agents import PolicyAgent
 from vla_stack.rollout.plan import Plan, Start

@@ -13,11 +13,11 @@ from vla_stack.data import digests
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.recorder import EpisodeRecorder
-from vla_stack.envs import frozen_features
-from vla_stack.envs.state_env import EnvRecipe, StateEnv, normalised
 from vla_stack.errors import UserError
+from vla_stack.methods.off_policy import frozen_features
 from vla_stack.methods.off_policy.recorded import read
 from vla_stack.methods.off_policy.scripted import OfflineRecipe, stored, success_rate
+from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv, normalised
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.rollout.collect import COMMAND_SENT, SEED, CollectConfig, collect
 from vla_stack.schema import ACTION, CAPTURE_TIME, OBS_STATE, SUCCESS, Observation

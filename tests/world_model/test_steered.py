@@ -14,10 +14,10 @@ from small_vla import make_config, make_stats
 
 import sim
 from sim.arm import ARM7
-from vla_stack.envs.state_env import EnvRecipe, StateEnv
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
+from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv
 from vla_stack.methods.reinflow.loop import ReinFlowLoop
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.modeling_vla import VlaPolicy

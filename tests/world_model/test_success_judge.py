@@ -9,8 +9,8 @@ import torch
 from world_toys import ROBOT, SIZE, TASKS
 
 from sim.tasks.pick import Pick
-from vla_stack.envs.state_env import EnvRecipe, StateEnv
 from vla_stack.errors import UserError
+from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel

@@ -26,6 +26,8 @@ from vla_stack.world_model.poses import POSE
 from vla_stack.world_model.quality import chunk_noise
 from vla_stack.world_model.selection import Critics, choose
 
+IMAGINED = "imagined:"  # of an environment's id, followed by a world model's directory
+
 
 @dataclass(frozen=True)
 class Start:

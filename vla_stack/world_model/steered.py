@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.arm import ARM7, DELTA_RATE
-from vla_stack.envs.state_env import IMAGINED
 from vla_stack.envs.vector import LocalEnvs
 from vla_stack.errors import UserError
-from vla_stack.world_model.dreams import Dreams, max_steps_of, simulated
+from vla_stack.world_model.dreams import IMAGINED, Dreams, max_steps_of, simulated
 from vla_stack.world_model.imagined_env import ImaginedEnv
 from vla_stack.world_model.model import shared
 

@@ -20,20 +20,20 @@ import torch
 
 from vla_stack.envs import options_for
 from vla_stack.envs.from_vector import FromVector
-from vla_stack.envs.frozen_features import frozen_features
-from vla_stack.envs.state_env import EnvRecipe, StateEnv, Vector
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.expo import Expo
 from vla_stack.methods.learning_curve import draw_curve
 from vla_stack.methods.off_policy import learner as learners
 from vla_stack.methods.off_policy.collecting import Acting, Collector
 from vla_stack.methods.off_policy.deployed import Seen, deployed, save
+from vla_stack.methods.off_policy.frozen_features import frozen_features
 from vla_stack.methods.off_policy.human_intervention import at_endpoint
 from vla_stack.methods.off_policy.learner import Learner
 from vla_stack.methods.off_policy.recipe import OffPolicyRecipe, check_evaluations, check_resumed
 from vla_stack.methods.off_policy.rollout_workers import SEEDS, Begin, LocalRollouts, RayRollouts, Rollouts
 from vla_stack.methods.off_policy.scene_sampling import SceneSampler
 from vla_stack.methods.off_policy.scripted import stored, success_rate
+from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv, Vector
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.methods.wsrl import Wsrl
 from vla_stack.policies.device import find_device

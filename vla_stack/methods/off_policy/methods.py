@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from vla_stack.envs.state_env import EnvRecipe
 from vla_stack.errors import UserError
 from vla_stack.methods.cal_ql import CalQlRecipe
 from vla_stack.methods.expo import ExpoRecipe
 from vla_stack.methods.off_policy.recipe import OffPolicyRecipe, RayRecipe
 from vla_stack.methods.off_policy.scripted import OfflineRecipe
+from vla_stack.methods.off_policy.state_env import EnvRecipe
 from vla_stack.methods.sac import SacRecipe
 from vla_stack.methods.wsrl import ARMS, ArmName, WsrlRecipe
 from vla_stack.training.recipe import Recipe

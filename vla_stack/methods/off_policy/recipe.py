@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vla_stack.envs.state_env import EnvRecipe
 from vla_stack.errors import UserError
 from vla_stack.methods.expo import ExpoRecipe
 from vla_stack.methods.off_policy.scripted import OfflineRecipe
+from vla_stack.methods.off_policy.state_env import EnvRecipe
 from vla_stack.methods.wsrl import WsrlRecipe
 from vla_stack.training.recipe_tree import plain
 

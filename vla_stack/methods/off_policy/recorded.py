@@ -24,8 +24,8 @@ from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import open_frames
 from vla_stack.data.labels import reach
 from vla_stack.data.layout import ROBOT
-from vla_stack.envs.state_env import StateEnv, Vector, measure
 from vla_stack.errors import UserError
+from vla_stack.methods.off_policy.state_env import StateEnv, Vector, measure
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.rollout.collect import COMMAND_SENT
 from vla_stack.schema import ACTION, OBS_STATE, SUCCESS, Dim
@@ -57,7 +57,9 @@ def read(env: StateEnv, root: Path, episodes: int, failures: bool, gamma: float)
     features = None
     pictures: dict[str, NDArray[np.uint8]] = {}
     if env.recipe.features:
-        from vla_stack.envs.frozen_features import frozen_features  # on demand: policies take seconds to import
+        from vla_stack.methods.off_policy.frozen_features import (
+            frozen_features,  # on demand: policies take seconds to import
+        )
 
         features = frozen_features(env.recipe.features)
         sizes = {c.name: (c.height, c.width) for c in _task(env).spec_robot.cameras}

@@ -9,9 +9,9 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from vla_stack.envs.state_env import StateEnv, Vector, normalised
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy import recorded
+from vla_stack.methods.off_policy.state_env import StateEnv, Vector, normalised
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 
 LEAST_STD = 0.01  # of an entry that hardly moves

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from vla_stack import envs
 from vla_stack.envs.making import observe as observation_of
-from vla_stack.envs.state_env import EnvRecipe
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.advantages import Experience
+from vla_stack.methods.off_policy.state_env import EnvRecipe
 from vla_stack.methods.reinflow.loss import Learner, observe
 from vla_stack.methods.reinflow.recipe import ReinFlow
 from vla_stack.methods.reinflow.rollouts import FINAL, Explorer, FinalObservation

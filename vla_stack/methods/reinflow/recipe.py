@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from vla_stack.envs.state_env import EnvRecipe
 from vla_stack.errors import UserError
+from vla_stack.methods.off_policy.state_env import EnvRecipe
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.recipe_tree import Above, AtLeast, Count, Natural, NotNegative, Positive, Share, Within
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vla_stack.errors import UserError
 
 Vector = NDArray[np.float32]
-IMAGINED = "imagined:"  # followed by a world model's directory
+IMAGINED = "imagined:"  # followed by a world model's directory; world_model/dreams.py, which takes seconds to import
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,9 @@ def measure(raw: Any, task: str, features: Callable[[Any, str], Vector] | None) 
 def _features(path: str) -> Callable[[Any, str], Vector] | None:
     if not path:
         return None
-    from vla_stack.envs.frozen_features import frozen_features  # on demand: policies take seconds to import
+    from vla_stack.methods.off_policy.frozen_features import (
+        frozen_features,  # on demand: policies take seconds to import
+    )
 
     return frozen_features(path)
 

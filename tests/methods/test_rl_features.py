@@ -7,8 +7,8 @@ from lerobot.configs import FeatureType, PolicyFeature
 from small_vla import make_config, make_stats
 
 import sim
-from vla_stack.envs.state_env import EnvRecipe, StateEnv
 from vla_stack.errors import UserError
+from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
