@@ -39,7 +39,7 @@ class VlaSimEnv(EnvConfig):
     features_map: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.task not in sim.TASKS:
+        if self.task is None or self.task not in sim.TASKS:
             raise UserError(f"env.task={self.task!r} is unknown", f"choose one of {', '.join(sim.TASKS)}")
         arm = sim.TASKS[self.task].arm
         mode = self.control_mode or arm.control_mode

@@ -66,7 +66,8 @@ def _row(root: Path, info: Row, episode: int, data: Path, previous: Row | None, 
     for key, feature in info["features"].items():
         if feature["dtype"] == "video":
             where = _following(info, previous, f"videos/{key}")
-            path = place(root, str(info.get("video_path") or VIDEO_PATH), **where, video_key=key)
+            template = str(info.get("video_path") or VIDEO_PATH)
+            path = place(root, template, where["chunk_index"], where["file_index"], video_key=key)
             pictures = _histogram(image for _, image in decode(path))
             if pictures["count"][0] != length:
                 raise UserError(f"{path} holds {pictures['count'][0]} frames, episode {episode} has {length}")

@@ -60,6 +60,6 @@ def _compile(chunks: ChunkPolicy) -> None:
 
     policy.encode = encode_tensors
     if isinstance(policy, MohPolicy):  # a mixture's velocity, too, is made of its branches
-        policy.mix = torch.compile(policy.mix, dynamic=False)
+        policy.mix = torch.compile(policy.mix, dynamic=False)  # type: ignore[method-assign]
     else:
         policy.velocity = torch.compile(policy.velocity, dynamic=False)
