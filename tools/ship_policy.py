@@ -3,7 +3,8 @@
     python tools/ship_policy.py outputs/train/multitask native_multitask noise_scale=0.5
 
 Weights are stored as float16 (half the download) and load as float32. Further ``key=value`` pairs change inference
-settings of ``config.json``.
+settings of ``config.json``. ``--start DIR --share 0.6`` ships that share of the trained weights and the rest of those that
+the training began with: what was fine-tuned keeps more of what it knew (Wortsman et al. 2022, arXiv:2109.01903).
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from vla_stack.policies.manifest import SIGNATURE, write_manifest
 from vla_stack.policies.shipped import SHIPPED
 
 
-def main(run: str, name: str, *settings: str) -> int:
+def main(run: str, name: str, *settings: str, start: Path | None = None, share: float = 1.0) -> int:
     source, target = Path(run), SHIPPED / name
     policy = source / "checkpoints" / "last" / "pretrained_model"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(policy, target)
     weights = load_file(policy / "model.safetensors")
+    if start is not None:
+        before = load_file(start / "model.safetensors")
+        weights = {k: before[k].float().lerp(v.float(), share) for k, v in weights.items()}
     halves = {k: v.half() if v.dtype == torch.float32 else v for k, v in weights.items()}
     save_file(halves, target / "model.safetensors", {"format": "pt"})
     config = json.loads((target / "config.json").read_text())
@@ -56,5 +60,7 @@ if __name__ == "__main__":
     p.add_argument("run", help="output folder of the training")
     p.add_argument("name", help="of the shipped policy")
     p.add_argument("settings", nargs="*", metavar="key=value", help="inference settings to change")
+    p.add_argument("--start", type=Path, help="policy that the training began with")
+    p.add_argument("--share", type=float, default=1.0, help="of the trained weights, the rest is of --start (1)")
     args = p.parse_args()
-    sys.exit(main(args.run, args.name, *args.settings))
+    sys.exit(main(args.run, args.name, *args.settings, start=args.start, share=args.share))
