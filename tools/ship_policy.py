@@ -3,8 +3,8 @@
     python tools/ship_policy.py outputs/train/multitask native_multitask noise_scale=0.5
 
 Weights are stored as float16 (half the download) and load as float32. Further ``key=value`` pairs change inference
-settings of ``config.json``. ``--start DIR --share 0.6`` ships that share of the trained weights and the rest of those that
-the training began with: what was fine-tuned keeps more of what it knew (Wortsman et al. 2022, arXiv:2109.01903).
+settings of ``config.json``. ``--start DIR --share 0.6`` ships that share of the trained weights and the rest of those
+that the training began with: what was fine-tuned keeps more of what it knew (Wortsman et al. 2022, arXiv:2109.01903).
 """
 
 from __future__ import annotations

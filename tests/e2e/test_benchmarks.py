@@ -31,7 +31,8 @@ def test_collect_train_evaluate(env_id, options, tmp_path, capsys):
     assert "command.joints" not in dataset.columns  # a benchmark reports none
 
     settings = ["method.steps=2", "method.batch_size=4", "threads=1", f"output_dir={run}", f"policy.options={TINY}"]
-    assert main(["train", "configs/metaworld.yaml", f"data.root={data}", *settings]) == 0
+    recipe = env_id.partition("/")[0]
+    assert main(["train", f"configs/{recipe}.yaml", f"data.root={data}", *settings]) == 0
     policy = run / "checkpoints" / "last" / "pretrained_model"
     config = json.loads((policy / "config.json").read_text())
     assert config["use_relative_actions"] is (config["robot"]["action_kind"] == "absolute")

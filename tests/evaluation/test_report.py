@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from vla_stack.envs.vector import LocalEnvs
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.evaluation.report import write_report, write_run_report
@@ -132,7 +133,7 @@ def test_films_are_replays_of_the_first_of_each_outcome(tmp_path):
 
 def test_a_replay_that_ends_differently_is_an_error():
     episode = evaluate(eval_fakes.Obedient(), "eval_fakes:Line-v0", episodes=1).episodes[0]
-    env = gym.make("eval_fakes:Line-v0", render_mode="rgb_array")
+    env = LocalEnvs([gym.make("eval_fakes:Line-v0", render_mode="rgb_array")])
     with pytest.raises(RuntimeError, match="ended differently"):
         replay(env, replace(episode, actions=episode.actions[:3]))
     env.close()

@@ -77,8 +77,8 @@ def test_tables(saved, capsys):
 def test_mistakes_and_help(tmp_path, capsys):
     assert main(["policy", "info", str(tmp_path)]) == 1
     assert "holds no policy" in capsys.readouterr().err
-    assert main(["policy", "info", "shipped", "--device", "gpu"]) == 1
-    assert "vla policy: device 'gpu' is not available" in capsys.readouterr().err
+    assert main(["policy", "info", "shipped", "--device", "cuda:77"]) == 1
+    assert "vla policy: device 'cuda:77' is not available" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["policy", "--help"])
     assert "vla policy info shipped" in capsys.readouterr().out

@@ -8,8 +8,8 @@ from small_vla import ACTIONS, make_batch, make_config, make_observations, make_
 from tiny_vlas import make_processors, make_vla, tiny_config, tiny_pi
 
 from vla_stack.errors import UserError
-from vla_stack.methods import mixture_of_horizons as method
 from vla_stack.methods.imitation import loss as imitation
+from vla_stack.methods.mixture_of_horizons import loss as method
 from vla_stack.policies import flow
 from vla_stack.policies import mixture_of_horizons as moh
 from vla_stack.policies.chunk_policy import load_policy

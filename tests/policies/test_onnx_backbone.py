@@ -13,6 +13,7 @@ from vla_stack.policies import onnx_export
 from vla_stack.policies.backends import load_with
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.embodiment import Embodiment
+from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.onnx_export import example, export, write_graphs
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 
@@ -93,7 +94,10 @@ def test_policies_that_are_more_than_two_graphs_are_refused(tmp_path, served):
     make_config(embodiments=robots, robot=None)._save_pretrained(tmp_path)
     with pytest.raises(UserError, match="drives several robots.*--backend torch"):
         export(tmp_path, tmp_path / "out")
-    mixture = SimpleNamespace(velocity=None, config=SimpleNamespace(type="moh", consensus_ratio=1.1))
+    mixture = MohPolicy.__new__(MohPolicy)
+    torch.nn.Module.__init__(mixture)
+    mixture.one_step, mixture.max_delay = False, 0
+    mixture.config = SimpleNamespace(type="moh", consensus_ratio=1.1)
     with pytest.raises(UserError, match="mixture of horizons.*--backend torch"):
         write_graphs(mixture, {}, tmp_path / "out")
     with pytest.raises(UserError, match="padded.*--backend torch"):

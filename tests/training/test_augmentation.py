@@ -11,6 +11,7 @@ import torch
 from training_fakes import KEY, tiny_parts
 
 from vla_stack.errors import UserError
+from vla_stack.methods.imitation import loss as imitation
 from vla_stack.training.augmentation import (
     DARKEST,
     GAIN,
@@ -137,4 +138,4 @@ def test_a_recipe_names_cameras_that_the_policy_has(recipe: Recipe, dataset: Pat
     change = Augmentation(camera_shift={"top": 0.0})
     recipe = replace(recipe, data=replace(recipe.data, root=(str(dataset),), augmentation=change))
     with pytest.raises(UserError, match="the policy has no camera 'top' -- it has front"):
-        build(recipe, torch.device("cpu"))
+        build(recipe, imitation.loss, torch.device("cpu"))

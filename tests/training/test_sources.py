@@ -159,7 +159,7 @@ def test_a_dataset_that_nobody_described_trains_or_is_asked_about(tmp_path: Path
     root = record(tmp_path / "data", 3, {"front": 16})
     renamed(root, **names)
     policy = {"options": {"chunk_size": 4, "n_action_steps": 2, "width": 16, "expert_width": 16, "depth": 1}}
-    recipe = build(Recipe, {"policy": policy, "data": {"root": [str(root)]}, "batch_size": 2}, "recipe")
+    recipe = build(Recipe, {"policy": policy, "data": {"root": [str(root)]}, "method": {"batch_size": 2}}, "recipe")
     if not sure:
         with pytest.raises(UserError, match=r"does not say whether its actions are absolute.*use_relative_actions"):
             make_parts(recipe, torch.device("cpu"))

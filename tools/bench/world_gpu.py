@@ -127,7 +127,7 @@ def imagined(figures: Figures, section: str, kind: str, smoke: bool, autocasts: 
         made = make(kind, smoke, figures.device)
         for part in ("vae", "dynamics", "heads"):
             row[f"{part}_parameters_m"] = sum(p.numel() for p in getattr(made[1], part).parameters()) / 1e6
-        row["dynamics"] = dataclasses.asdict(made[0].dynamics)
+        row["dynamics"] = dataclasses.asdict(made[0].method.shapes().dynamics)
     if made is None:
         return None
     for autocast in autocasts:

@@ -65,7 +65,7 @@ GRID = rl_grid.Grid(
             "method.samples=2",
         ),
         *("method.edits=1", "method.sac.batch=8", "method.sac.actor=[8]", "method.sac.critic=[8]"),
-        *("task.options.max_episode_steps=6"),
+        "task.options.max_episode_steps=6",
         *("method.steps=16", "eval.every=8", "eval.episodes=2", "eval.num_envs=2"),
     ),
 )

@@ -66,7 +66,9 @@ class ActionChunks:
     def take(self, frames: NDArray[np.int64]) -> NDArray[np.float32]:
         """Chunks [B, horizon, A] of given frames; the last label repeats past a chunk's end."""
         last = np.maximum(self.steps[frames], 1)[:, None] - 1
-        chunks = self._actions[frames[:, None] + np.minimum(self._offsets, last)]
+        # A label may reach past the dataset's last frame, where there is no series.
+        series = np.minimum(frames[:, None] + np.minimum(self._offsets, last), len(self._actions) - 1)
+        chunks = self._actions[series]
         rows = np.flatnonzero(self._labelled[frames])
         if len(rows):
             chunks[rows] = self._labels[frames[rows, None], np.minimum(self._offsets, last[rows])]

@@ -27,7 +27,7 @@ EXAMPLES = (
     "vla imagine --compare film.mp4 --seed 7         # no page: films the expert's actions in both",
     "vla imagine --model outputs/train/RUN --compare film.mp4 --vlm http://127.0.0.1:8000/v1 --vlm-model NAME",
 )
-STATIC = Path(__file__).parent / "world_model" / "static"
+STATIC = Path(__file__).resolve().parents[1] / "world_model" / "static"
 MOVE = 0.025  # m a control step, for a key that is held
 TURN = 0.12  # rad
 
