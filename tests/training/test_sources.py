@@ -15,6 +15,7 @@ from training_fakes import tiny_config
 from vla_stack.data import digests
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
+from vla_stack.methods.imitation import loss as imitation
 from vla_stack.policies.embodiment import Embodiment
 from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, Observation, RobotSpec
 from vla_stack.training.build import build as make_parts
@@ -162,10 +163,10 @@ def test_a_dataset_that_nobody_described_trains_or_is_asked_about(tmp_path: Path
     recipe = build(Recipe, {"policy": policy, "data": {"root": [str(root)]}, "method": {"batch_size": 2}}, "recipe")
     if not sure:
         with pytest.raises(UserError, match=r"does not say whether its actions are absolute.*use_relative_actions"):
-            make_parts(recipe, torch.device("cpu"))
+            make_parts(recipe, imitation.loss, torch.device("cpu"))
         options = {**policy["options"], "use_relative_actions": False}
         recipe = replace(recipe, policy=replace(recipe.policy, options=options))
-    parts = make_parts(recipe, torch.device("cpu"))
+    parts = make_parts(recipe, imitation.loss, torch.device("cpu"))
     config = parts.policy.config
     assert config.action_feature_names == (
         ["a", "b", "c"] if sure else names["action"] if len(names["action"] or ()) == 3 else None
