@@ -21,8 +21,7 @@ from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, Observation, RobotS
 from vla_stack.training.build import build as make_parts
 from vla_stack.training.build import to_device
 from vla_stack.training.embodiments import add_embodiments, embodiment_stats, is_plain
-from vla_stack.training.recipe import DataRecipe, Recipe, SourceRecipe
-from vla_stack.training.recipe_tree import build
+from vla_stack.training.recipe import DataRecipe, SourceRecipe, make
 from vla_stack.training.sources import open_sources, pooled, settle_relative
 
 
@@ -160,7 +159,7 @@ def test_a_dataset_that_nobody_described_trains_or_is_asked_about(tmp_path: Path
     root = record(tmp_path / "data", 3, {"front": 16})
     renamed(root, **names)
     policy = {"options": {"chunk_size": 4, "n_action_steps": 2, "width": 16, "expert_width": 16, "depth": 1}}
-    recipe = build(Recipe, {"policy": policy, "data": {"root": [str(root)]}, "method": {"batch_size": 2}}, "recipe")
+    recipe = make({"policy": policy, "data": {"root": [str(root)]}, "method": {"batch_size": 2}}, "recipe")
     if not sure:
         with pytest.raises(UserError, match=r"does not say whether its actions are absolute.*use_relative_actions"):
             make_parts(recipe, imitation.loss, torch.device("cpu"))
