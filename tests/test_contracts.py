@@ -1,9 +1,12 @@
 """Lint, types and the import rules of docs/architecture.md, as tests."""
 
+import ast
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Collection
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,34 @@ def test_policies_are_stepped_in_two_places():
     assert asks == {"vla_stack/rollout/engine.py", "vla_stack/serving/worker.py"} | wraps
     agents = {"vla_stack/rollout/agents.py", "vla_stack/methods/rac/episode.py"}  # of the engine
     assert executes == agents | {"vla_stack/runtime/control_process.py"}
+
+
+def imports(path: Path, known: Collection[str]) -> set[str]:
+    """The known modules that a file imports, anywhere in it, but for those that annotations alone need."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    left_out = {id(node) for block in typing for node in ast.walk(block)}
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {module if module in known else str(node.module) for module in modules}
+    return found & set(known)
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports inside functions count."""
+    files = [path for room in ("vla_stack", "sim", "robot_drivers") for path in (ROOT / room).rglob("*.py")]
+    names = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in files}
+    graph = TopologicalSorter({name: imports(path, names) - {name} for name, path in names.items()})
+    try:
+        graph.prepare()
+    except CycleError as e:
+        pytest.fail("each imports the one before it: " + ", ".join(e.args[1]))
 
 
 FORBIDDEN = (

@@ -16,8 +16,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from results import parser
+from vla_stack.world_model.config import PARTS
 from vla_stack.world_model.model import SHIPPED, resolve
-from vla_stack.world_model.recipe import STAGES
 
 LARGEST = 25.0  # MB
 
@@ -31,7 +31,7 @@ def main(run: str, name: str) -> int:
     recipe = yaml.safe_load((source / "recipe.yaml").read_text())
     recipe["data"]["root"], recipe["output_dir"] = Path(recipe["data"]["root"]).name, ""
     (target / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    for stage in STAGES:
+    for stage in PARTS:
         if (log := source / stage / "metrics.jsonl").exists():
             shutil.copy(log, target / f"{stage}.jsonl")
     size = sum(f.stat().st_size for f in target.iterdir()) / 1e6

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+PARTS = ("vae", "dynamics", "heads")  # of a world model, in the order in which they are trained
+
 
 @dataclass(frozen=True)
 class VaeConfig:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec, SchemaError
 from vla_stack.training.recipe_tree import build, plain
+from vla_stack.world_model.config import PARTS
 from vla_stack.world_model.dynamics import Dynamics, DynamicsConfig, Remembered
 from vla_stack.world_model.heads import Heads, HeadsConfig
 from vla_stack.world_model.memory import Memory, history_chunks
@@ -31,7 +32,6 @@ from vla_stack.world_model.vae import Vae, VaeConfig
 
 CONFIG, BANK = "world_model.json", "bank.safetensors"
 FEATURES = 10
-PARTS = ("vae", "dynamics", "heads")
 SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "world_models"  # by tools/ship_world_model.py
 DEFAULT = "pick"
 

@@ -11,8 +11,6 @@ from vla_stack.training.recipe import OptimizerRecipe, Recipe, Training
 from vla_stack.training.recipe_tree import Count, Decay, Natural, Positive, build
 from vla_stack.world_model.config import DynamicsConfig, HeadsConfig, SvdConfig, VaeConfig
 
-STAGES = ("vae", "dynamics", "heads")
-
 
 @dataclass(frozen=True)
 class Stage:

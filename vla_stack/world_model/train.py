@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,14 +30,17 @@ from vla_stack.training.placement import Local, native_precision, use_threads
 from vla_stack.training.recipe import Recipe
 from vla_stack.world_model import sight
 from vla_stack.world_model.clips import HELD_OUT, ClipLoader, FrameLoader, Recording, encode_all, open_recording
+from vla_stack.world_model.config import PARTS
 from vla_stack.world_model.dynamics import loss as dynamics_loss
 from vla_stack.world_model.heads_data import FOLLOWED, HeadsLoader, calibrate, imagine_rollouts
 from vla_stack.world_model.model import WorldConfig, WorldModel, resolve
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.quality import measure, write_strip
-from vla_stack.world_model.recipe import STAGES, World
 from vla_stack.world_model.sight import Calibration
 from vla_stack.world_model.vae import object_mask, psnr
+
+if TYPE_CHECKING:
+    from vla_stack.world_model.recipe import World
 
 WEIGHTS = "model.safetensors"
 STANDARD = 2000  # frames from which the latents' scale is taken
@@ -141,15 +144,15 @@ class WorldTraining:
 
     def run(self) -> None:
         """All stages; raises :class:`KeyboardInterrupt` where a signal stopped one."""
-        for stage in STAGES:
+        for stage in PARTS:
             if stage == "vae" and (self.method.vae_from or self.method.start == "svd"):
                 continue
             module, done = getattr(self.model, stage), self._done(stage)
             self._train(stage, module)
             module.eval().requires_grad_(False)
             getattr(self, f"_after_{stage}", lambda: None)()
-            if self._done(stage) > done or stage == STAGES[-1]:  # what was trained before is saved as a whole
-                self.model.save(self.run_dir / "model", STAGES[STAGES.index(stage) + 1 :])
+            if self._done(stage) > done or stage == PARTS[-1]:  # what was trained before is saved as a whole
+                self.model.save(self.run_dir / "model", PARTS[PARTS.index(stage) + 1 :])
 
     def _done(self, stage: str) -> int:
         """Steps up to the stage's last checkpoint."""
@@ -165,7 +168,7 @@ class WorldTraining:
             module.load_state_dict(load_file(checkpoint / ckpt.PRETRAINED / WEIGHTS))
         if done >= training.steps:
             return
-        for later in STAGES[STAGES.index(stage) + 1 :]:
+        for later in PARTS[PARTS.index(stage) + 1 :]:
             if self._done(later):
                 raise UserError(
                     f"{self.run_dir}: '{stage}' is to go on at step {done}, and '{later}' has learnt from it as it is",

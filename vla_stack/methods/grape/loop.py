@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
@@ -32,7 +32,6 @@ from vla_stack.evaluation.constraints.score import judge
 from vla_stack.evaluation.constraints.spec import load_spec
 from vla_stack.evaluation.constraints.trace import Trace
 from vla_stack.methods.grape.pair_training import calibrate, self_scores, train_on_pairs
-from vla_stack.methods.grape.recipe import Grape
 from vla_stack.methods.grape.rollouts import Sampler, roll_out
 from vla_stack.methods.iterations import RoundFolder, table
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
@@ -43,6 +42,9 @@ from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from vla_stack.methods.grape.recipe import Grape
 
 COLUMNS = {
     "round": "{round}",

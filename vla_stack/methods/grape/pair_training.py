@@ -6,7 +6,7 @@ import functools
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from vla_stack.data.preferences import PairLoader, Rollout
 from vla_stack.errors import UserError
 from vla_stack.methods.grape import loss as grape
 from vla_stack.methods.grape.likelihood import score, shared_draws
-from vla_stack.methods.grape.recipe import Grape
 from vla_stack.methods.grape.rollouts import stacked
 from vla_stack.policies.chunk_policy import ROBOT, load_policy
 from vla_stack.policies.configuration_moh import base_config
@@ -39,6 +38,9 @@ from vla_stack.training.placement import native_precision, place, use_threads
 from vla_stack.training.policies import restore, to_train
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.run_dir import write_recipe
+
+if TYPE_CHECKING:
+    from vla_stack.methods.grape.recipe import Grape
 
 SMALL_BETA = 1e-2  # of calibration: sigma(-z) stays 1/2
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
@@ -31,7 +31,6 @@ from vla_stack.methods.iterations import RoundFolder, table
 from vla_stack.methods.rac.episode import OperatedAgent, RolledOut
 from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.operator import OperatorConfig, SimulatedOperator
-from vla_stack.methods.rac.recipe import Rac
 from vla_stack.methods.rac.scene import FEATURES
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.device import find_device
@@ -44,6 +43,9 @@ from vla_stack.training.build import make_config
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.train import train
+
+if TYPE_CHECKING:
+    from vla_stack.methods.rac.recipe import Rac
 
 SCENE = "scene"  # float32 [7] column: Scene.features
 PATIENCE = 2  # times the task's time limit that a policy has: what recovers needs time to try again

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.advantages import Experience
 from vla_stack.methods.off_policy.state_env import EnvRecipe
 from vla_stack.methods.reinflow.loss import Learner, observe
-from vla_stack.methods.reinflow.recipe import ReinFlow
 from vla_stack.methods.reinflow.rollouts import FINAL, Explorer, FinalObservation
 from vla_stack.policies.anatomy import is_flow
 from vla_stack.policies.chunk_policy import load_policy
@@ -36,6 +35,9 @@ from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.log import truncate
 from vla_stack.training.placement import use_threads
 from vla_stack.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from vla_stack.methods.reinflow.recipe import ReinFlow
 
 EXECUTOR = ExecutorConfig(mode="sync")  # whole chunks, as the likelihood counts them
 WEIGHTS = f"{ckpt.STATE}/learner.safetensors"

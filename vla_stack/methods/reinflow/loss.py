@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +22,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vla_stack.methods.advantages import Experience, advantages, following
-from vla_stack.methods.reinflow.recipe import ReinFlow
 from vla_stack.policies import flow
 from vla_stack.policies.chain import NoiseNet, chain_log_prob, sample_chain
 from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import OBS_STATE
+
+if TYPE_CHECKING:
+    from vla_stack.methods.reinflow.recipe import ReinFlow
 
 HOLD, FINAL = 0.35, 0.3  # learn_decay: share of iterations at the full bound, and how far down it then goes
 
