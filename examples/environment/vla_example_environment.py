@@ -21,7 +21,7 @@ class Carts:
         self.steps[rows] = 0
         return [self._shown(row) for row in rows]
 
-    def step(self, rows, actions):
+    def step(self, rows, actions, ahead=()):
         self.state[rows, 0] = np.clip(actions[:, 0], -1.0, 1.0)
         self.state[rows, 1] += self.state[rows, 0] / ROBOT.rate_hz
         self.steps[rows] += 1

@@ -1,4 +1,4 @@
-"""The imagined environment: exactly the simulator with it behind it; streams, chunks and guards with a model."""
+"""Imagined rows: exactly the simulator with it behind them; streams, chunks and guards with a model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from world_toys import ROBOT, SIZE, TASKS, record
 
+from vla_stack.envs import EnvStep
 from vla_stack.world_model import sight
 from vla_stack.world_model.clips import clip_batch, encode_all, open_recording
 from vla_stack.world_model.dreams import Dreams, RecordedStarts, Start
 from vla_stack.world_model.dynamics import DynamicsConfig, Remembered
 from vla_stack.world_model.heads import HeadsConfig
-from vla_stack.world_model.imagined_env import ImaginedVectorEnv
+from vla_stack.world_model.imagined_env import ImaginedEnv
+from vla_stack.world_model.imagined_rows import ImaginedRows
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
 from vla_stack.world_model.oracle import Oracle
 from vla_stack.world_model.poses import PoseScale
@@ -30,34 +31,35 @@ OPTIONS: dict[str, Any] = {"image_size": 16, "cameras": ("front", "wrist")}
 
 @pytest.mark.slow
 def test_with_the_simulator_behind_it_it_is_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures, states, rewards, ends and restarts, through a success and a time limit."""
+    """Pictures, states, rewards and ends, through a success and a time limit."""
     import sim
     from sim.tasks.pick import Pick
 
     monkeypatch.setattr(Pick, "config", dataclasses.replace(Pick.config, max_episode_steps=20))
     monkeypatch.setattr(gym.spec("sim/pick-v0"), "max_episode_steps", 20)
-    real = SyncVectorEnv([lambda: gym.make("sim/pick-v0", **OPTIONS)] * 2)
-    oracle = Oracle("sim/pick-v0", 2, **OPTIONS)
-    imagined = ImaginedVectorEnv(oracle, 2)
-    assert imagined.metadata["autoreset_mode"] == real.metadata["autoreset_mode"]
-    assert imagined.single_action_space == real.single_action_space
-    assert imagined.single_observation_space == real.single_observation_space
-    (ours, _), (theirs, _) = imagined.reset(seed=5), real.reset(seed=5)
-    expert = sim.make_expert(real.envs[0])
-    ends = set()
-    for k in range(45):
-        same(ours, theirs)
-        action = np.tile(real.single_action_space.low, (2, 1))
-        action[0] = expert.act() if k < 40 else action[0]
-        ours, reward, terminated, truncated, info = imagined.step(action)
-        theirs, reward2, terminated2, truncated2, info2 = real.step(action)
-        assert reward.tolist() == reward2.tolist() and info["is_success"].tolist() == info2["is_success"].tolist()
-        assert (terminated.tolist(), truncated.tolist()) == (terminated2.tolist(), truncated2.tolist())
-        ends |= {"won"} if terminated.any() else set()
-        ends |= {"time"} if truncated.any() else set()
-    assert ends == {"won", "time"}
-    imagined.close()
-    real.close()
+    real = [gym.make("sim/pick-v0", **OPTIONS) for _ in range(2)]
+    plain, rows = ImaginedEnv(Oracle("sim/pick-v0", 1, **OPTIONS)), ImaginedRows(Oracle("sim/pick-v0", 2, **OPTIONS), 2)
+    assert plain.action_space == real[0].action_space
+    assert plain.observation_space == real[0].observation_space
+    ours = rows.reset([0, 1], [5, 6])
+    for one, env, seed in zip(ours, real, (5, 6), strict=True):
+        same(one.observation, env.reset(seed=seed)[0])
+    expert = sim.make_expert(real[0])
+    left, ends = [0, 1], set()
+    for k in range(20):
+        actions = np.stack([expert.act() if row == 0 else real[1].action_space.low for row in left])
+        for row, action, one in zip(list(left), actions, rows.step(left, actions), strict=True):
+            observation, reward, terminated, truncated, info = real[row].step(action)
+            same(one.observation, observation)
+            assert (one.reward, one.terminated, one.truncated) == (reward, terminated, truncated)
+            assert one.info["is_success"] == info["is_success"]
+            if terminated or truncated:
+                ends.add((row, terminated, k))
+                left.remove(row)
+    assert {(row, won) for row, won, _ in ends} == {(0, True), (1, False)} and (1, False, 19) in ends
+    rows.close()
+    for env in real:
+        env.close()
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> None:
@@ -95,21 +97,26 @@ def model() -> WorldModel:
     return model
 
 
+def carried_out(rows: ImaginedRows, chunk: np.ndarray) -> list[EnvStep]:
+    """Commands [n, 5] in row 0, all of them known from the first one on."""
+    return [rows.step([0], command[None], [chunk[k + 1 :]])[0] for k, command in enumerate(chunk)]
+
+
 def actions(n: int, steps: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     return rng.uniform(ROBOT.action_low, ROBOT.action_high, (steps, n, 5)).astype(np.float32)
 
 
 def test_a_rollout_does_not_know_its_neighbours(model: WorldModel) -> None:
-    def film(n: int, row: int, order: bool = False) -> list[np.ndarray]:
-        env = ImaginedVectorEnv(Dreams(model, ToyStarts(), n, 100), n)
-        seeds: list[int | None] = [11 + i for i in range(n)]
+    def film(n: int, row: int) -> list[np.ndarray]:
+        rows = ImaginedRows(Dreams(model, ToyStarts(), n, 100), n)
+        seeds = [11 + i for i in range(n)]
         seeds[row] = 7
-        env.reset(seed=seeds)
+        rows.reset(range(n), seeds)
         moves = actions(1, 7)
         others = actions(n, 7, seed=3)
         others[:, row] = moves[:, 0]
-        return [env.step(a)[0]["pixels"]["wrist"][row].astype(int) for a in others]
+        return [rows.step(range(n), a)[row].observation["pixels"]["wrist"].astype(int) for a in others]
 
     alone = film(1, 0)
     for n, row in ((3, 0), (3, 2)):
@@ -122,18 +129,17 @@ def test_chunks_join_and_only_the_first_frame_is_encoded(model: WorldModel, monk
     encode = Vae.encode
     monkeypatch.setattr(Vae, "encode", lambda self, p: encoded.append(len(p)) or encode(self, p))
     dreams = Dreams(model, ToyStarts(), 1, 100)
-    env = ImaginedVectorEnv(dreams, 1)
-    env.reset(seed=0)
-    pictures: list[np.ndarray] = []
+    rows = ImaginedRows(dreams, 1)
+    rows.reset([0], [0])
+    pictures: list[bytes] = []
     for n in range(3):
         start = dreams._dreams[0].memory.current.pose
-        chunk = actions(1, 3, seed=n).transpose(1, 0, 2)
-        info = env.step(chunk)[4]
-        pictures += list(info["frames"][0]["front"])
-        told = model.heads.adapter(start[None], torch.zeros(1, 5), torch.from_numpy(chunk))
-        torch.testing.assert_close(dreams._dreams[0].memory.current.pose, told[0, -1])
+        chunk = actions(1, 3, seed=n)[:, 0]
+        pictures += [step.observation["pixels"]["front"].tobytes() for step in carried_out(rows, chunk)]
+        conditioning = model.heads.adapter(start[None], torch.zeros(1, 5), torch.from_numpy(chunk)[None])
+        torch.testing.assert_close(dreams._dreams[0].memory.current.pose, conditioning[0, -1])
         assert dreams._dreams[0].memory.chunks == n + 1
-    assert encoded == [1] and len(pictures) == 9 == len({p.tobytes() for p in pictures})
+    assert encoded == [1] and len(pictures) == 9 == len(set(pictures))
 
 
 def test_a_rollout_is_told_what_training_clips_tell(
@@ -158,10 +164,10 @@ def test_a_rollout_is_told_what_training_clips_tell(
 
     monkeypatch.setattr(model.heads.adapter, "forward", lead)
     monkeypatch.setattr(model.dynamics, "imagine", imagine)
-    env = ImaginedVectorEnv(Dreams(model, RecordedStarts(recording), 1, 100), 1)
-    env.reset(options={"start_index": first})
+    rows = ImaginedRows(Dreams(model, RecordedStarts(recording), 1, 100), 1)
+    rows.reset([0], [None], {"start_index": first})
     for now in range(first, first + 4 * h, h):
-        env.step(recording.commands[None, now : now + h])
+        carried_out(rows, recording.commands[now : now + h])
         clip = clip_batch(recording, latents, np.array([now]), k, h, known=np.array([h]))
         remembered, tokens = given[-1]
         torch.testing.assert_close(remembered.history, torch.from_numpy(clip["latents"][:, :k]))
@@ -181,51 +187,71 @@ def test_one_rollout_begins_anew_without_a_trace_in_the_others(model: WorldModel
     moves = actions(2, 9)
     films = []
     for restart in (False, True):
-        env = ImaginedVectorEnv(Dreams(model, ToyStarts(), 2, 100), 2, AutoresetMode.DISABLED)
-        env.reset(seed=[5, 6])
+        rows = ImaginedRows(Dreams(model, ToyStarts(), 2, 100), 2)
+        rows.reset([0, 1], [5, 6])
         film = []
         for k, a in enumerate(moves):
             if restart and k == 4:
-                obs, info = env.reset(options={"reset_mask": np.array([False, True])})
-                assert info["steps"].tolist() == [4, 0]
-            film.append(env.step(a)[0]["pixels"]["wrist"])
-        films.append(np.stack(film))
+                rows.reset([1], [None])
+                assert [rows.row(i).steps for i in (0, 1)] == [4, 0]
+            film.append([step.observation["pixels"]["wrist"] for step in rows.step([0, 1], a)])
+        films.append(np.array(film))
     np.testing.assert_array_equal(films[0][:, 0], films[1][:, 0])
     assert not np.array_equal(films[0][4:, 1], films[1][4:, 1])
 
 
-def test_single_steps_end_a_chunk_where_a_chunk_would(model: WorldModel) -> None:
-    moves = actions(1, 6)
-    single, whole = (ImaginedVectorEnv(Dreams(model, ToyStarts(), 1, 100), 1) for _ in range(2))
-    for env in (single, whole):
-        env.reset(seed=0)
-    for k, action in enumerate(moves):
-        obs = single.step(action)[0]
-        if k % 3 == 2:
-            same(obs, whole.step(moves[k - 2 : k + 1].transpose(1, 0, 2))[0])
+def test_commands_that_are_known_ahead_are_imagined_once(model: WorldModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk ends where it would end step by step; what comes otherwise than announced is imagined again."""
+    asked: list[int] = []
+    chunk = WorldModel.chunk
+
+    def counted(self, memories, poses, noise):
+        asked.append(poses.shape[1])
+        return chunk(self, memories, poses, noise)
+
+    monkeypatch.setattr(WorldModel, "chunk", counted)
+    moves, other = actions(1, 6)[:, 0], actions(1, 6, seed=1)[:, 0]
+
+    def film(ahead: dict[int, np.ndarray]) -> tuple[list[dict[str, Any]], list[int]]:
+        rows = ImaginedRows(Dreams(model, ToyStarts(), 1, 100), 1)
+        rows.reset([0], [0])
+        asked.clear()
+        nothing = np.zeros((0, 5), np.float32)
+        shown = [rows.step([0], move[None], [ahead.get(k, nothing)])[0] for k, move in enumerate(moves)]
+        return [step.observation for step in shown], list(asked)
+
+    blind, times = film({})
+    assert times == [1, 2, 3, 1, 2, 3]
+    known, times = film({k: moves[k + 1 :] for k in range(6)})
+    assert times == [3, 3]  # more than a chunk is known of
+    for k in (2, 5):
+        same(blind[k], known[k])
+    deceived, times = film({0: other[1:3], 3: moves[4:5]})
+    assert times == [3, 2, 3, 2, 3]  # another second command than was announced; then the last one was not
+    for k in (2, 5):
+        same(blind[k], deceived[k])
 
 
 def test_a_guard_ends_an_episode_and_takes_its_success(model: WorldModel) -> None:
     config = model.config
+    rows = ImaginedRows(Dreams(model, ToyStarts(), 1, 100), 1)
+
+    def ends(moves: np.ndarray) -> list[tuple[bool, bool, bool, tuple[str, ...]]]:
+        rows.reset([0], [0])
+        steps = carried_out(rows, moves)
+        return [(s.terminated, s.truncated, s.info["is_success"], s.info["guards"]) for s in steps]
+
     try:
         model.config = dataclasses.replace(config, limits=Limits(chunks=1, success=0.0))
-        env = ImaginedVectorEnv(Dreams(model, ToyStarts(), 1, 100), 1)
-        env.reset(seed=0)
-        assert env.step(actions(1, 1)[0])[2].all()  # any frame counts as success here
+        assert ends(actions(1, 1)[0]) == [(True, False, True, ())]  # any frame counts as success here
         model.config = dataclasses.replace(config, limits=Limits(disagreement=-1.0, success=0.0))
-        for moves in (actions(1, 3).transpose(1, 0, 2), actions(1, 1)[0]):  # at a chunk's end, and within one
-            env.reset(seed=0)
-            _, _, terminated, truncated, info = env.step(moves)
-            assert truncated.all() and not terminated.any() and not info["is_success"].any()
-            assert info["tripped"].all() and info["guards"] == [("disagreement",)]
+        assert ends(actions(1, 1)[0]) == [(False, True, False, ("disagreement",))]  # a success has to pass it
         model.config = dataclasses.replace(config, limits=Limits(disagreement=-1.0, success=1.0))
-        env.reset(seed=0)
-        ended = [bool(env.step(a)[3].all()) for a in actions(1, 3)]
-        assert ended == [False, False, True]  # where nothing succeeds, a guard waits for its chunk
+        assert [end[:2] for end in ends(actions(1, 3)[:, 0])] == [(False, False), (False, False), (False, True)]
     finally:
-        model.config = config
+        model.config = config  # where nothing succeeds, a guard waits for its chunk
     with pytest.raises(ValueError, match="finite"):
-        env.step(np.full((1, 5), np.nan, np.float32))
+        rows.step([0], np.full((1, 5), np.nan, np.float32))
 
 
 def test_of_several_chunks_the_promising_and_well_known_one_is_chosen(model: WorldModel) -> None:

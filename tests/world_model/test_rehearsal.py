@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode
 from world_toys import ROBOT, SIZE, TASKS, record
 
 import sim
@@ -18,12 +19,17 @@ from vla_stack.evaluation.constraints.propose import Endpoint
 from vla_stack.methods import imagined_critics as offline
 from vla_stack.methods.ravl import RavlRecipe
 from vla_stack.methods.sac import SacRecipe
-from vla_stack.schema import Observation
+from vla_stack.rollout.agents import PolicyAgent
+from vla_stack.rollout.engine import run
+from vla_stack.rollout.plan import Plan, Start
+from vla_stack.rollout.records import EpisodeRecord
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import Chunks, Observation, PolicySpec
 from vla_stack.world_model import instructions, rehearsal
 from vla_stack.world_model.clips import encode_all, open_recording
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
-from vla_stack.world_model.imagined_env import Frames, ImaginedVectorEnv
+from vla_stack.world_model.imagined_rows import Frame, ImaginedRows
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.selection import choose
@@ -56,60 +62,86 @@ def test_a_language_model_may_not_forget_what_it_is_about(monkeypatch: pytest.Mo
 
 
 class Counting:
-    """A backend whose frame k shows k; row i is done at frame 6 + i."""
+    """A backend whose frame k shows k; of seed s it is done at frame 6 + s."""
 
     robot, max_steps, stages = ROBOT, 9, ("done",)
 
+    def __init__(self) -> None:
+        self.at: dict[int, int] = {}
+        self.seeds: dict[int, int] = {}
+        self.known: list[int] = []  # commands that were known ahead, step by step
+
     def begin(self, row, seed, options):
-        self.at = getattr(self, "at", {}) | {row: 0}
-        return self._frames(row, [0]), TASKS[0]
+        self.at[row], self.seeds[row] = 0, seed
+        return self._frame(row), TASKS[0]
 
-    def advance(self, rows, actions):
-        films = []
-        for row, chunk in zip(rows, actions, strict=True):
-            films.append(self._frames(row, [self.at[row] + 1 + k for k in range(len(chunk))]))
-            self.at[row] += len(chunk)
-        return films
+    def advance(self, rows, actions, ahead):
+        self.known += [len(a) for a in ahead]
+        for row in rows:
+            self.at[row] += 1
+        return [self._frame(row) for row in rows]
 
-    def _frames(self, row, shown):
-        pictures = {c: np.stack([np.full((SIZE, SIZE, 3), k, np.uint8) for k in shown]) for c in ("front", "wrist")}
-        states = np.stack([np.full(12, 0.01 * k, np.float32) for k in shown])
-        done = np.array([k >= 6 + row for k in shown])
-        return Frames(pictures, states, done.astype(np.float32), done, np.zeros_like(done))
+    def _frame(self, row):
+        k = self.at[row]
+        pictures = {c: np.full((SIZE, SIZE, 3), k, np.uint8) for c in ("front", "wrist")}
+        done = k >= 6 + self.seeds[row]
+        return Frame(pictures, np.full(12, 0.01 * k, np.float32), float(done), done)
 
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("autoreset", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
-def test_an_episode_holds_every_frame_once_and_its_words(tmp_path: Path, autoreset: AutoresetMode) -> None:
-    seen: list[Observation] = []
+class Steady:
+    """A policy of chunks of three equal commands but for their number."""
 
-    def act(observations, seeds, k):
-        seen.extend(observations)
-        return np.full((len(seeds), 3, 5), 0.3, np.float32) + 0.01 * np.arange(3, dtype=np.float32)[:, None]
+    spec = PolicySpec(ROBOT, 3)
 
-    env = ImaginedVectorEnv(Counting(), 4, autoreset)
-    episodes = rehearsal.roll(env, act, [0, 1, 2, 3], rehearsal.in_other_words, drive=0.05)
+    def __init__(self) -> None:
+        self.seen: list[Observation] = []
+
+    def infer(self, observations, seeds, continuations=()):
+        self.seen.extend(observations)
+        chunk = np.full((3, 5), 0.3, np.float32) + 0.01 * np.arange(3, dtype=np.float32)[:, None]
+        return Chunks(np.repeat(chunk[None], len(seeds), 0))
+
+
+def test_an_episode_holds_every_frame_once_and_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds: list[Counting] = []
+
+    def make(env_id, num_envs, policy, options):
+        worlds.append(Counting())
+        return ImaginedRows(worlds[-1], num_envs)
+
+    monkeypatch.setattr("vla_stack.envs.make", make)
+    policy, executor = Steady(), ExecutorConfig(mode="sync", execute=3)
+
+    def rehearse(varied: rehearsal.Varied, seeds: Sequence[int], skip: int) -> list[EpisodeRecord]:
+        recorders = {rehearsal.FILM: partial(rehearsal.FilmRecorder, skip=skip)}
+        plan = Plan("counting", {}, policy.spec, varied, recorders, executor)
+        return sorted(run(policy, plan, [Start(s) for s in seeds], 4), key=lambda e: e.seed)
+
+    episodes = rehearse(rehearsal.Varied(PolicyAgent, rehearsal.in_other_words), [0, 1, 2, 3], rehearsal.DRIVE_STEPS)
+    films = [e.attached[rehearsal.FILM] for e in episodes]
     assert [e.success for e in episodes] == [True, True, True, True]
-    assert [len(e.actions) for e in episodes] == [2, 3, 4, 5]  # the arm was driven for the first four steps
-    assert len(seen) == 4 + 2  # two are done within the first chunk: nobody asks what they would do next
-    if autoreset is AutoresetMode.DISABLED:
-        assert env.backend.at == {0: 7, 1: 7, 2: 10, 3: 10}  # and what is over is not imagined on
-    for episode in episodes:
-        assert [o.images["front"][0, 0, 0] for o in episode.observations] == [
-            4 + k for k in range(len(episode.actions))
-        ]
-        assert {o.task for o in episode.observations} == {rehearsal.in_other_words(TASKS[0], episode.seed)}
-    np.testing.assert_allclose([a[0] for a in episodes[3].actions], [0.3, 0.31, 0.32, 0.3, 0.31])
-    episodes[1].success = False
+    assert [len(film.actions) for film in films] == [2, 3, 4, 5]  # the arm was driven for the first four steps
+    assert len(policy.seen) == 4 + 2  # two are done within the first chunk: nobody asks what they would do next
+    assert worlds[0].at == {0: 6, 1: 7, 2: 8, 3: 9}  # and what is over is not imagined on
+    drive, chunks = [3] * 4 + [2] * 4 + [1] * 4 + [0] * 4, [2] * 4 + [1] * 4 + [0] * 3 + [2] * 2 + [1]
+    assert worlds[0].known == drive + chunks  # of each row that still runs, step by step
+    for film in films:
+        assert [o.images["front"][0, 0, 0] for o in film.observations] == [4 + k for k in range(len(film.actions))]
+        assert film.last.images["front"][0, 0, 0] == 4 + len(film.actions)
+    words = [rehearsal.in_other_words(TASKS[0], seed) for seed in (0, 1, 2, 3)]
+    assert [o.task for o in policy.seen] == [*words, *words[2:]]
+    np.testing.assert_allclose([a[0] for a in films[3].actions], [0.3, 0.31, 0.32, 0.3, 0.31])
+    episodes[1] = dataclasses.replace(episodes[1], success=False)
     assert rehearsal.record(tmp_path / "kept", ROBOT, episodes, most=2) == 2
     kept = open_dataset(tmp_path / "kept")
     assert (kept.episode_to - kept.episode_from).tolist() == [2, 4]
     assert rehearsal.record(tmp_path / "again", ROBOT, episodes, 9, lambda task, seed: f"{seed}: {task}") == 3
     assert set(open_dataset(tmp_path / "again").tasks) == {f"{seed}: {TASKS[0]}" for seed in (0, 2, 3)}
 
-    still = rehearsal.roll(ImaginedVectorEnv(Counting(), 1), act, [0])
-    assert len(still[0].actions) == 6 and still[0].observations[0].task == TASKS[0]
+    still = rehearse(rehearsal.Varied(PolicyAgent, drive=0.0), [0], 0)[0].attached[rehearsal.FILM]
+    assert len(still.actions) == 6 and policy.seen[-1].task == TASKS[0]
 
 
 @pytest.fixture(scope="module")

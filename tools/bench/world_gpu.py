@@ -174,11 +174,13 @@ def dreamed(figures: Figures, model: WorldModel, rollouts: int, repeats: int) ->
         def close(self) -> None: ...
 
     dreams = Dreams(model, Starts(), rollouts, 1000)
-    commands = [dreams.begin(row, row, {})[0].states[-1, :POSE] for row in range(rollouts)]
+    commands = [dreams.begin(row, row, {})[0].state[:POSE] for row in range(rollouts)]
 
     def chunk() -> None:  # small moves, as a controller would send them
         steps = rng.normal(0, 0.01, (rollouts, model.horizon, POSE))
-        dreams.advance(range(rollouts), (np.stack(commands)[:, None] + steps).astype(np.float32))
+        chunks = (np.stack(commands)[:, None] + steps).astype(np.float32)
+        for k in range(model.horizon):
+            dreams.advance(range(rollouts), chunks[:, k], [*chunks[:, k + 1 :]])
 
     return frames_per_s(figures, chunk, rollouts * model.horizon, repeats)
 

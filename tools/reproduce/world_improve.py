@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,26 +22,30 @@ from typing import Any
 import numpy as np
 from claims import claimed
 from numpy.typing import NDArray
-from world_policies import BATCH, EXECUTED, imagined_env, noisy, shipped, simulated_env
-from world_training import Settings, data, trained
+from world_policies import BATCH, EXECUTED, episodes, imagined, noisy, plan, shipped, simulated
+from world_training import Settings, data, folders, trained
 
 import sim
 from vla_stack.cli import main as vla
+from vla_stack.envs import EnvStep
 from vla_stack.evaluation.constraints.propose import Endpoint
 from vla_stack.methods import imagined_critics
 from vla_stack.methods.imagined_critics import Critics
 from vla_stack.methods.ravl import RavlRecipe
 from vla_stack.methods.sac import SacRecipe
-from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.shipped import resolve_policy
+from vla_stack.rollout.agents import ExpertAgent, PolicyAgent
 from vla_stack.rollout.collect import CollectConfig, collect
+from vla_stack.rollout.engine import Engine
+from vla_stack.rollout.plan import NO_COMMANDS, Decision, Episode, Plan, Query, Reply, Start
 from vla_stack.schema import Observation
 from vla_stack.training import checkpoint
 from vla_stack.world_model.clips import encode_all, open_recording
 from vla_stack.world_model.dreams import Dreams
 from vla_stack.world_model.instructions import ask_paraphrases
 from vla_stack.world_model.model import WorldModel
-from vla_stack.world_model.rehearsal import DRIVE, Act, Tell, as_it_is, in_other_words, record, roll
+from vla_stack.world_model.rehearsal import Reword, Varied, as_it_is, in_other_words, record
 
 TESTED = 60_000  # seed of the first episode that a policy is judged on
 PRACTISED = 80_000  # and of the first one that it learns from
@@ -59,8 +63,6 @@ RAVL = RavlRecipe(
 def improvement(settings: Settings, out: Path, arm: str, seed: int) -> dict[str, Any]:
     """Successes in the simulator, and how many episodes the policy learned from."""
     model = trained(out, "improvement", arm, seed)[-1]
-    if arm == "critics":
-        model = model.cpu()  # where they learn
     result: dict[str, Any] = {"kept": 0}
     policy = shipped()
     if arm != "unchanged":
@@ -69,12 +71,8 @@ def improvement(settings: Settings, out: Path, arm: str, seed: int) -> dict[str,
         if not result["kept"]:
             return result | {"successes": None, "why": "no imagined episode succeeded without a guard firing"}
         policy = load_policy(tune(settings, [root, known(settings, out)], out / "runs" / root.name, seed))
-    successes: list[bool] = []
-    for i in range(0, settings.tested, BATCH):
-        seeds = range(TESTED + i, TESTED + min(i + BATCH, settings.tested))
-        env = simulated_env(model, len(seeds))
-        successes += [e.success for e in roll(env, follow(policy), seeds, words(out), DRIVE)]
-        env.close()
+    tested = plan(simulated(model), Varied(PolicyAgent, words(out)), policy)
+    successes = [e.success for e in episodes(policy, tested, range(TESTED, TESTED + settings.tested))]
     return result | {"successes": successes}
 
 
@@ -88,24 +86,33 @@ def practise(settings: Settings, out: Path, model: WorldModel, root: Path, arm: 
     wanted = settings.improved
     if arm == "real" and (other := out / f"improve-imagined-{seed}.json").exists():
         wanted = json.loads(other.read_text())["kept"]  # as many demonstrations as there are imagined episodes
-    critics = pessimists(settings, out, model, seed) if arm == "critics" else None
     rows = 1 if arm == "real" else min(BATCH, settings.improved)
-    while kept < wanted and tried < TRIES * settings.improved:
-        seeds = range(first + tried, first + tried + rows)
-        env = (simulated_env if arm in ("real", "simulated") else imagined_env)(model, rows)
-        if arm == "real":
-            act = demonstrate(env.backend.envs[0])
-        elif arm in ("imagined", "simulated", "relabelled"):
-            act = follow(shipped())
-        else:
-            act = consider(env.backend, shipped(), critics, seeds)
-        tell = as_it_is if arm == "relabelled" else words(out)
-        kept = record(root, model.robot, roll(env, act, seeds, tell, DRIVE), wanted, words(out))
-        tried += rows
-        env.close()
+    policy = None if arm == "real" else shipped()
+    with Engine(practice(settings, out, model, arm, seed), rows) as engine:
+        while kept < wanted and tried < TRIES * settings.improved:
+            starts = [Start(first + tried + row) for row in range(rows)]
+            found = sorted(engine.run(policy, starts), key=lambda e: e.seed)
+            kept = record(root, model.robot, found, wanted, words(out))
+            tried += rows
     result = {"kept": kept, "tried": tried}
     note.write_text(json.dumps(result))
     return result
+
+
+def practice(settings: Settings, out: Path, model: WorldModel, arm: str, seed: int) -> Plan:
+    """Where, and who acts in, the episodes that an arm learns from."""
+    folder = folders(out, "improvement", arm, seed)[-1]
+    if arm == "real":
+        return plan(simulated(model), Varied(partial(ExpertAgent, make=sim.make_expert, noise=0.0), words(out)), None)
+    if arm == "simulated":
+        return plan(simulated(model), Varied(PolicyAgent, words(out)), shipped())
+    if arm in ("imagined", "relabelled"):
+        reword = as_it_is if arm == "relabelled" else words(out)
+        return plan(imagined(folder), Varied(PolicyAgent, reword), shipped())
+    if arm == "critics":
+        critics = pessimists(settings, out, model.cpu(), seed)
+        return plan(imagined(folder, "cpu"), Varied(partial(ChoosingAgent, critics=critics), words(out)), shipped())
+    return plan(imagined(folder), Varied(ChoosingAgent, words(out)), shipped())
 
 
 def ask_words(settings: Settings, out: Path, endpoint: Endpoint) -> None:
@@ -116,46 +123,43 @@ def ask_words(settings: Settings, out: Path, endpoint: Endpoint) -> None:
         path.write_text(json.dumps({t: ask_paraphrases(endpoint, t, tuple(v.values())) for t, v in named}))
 
 
-def words(out: Path) -> Tell:
-    """What policies are told instead of an instruction."""
+def words(out: Path) -> Reword:
+    """What policies are given instead of an instruction."""
     path = out / WORDS
     return partial(in_other_words, given=json.loads(path.read_text()) if path.exists() else None)
 
 
-def follow(policy: ChunkPolicy) -> Act:
-    """A policy."""
+class ChoosingAgent:
+    """Carries out the best of several noisy chunks of the policy, and of the critics' own where there are critics.
 
-    def act(observations: Sequence[Observation], seeds: NDArray[np.int64], k: int) -> NDArray[np.float32]:
-        return policy.infer(observations, [int(s) * 1000 + k for s in seeds]).actions[:, :EXECUTED]
+    Args:
+        episode: Of a world model.
+        critics: Say what a chunk is worth; without, the world model's judges do.
+    """
 
-    return act
+    def __init__(self, episode: Episode, critics: Critics | None = None) -> None:
+        self._row, self._seed, self._critics = episode.env, episode.start.seed, critics
+        self._chunk: NDArray[np.float32] = NO_COMMANDS
 
+    def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
+        if not len(self._chunk):
+            drawn = []
+            for c in range(CANDIDATES):
+                seed = (self._seed * 1000 + k) * CANDIDATES + c
+                chunk, _ = yield Query(observation, seed)
+                drawn.append(noisy(chunk[None], NOISE, [seed]))
+            self._chunk = self._best(np.concatenate(drawn), k)
+        command, self._chunk = self._chunk[0], self._chunk[1:]
+        return Decision(command, ahead=self._chunk)
 
-def demonstrate(env: Any) -> Act:
-    """The expert of one simulated arm, a control step at a time."""
-    expert = sim.make_expert(env)
-    return lambda observations, seeds, k: expert.act()[None, None]
+    def result(self) -> None: ...
 
-
-def consider(dreams: Dreams, policy: ChunkPolicy, critics: Critics | None, all_seeds: Sequence[int]) -> Act:
-    """The best of several noisy chunks of a policy, and of the critics' own where there are critics."""
-    rows = {seed: row for row, seed in enumerate(all_seeds)}
-
-    def act(observations: Sequence[Observation], seeds: NDArray[np.int64], k: int) -> NDArray[np.float32]:
-        drawn = []
-        for c in range(CANDIDATES):
-            words = [(int(s) * 1000 + k) * CANDIDATES + c for s in seeds]
-            chunks = policy.infer(observations, words).actions
-            drawn.append(noisy(chunks, NOISE, np.array(words), k))
-        chosen = []
-        for i, seed in enumerate(seeds):
-            row, options = rows[int(seed)], np.stack([chunks[i] for chunks in drawn])
-            if critics is not None:
-                options = np.concatenate([options[:, :EXECUTED], dreams.propose(row, critics)[None]])
-            chosen.append(options[dreams.choose(row, options, int(seed) * 1000 + k, critics=critics)][:EXECUTED])
-        return np.stack(chosen)
-
-    return act
+    def _best(self, chunks: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+        world: Dreams = self._row.backend
+        if self._critics is not None:
+            own = world.propose(self._row.index, self._critics)
+            chunks = np.concatenate([chunks[:, :EXECUTED], own[None]])
+        return chunks[world.choose(self._row.index, chunks, self._seed * 1000 + k, critics=self._critics)][:EXECUTED]
 
 
 def pessimists(settings: Settings, out: Path, model: WorldModel, seed: int) -> Critics:

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from world_training import Settings, trained
+from world_training import DEVICE, Settings, folders, trained
 
 import sim
+from vla_stack.envs import EnvStep, options_for
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.shipped import resolve_policy
-from vla_stack.schema import Observation
-from vla_stack.world_model.dreams import Dreams, SimulatedStarts, max_steps_of
-from vla_stack.world_model.imagined_env import ImaginedVectorEnv
+from vla_stack.rollout import engine
+from vla_stack.rollout.agents import PolicyAgent, expert_plan
+from vla_stack.rollout.engine import run
+from vla_stack.rollout.plan import Agent, Decision, Episode, Plan, Query, Reply, Start
+from vla_stack.rollout.records import EpisodeRecord
+from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import Chunks, Continuation, Observation, PolicySpec
+from vla_stack.world_model.dreams import max_steps_of
 from vla_stack.world_model.model import WorldModel
-from vla_stack.world_model.oracle import Oracle
-from vla_stack.world_model.rehearsal import Act, Episode, roll
+from vla_stack.world_model.rehearsal import DRIVE_STEPS, FILM, Film, FilmRecorder, Varied
 
 SEED = 40_000  # of the first start
 EXECUTED = 4  # actions of a chunk, of every policy
+EXECUTOR = ExecutorConfig(mode="sync", execute=EXECUTED)
 BATCH = 10
+Where = tuple[str, dict[str, Any]]  # an environment's id and its options
 
 
 @dataclass(frozen=True)
@@ -60,66 +66,72 @@ CANDIDATES = {
 
 def ranking(settings: Settings, out: Path, name: str, seed: int) -> dict[str, Any]:
     """Successes of one policy over paired starts: simulated, imagined, and as judges see the simulated ones."""
-    model = trained(out, "ranking", name, seed)[-1]
-    env_id, candidate, steps = model.config.env, CANDIDATES[name], max_steps_of(model)
-    starts = list(range(SEED, SEED + settings.starts))
-    result: dict[str, Any] = {"real": [], "model": [], "judged": [], "tripped": [], "guards": []}
-    for i in range(0, len(starts), BATCH):
-        seeds = starts[i : i + BATCH]
-        act = actor(candidate, env_id, steps, seeds)
-        for key, env in (("real", simulated_env(model, len(seeds))), ("model", imagined_env(model, len(seeds)))):
-            episodes = roll(env, act, seeds)
-            env.close()
-            result[key] += [e.success for e in episodes]
-            if key == "real":
-                result["judged"] += [judged(model, e) for e in episodes]
-            else:
-                result["tripped"] += [bool(e.guards) for e in episodes]
-                result["guards"] += [list(e.guards) for e in episodes]
-    return result
+    model, folder = trained(out, "ranking", name, seed)[-1], folders(out, "ranking", name, seed)[-1]
+    policy, agent = candidate(CANDIDATES[name], model.config.env, max_steps_of(model))
+    seeds = range(SEED, SEED + settings.starts)
+    real, ours = (
+        episodes(policy, plan(where, agent, policy, driven=0), seeds) for where in (simulated(model), imagined(folder))
+    )
+    films: list[Film] = [e.attached[FILM] for e in ours]
+    return {
+        "real": [e.success for e in real],
+        "model": [e.success for e in ours],
+        "judged": [judged(model, e) for e in real],
+        "tripped": [bool(film.guards) for film in films],
+        "guards": [list(film.guards) for film in films],
+    }
 
 
 @torch.no_grad()
-def judged(model: WorldModel, episode: Episode) -> bool:
+def judged(model: WorldModel, episode: EpisodeRecord) -> bool:
     """Whether the judges see a success in an episode."""
-    film = [np.stack([o.images[c] for c in model.cameras]) for o in (*episode.observations, episode.last) if o]
+    film: Film = episode.attached[FILM]
+    shown = [np.stack([o.images[c] for c in model.cameras]) for o in (*film.observations, film.last) if o]
     device = model.bank.device
     task = torch.tensor([model.config.tasks.index(episode.task)], device=device)
-    success, _ = model.heads.success(torch.from_numpy(np.stack(film))[None].to(device), task)
+    success, _ = model.heads.success(torch.from_numpy(np.stack(shown))[None].to(device), task)
     return bool((success > model.config.limits.success).any())
 
 
-def simulated_env(model: WorldModel, rows: int) -> ImaginedVectorEnv:
-    """The simulator behind the imagined environment's class."""
+def simulated(model: WorldModel) -> Where:
+    """The simulator, showing what a world model shows."""
     size = model.robot.cameras[0].height
-    oracle = Oracle(model.config.env, rows, cameras=model.cameras, image_size=size, control_hz=model.robot.rate_hz)
-    return ImaginedVectorEnv(oracle, rows, AutoresetMode.DISABLED)
+    return model.config.env, {"cameras": model.cameras, "image_size": size, "control_hz": model.robot.rate_hz}
 
 
-def imagined_env(model: WorldModel, rows: int) -> ImaginedVectorEnv:
-    """The world model, from the simulator's first frames."""
-    starts = SimulatedStarts(model.config.env, model.robot)
-    return ImaginedVectorEnv(Dreams(model, starts, rows, max_steps_of(model)), rows, AutoresetMode.DISABLED)
+def imagined(folder: Path, device: str = str(DEVICE)) -> Where:
+    """The world model of a run, from the simulator's first frames."""
+    return f"imagined:{folder}", {"device": device}
 
 
-def actor(candidate: Candidate, env_id: str, steps: int, seeds: Sequence[int]) -> Act:
-    """How a policy acts, a function of observation, seed and time alone."""
-    if candidate.kind == "scripted":
-        plans = {s: scripted(env_id, s, candidate.noise, steps) for s in seeds}
-        return lambda observations, seeds, k: np.stack([plans[int(s)][k : k + EXECUTED] for s in seeds])
-    if candidate.kind == "random":
-        return wander
+def plan(
+    where: Where, agent: Callable[[Episode], Agent], policy: engine.ChunkPolicy | None, driven: int = DRIVE_STEPS
+) -> Plan:
+    """Filmed episodes, whose first ``driven`` steps no film has."""
+    (env_id, options), recorders = where, {FILM: partial(FilmRecorder, skip=driven)}
+    if policy is None:
+        return expert_plan(env_id, options, agent, recorders)
+    spec = policy.spec
+    return Plan(env_id, options_for(env_id, spec, options), spec, agent, recorders, EXECUTOR)
+
+
+def episodes(policy: engine.ChunkPolicy | None, plan: Plan, seeds: Iterable[int]) -> list[EpisodeRecord]:
+    """One episode a seed, in their order."""
+    return sorted(run(policy, plan, [Start(s) for s in seeds], BATCH), key=lambda e: e.seed)
+
+
+def candidate(c: Candidate, env_id: str, steps: int) -> tuple[engine.ChunkPolicy | None, Callable[[Episode], Agent]]:
+    """What the engine asks, if anything, and who acts; a function of observation, seed and time alone."""
+    if c.kind == "scripted":
+        return None, lambda episode: OpenLoop(scripted(env_id, episode.start.seed, c.noise, steps))
+    if c.kind == "random":
+        return None, lambda episode: OpenLoop(wandering(episode.start.seed, steps))
     instructions = next(i.instructions for i in sim.TASKS.values() if i.id == env_id)
-    policy = shipped()
 
-    def act(observations: Sequence[Observation], seeds: NDArray[np.int64], k: int) -> NDArray[np.float32]:
-        if candidate.wrong:
-            others = [next(t for t in instructions if t != o.task) for o in observations]
-            observations = [replace(o, task=t) for o, t in zip(observations, others, strict=True)]
-        chunks = policy.infer(observations, [int(s) * 1000 + k for s in seeds]).actions[:, :EXECUTED]
-        return noisy(chunks, candidate.noise, seeds, k)
+    def reword(task: str, seed: int) -> str:
+        return next(t for t in instructions if t != task) if c.wrong else task
 
-    return act
+    return Noisy(shipped(), c.noise), Varied(PolicyAgent, reword, drive=0.0)
 
 
 @cache
@@ -127,30 +139,63 @@ def shipped() -> ChunkPolicy:
     return load_policy(resolve_policy("shipped"))
 
 
-def wander(observations: Sequence[Observation], seeds: NDArray[np.int64], k: int) -> NDArray[np.float32]:
-    """Random goals, each held for a chunk."""
-    rngs = [np.random.default_rng([int(s), k]) for s in seeds]
+@dataclass(frozen=True)
+class Noisy:
+    """A policy whose chunks are offset, each by a random place of that standard deviation in metres."""
+
+    policy: ChunkPolicy
+    noise: float
+
+    @property
+    def spec(self) -> PolicySpec:
+        return self.policy.spec
+
+    def infer(
+        self,
+        observations: Sequence[Observation],
+        seeds: Sequence[int],
+        continuations: Sequence[Continuation | None] = (),
+    ) -> Chunks:
+        return Chunks(noisy(self.policy.infer(observations, seeds).actions, self.noise, seeds))
+
+
+class OpenLoop:
+    """Carries out commands [T, A] without looking."""
+
+    def __init__(self, commands: NDArray[np.float32]) -> None:
+        self._commands = commands
+
+    def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
+        return Decision(self._commands[k], ahead=self._commands[k + 1 :])
+        yield  # a generator, as agents that ask a policy are
+
+    def result(self) -> None: ...
+
+
+def wandering(seed: int, steps: int) -> NDArray[np.float32]:
+    """Random goals, each held for as long as a chunk is executed: commands [T, A], T at least ``steps``."""
+    rngs = [np.random.default_rng([seed, k]) for k in range(0, steps, EXECUTED)]
     goals = np.stack([r.uniform((0.3, -0.25, 0.02, -1, 0), (0.6, 0.25, 0.3, 1, 1)) for r in rngs])
-    return np.repeat(goals[:, None], EXECUTED, 1).astype(np.float32)
+    return np.repeat(goals, EXECUTED, 0).astype(np.float32)
 
 
-def noisy(chunks: NDArray[np.float32], noise: float, seeds: NDArray[np.int64], k: int) -> NDArray[np.float32]:
+def noisy(chunks: NDArray[np.float32], noise: float, seeds: Sequence[int]) -> NDArray[np.float32]:
     """Chunks [N, n, A] with one offset of the tool's position each, of that standard deviation in metres."""
     chunks = chunks.copy()
     for row, seed in enumerate(seeds):
-        chunks[row, :, :3] += np.random.default_rng([int(seed), k]).normal(0.0, noise, 3)
+        chunks[row, :, :3] += np.random.default_rng(seed).normal(0.0, noise, 3)
     return chunks
 
 
 def scripted(env_id: str, seed: int, noise: float, steps: int) -> NDArray[np.float32]:
-    """Actions [steps + EXECUTED, A] of the expert in the simulator; the last one is held."""
+    """Actions [steps, A] of the expert in the simulator; the last one is held."""
     env = gym.make(env_id, cameras=())
     env.reset(seed=seed)
     expert = sim.make_expert(env, noise=noise, seed=seed)
     actions: list[NDArray[np.float32]] = []
     for _ in range(steps):
-        actions.append(expert.perturb(expert.act()))
+        actions.append(np.asarray(expert.perturb(expert.act()), np.float32))
         if env.step(actions[-1])[2]:
             break
     env.close()
-    return np.stack([*actions, *[actions[-1]] * (steps + EXECUTED - len(actions))])
+    return np.stack([*actions, *[actions[-1]] * (steps - len(actions))])

@@ -51,8 +51,17 @@ class VectorEnv(Protocol):
         """Begin new episodes in some rows; the same seed begins the same episode in any row."""
         ...
 
-    def step(self, rows: Sequence[int], actions: NDArray[np.float32]) -> list[EnvStep]:
-        """Carry out one command [A] in each of some rows, ``actions`` [len(rows), A]."""
+    def step(
+        self, rows: Sequence[int], actions: NDArray[np.float32], ahead: Sequence[NDArray[np.float32]] = ()
+    ) -> list[EnvStep]:
+        """Carry out one command [A] in each of some rows.
+
+        Args:
+            rows: Which.
+            actions: float32 [len(rows), A].
+            ahead: What each row is meant to carry out next, float32 [m, A], as far as that is known; nothing for who
+                answers a step at a time.
+        """
         ...
 
     def render(self, row: int) -> NDArray[np.uint8] | None:
@@ -84,7 +93,9 @@ class LocalEnvs:
         begun = [self._envs[row].reset(seed=seed) for row, seed in zip(rows, seeds, strict=True)]
         return [EnvStep(observation, 0.0, False, False, info) for observation, info in begun]
 
-    def step(self, rows: Sequence[int], actions: NDArray[np.float32]) -> list[EnvStep]:
+    def step(
+        self, rows: Sequence[int], actions: NDArray[np.float32], ahead: Sequence[NDArray[np.float32]] = ()
+    ) -> list[EnvStep]:
         steps = (self._envs[row].step(action) for row, action in zip(rows, actions, strict=True))
         return [EnvStep(o, float(reward), bool(done), bool(cut), info) for o, reward, done, cut, info in steps]
 

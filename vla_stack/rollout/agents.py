@@ -52,7 +52,8 @@ class PolicyAgent:
         self._command = self._command if dispatch.action is None else dispatch.action
         if dispatch.state is not State.RUN:
             return Decision(self._command)
-        return Decision(self._command, dispatch.chunk_rid, self._noise[dispatch.chunk_rid])
+        noise, ahead = self._noise[dispatch.chunk_rid], self._timeline.planned(k + 1)
+        return Decision(self._command, dispatch.chunk_rid, noise, ahead=ahead)
 
     def result(self) -> None:
         """Nothing that the record does not say."""

@@ -1,9 +1,9 @@
 """One episode under the virtual clock, written as a coroutine.
 
 It yields a :class:`~vla_stack.rollout.plan.Query` where its agent wants a chunk of the policy and is sent the reply; it
-yields a command where its environment has to be stepped and is sent what came of it. So any number of episodes advance,
-each in its own time, to the point where they need one of the two, and are answered in one batch; the outcome depends on
-neither their number nor the machine's speed.
+yields a :class:`~vla_stack.rollout.plan.Decision` where its environment has to be stepped and is sent what came of it.
+So any number of episodes advance, each in its own time, to the point where they need one of the two, and are answered
+in one batch; the outcome depends on neither their number nor the machine's speed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from vla_stack.envs.making import observe
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
-from vla_stack.rollout.plan import Episode, Query, Reply, StepEvent
+from vla_stack.rollout.plan import Decision, Episode, Query, Reply, StepEvent
 from vla_stack.rollout.records import IDLE, EpisodeRecord
 
-Running = Generator[Query | NDArray[np.float32], Reply | EnvStep, EpisodeRecord]
+Running = Generator[Query | Decision, Reply | EnvStep, EpisodeRecord]
 
 
 def run_episode(episode: Episode, on_step: Callable[[StepEvent], None] | None = None) -> Running:
@@ -51,7 +51,7 @@ def run_episode(episode: Episode, on_step: Callable[[StepEvent], None] | None = 
         decision = yield from agent.act(k, observation, now)
         if decision is None:
             break
-        now = yield decision.command  # type: ignore[assignment]  # a command is answered by what came of it
+        now = yield decision  # type: ignore[assignment]  # a decision is answered by what came of it
         event = StepEvent(k, observation, decision, now)
         for watch in watching:
             watch(event)

@@ -16,6 +16,7 @@ from vla_stack.rollout.records import IDLE
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Continuation, Observation, PolicySpec, RobotSpec
 
+NO_COMMANDS = np.zeros((0, 0), np.float32)
 Instruct = Literal["swap"] | None
 
 
@@ -73,12 +74,15 @@ class Decision(NamedTuple):
         chunk: Request id of the chunk that it came from; ``IDLE`` where it came from none.
         noise: Seed of the policy's noise in that chunk.
         label: Whatever else the agent tells recorders of this step: a clean label, say.
+        ahead: float32 [m, A], the commands that it means to send next, as far as it knows. A world model imagines all
+            of them at once; what is sent in the end may differ.
     """
 
     command: NDArray[np.float32]
     chunk: int = IDLE
     noise: int = 0
     label: Any = None
+    ahead: NDArray[np.float32] = NO_COMMANDS
 
 
 class StepEvent(NamedTuple):

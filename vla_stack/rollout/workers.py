@@ -25,7 +25,7 @@ from vla_stack import envs
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
 from vla_stack.rollout.episode import Running, run_episode
-from vla_stack.rollout.plan import Episode, Plan, Query, Reply, Start, StepEvent
+from vla_stack.rollout.plan import Decision, Episode, Plan, Query, Reply, Start, StepEvent
 from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.runtime.link import ignored_interrupts
 
@@ -57,7 +57,7 @@ class LocalGroup:
         self._robot = self._envs.robot or plan.policy.robot
         self._running: dict[int, Running] = {}
         self._queries: dict[int, Query] = {}
-        self._commands: dict[int, np.ndarray] = {}
+        self._decisions: dict[int, Decision] = {}
         self._records: list[EpisodeRecord] = []
         self.events: list[tuple[int, StepEvent]] = []  # of the last control step, by row
 
@@ -93,13 +93,13 @@ class LocalGroup:
         return not self._running
 
     def advance(self) -> None:
-        """One control step of every row that has a command."""
-        rows, self.events = list(self._commands), []
-        actions = np.stack([self._commands[row] for row in rows])
-        self._commands = {}
-        for row, step in zip(rows, self._envs.step(rows, actions), strict=True):
+        """One control step of every row that has decided."""
+        decided, self._decisions, self.events = self._decisions, {}, []
+        actions = np.stack([decision.command for decision in decided.values()])
+        steps = self._envs.step(list(decided), actions, [decision.ahead for decision in decided.values()])
+        for row, step in zip(decided, steps, strict=True):
             self._resume(row, step)
-        self._begin([row for row in rows if row not in self._running])
+        self._begin([row for row in decided if row not in self._running])
 
     def taken(self) -> list[EpisodeRecord]:
         """Episodes that finished since the last call."""
@@ -131,7 +131,7 @@ class LocalGroup:
             if isinstance(wanted, Query):
                 self._queries[row] = wanted
             else:
-                self._commands[row] = wanted
+                self._decisions[row] = wanted
 
 
 class _Share:

@@ -283,6 +283,11 @@ class Executor:
             return Dispatch(self._now.command.copy(), State.RUN, *source, next_action)
         return self._starve(elapsed)
 
+    def planned(self, k: int) -> NDArray[np.float32]:
+        """The plan's actions [m, A] from control step ``k`` on, which stand until another chunk comes."""
+        plan = self._now.timeline.since(k)
+        return plan.actions if plan.start == k else plan.actions[:0]
+
     def _usable(self, k: int) -> int | None:
         """Row of the plan's action for control step ``k``; None where there is none or what it rests on is too old."""
         plan, row = self._now.timeline, self._now.timeline.row(k)

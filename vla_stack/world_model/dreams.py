@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -18,8 +18,7 @@ from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
-from vla_stack.world_model.imagined_env import Frames
-from vla_stack.world_model.imagined_rows import ImaginedRows
+from vla_stack.world_model.imagined_rows import Frame, ImaginedRows
 from vla_stack.world_model.memory import Memory
 from vla_stack.world_model.model import End, WorldModel, shared
 from vla_stack.world_model.poses import POSE
@@ -81,6 +80,30 @@ class RecordedStarts:
     def close(self) -> None: ...
 
 
+class Chunk(NamedTuple):
+    """A chunk as it was imagined.
+
+    Attributes:
+        commands: [n, 5], those that it was imagined for; the last one is held for what is left of it.
+        pictures: uint8 [n, V, H, W, 3].
+        poses: [n, 5].
+        tripped: Guards that it trips.
+        end: Its last frame.
+    """
+
+    commands: Tensor
+    pictures: Tensor
+    poses: Tensor
+    tripped: list[str]
+    end: End
+
+    def foresaw(self, commands: Sequence[Tensor]) -> bool:
+        """Whether it was imagined for these commands, as far as they go."""
+        return len(commands) <= len(self.commands) and torch.equal(
+            self.commands[: len(commands)], torch.stack([*commands])
+        )
+
+
 @dataclass
 class Dream:
     """One rollout.
@@ -91,6 +114,7 @@ class Dream:
         task: Index of its instruction; None where the judges do not know it.
         before: Command before the present chunk, [5].
         commands: Those of the present chunk so far, [5] each.
+        chunk: The present chunk, as it was imagined last.
         judged: The judges' states, after every frame that was shown.
         state: float32 [S], as the robot would measure it.
     """
@@ -101,14 +125,16 @@ class Dream:
     before: Tensor
     state: NDArray[np.float32]
     commands: list[Tensor] = field(default_factory=list)
+    chunk: Chunk | None = None
     judged: list[Tensor] | None = None
 
 
 class Dreams:
-    """A :class:`vla_stack.world_model.imagined_env.Backend`; every rollout is a function of its seed and its actions.
+    """A :class:`vla_stack.world_model.imagined_rows.Backend`; every rollout is a function of its seed and its actions.
 
-    Commands become the poses that would be measured (the adapter), poses become frames. Where commands end within a
-    chunk, the last one is held and the frames so far are shown; only whole chunks are remembered.
+    Commands become the poses that would be measured (the adapter), poses become frames. A chunk is imagined when its
+    first command comes, for the commands that are known ahead; where these end within it, the last one is held. It is
+    imagined again when another command comes than was known; only whole chunks are remembered.
 
     The state is the pose that the adapter expects; the opening is the probe's, as nothing else sees what is held;
     joints follow by inverse kinematics.
@@ -138,7 +164,7 @@ class Dreams:
     def stages(self) -> tuple[str, ...]:
         return ("done",)
 
-    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[Frames, str]:
+    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[Frame, str]:
         if seed is not None:
             self._streams[row] = np.random.default_rng(seed)
         else:
@@ -153,9 +179,8 @@ class Dreams:
         dream = Dream(seed, self.model.begin(pictures[None], state[None, :POSE])[0], task, pose, state)
         self._dreams[row] = dream
         p = self._judge([dream], torch.from_numpy(pictures[None, None]).to(device))[0]
-        first = {c: start.pictures[c][None] for c in self.model.cameras}
-        no = np.zeros(1, bool)
-        return Frames(first, state[None], p, no, no), start.task
+        shown = {c: start.pictures[c] for c in self.model.cameras}
+        return Frame(shown, state, float(p[0])), start.task
 
     def choose(
         self,
@@ -180,80 +205,69 @@ class Dreams:
         dream = self._dreams[row]
         return critics.propose(dream.memory.current, dream.task or 0)[0].cpu().numpy()
 
-    def advance(self, rows: Sequence[int], actions: NDArray[np.float32]) -> list[Frames]:
-        films: list[list[Frames]] = [[] for _ in rows]
-        todo = [list(torch.from_numpy(a[:, :POSE].copy()).to(self.model.bank.device)) for a in actions]
-        while any(todo):
-            # Rollouts may be at different places of their chunks: those that go equally far go together.
-            room = {i: self.model.horizon - len(self._dreams[rows[i]].commands) for i, left in enumerate(todo) if left}
-            takes = {i: min(room[i], len(todo[i])) for i in room}
-            reach = {i: len(self._dreams[rows[i]].commands) + takes[i] for i in takes}
-            for n in sorted(set(reach.values())):
-                group = [i for i in takes if reach[i] == n]
-                for i in group:
-                    self._dreams[rows[i]].commands += todo[i][: takes[i]]
-                    del todo[i][: takes[i]]
-                dreams = [self._dreams[rows[i]] for i in group]
-                pictures, poses, trips = self._imagine(dreams, n)
-                for m in {takes[i] for i in group}:  # frames that are newly shown
-                    alike = [g for g, i in enumerate(group) if takes[i] == m]
-                    shown = self._frames(
-                        [dreams[g] for g in alike],
-                        pictures[alike, n - m :],
-                        poses[alike, n - m :],
-                        [trips[g] for g in alike],
-                    )
-                    for g, frames in zip(alike, shown, strict=True):
-                        films[group[g]].append(frames)
-        return [_joined(parts) for parts in films]
+    def advance(
+        self, rows: Sequence[int], actions: NDArray[np.float32], ahead: Sequence[NDArray[np.float32]] = ()
+    ) -> list[Frame]:
+        dreams = [self._dreams[row] for row in rows]
+        todo: dict[int, list[tuple[Dream, Tensor]]] = {}  # by the number of commands that are known: one batch each
+        for i, dream in enumerate(dreams):
+            dream.commands.append(self._pose(actions[i]))
+            if dream.chunk is None or not dream.chunk.foresaw(dream.commands):
+                later = ahead[i][: self.model.horizon - len(dream.commands)] if len(ahead) else ()
+                commands = torch.stack([*dream.commands, *map(self._pose, later)])
+                todo.setdefault(len(commands), []).append((dream, commands))
+        for n in sorted(todo):
+            self._imagine(*zip(*todo[n], strict=True))
+        return self._show(dreams)
 
     def close(self) -> None:
         self._starts.close()
 
+    def _pose(self, action: NDArray[np.float32]) -> Tensor:
+        return torch.from_numpy(action[:POSE].copy()).to(self.model.bank.device)
+
     @torch.no_grad()
-    def _imagine(self, dreams: list[Dream], n: int) -> tuple[Tensor, Tensor, list[list[str]]]:
-        """Pictures [B, n, V, H, W, 3], poses [B, n, 5] and tripped guards of B dreams with ``n`` commands each."""
-        model = self.model
-        commands = torch.stack([torch.stack(d.commands) for d in dreams])
+    def _imagine(self, dreams: Sequence[Dream], given: Sequence[Tensor]) -> None:
+        """The present chunks of B dreams, for commands [n, 5] each."""
+        model, commands = self.model, torch.stack([*given])
         pose, before = torch.stack([d.memory.current.pose for d in dreams]), torch.stack([d.before for d in dreams])
         poses = model.heads.adapter(pose, before, commands)
         noise = torch.cat([chunk_noise(model, [d.seed], d.memory.chunks) for d in dreams])
         latents, spread = model.chunk([d.memory for d in dreams], poses, noise)
-        pictures = model.vae.pictures(latents[:, :n])
+        pictures = model.vae.pictures(latents[:, : commands.shape[1]])
         measured = guards.readings(model, spread, latents, pictures, poses, commands, pose)
-        trips = [guards.tripped(model, measured, d.memory.chunks + 1, row) for row, d in enumerate(dreams)]
-        if n == model.horizon:
-            for row, dream in enumerate(dreams):
-                dream.memory.push(End(latents[row, -1], poses[row, -1]))
-                dream.before, dream.commands = commands[row, -1], []
-        return pictures, poses, trips
+        for row, d in enumerate(dreams):
+            tripped = guards.tripped(model, measured, d.memory.chunks + 1, row)
+            d.chunk = Chunk(commands[row], pictures[row], poses[row], tripped, End(latents[row, -1], poses[row, -1]))
 
     @torch.no_grad()
-    def _frames(self, dreams: list[Dream], pictures: Tensor, poses: Tensor, trips: list[list[str]]) -> list[Frames]:
-        """Judge newly shown pictures [B, n, V, H, W, 3], all dreams at once, and measure the robots in them.
+    def _show(self, dreams: Sequence[Dream]) -> list[Frame]:
+        """Judge the frames that newest commands lead to, all dreams at once, and measure the robots in them.
 
         Guards end a rollout at a chunk's end, by which their limits were taken; but where a success is shown before, it
         has to pass them there.
         """
-        p = self._judge(dreams, pictures)
-        opening = self.model.heads.probe(pictures.flatten(0, 1))[:, 4].clamp(0, 1).unflatten(0, pictures.shape[:2])
-        told = torch.cat([poses[..., :4], opening[..., None]], -1).cpu().numpy()
-        seen = pictures.cpu().numpy()
-        out = []
-        for row, dream in enumerate(dreams):
-            states = []
-            for pose in told[row]:
-                joints = self._ik.solve(pose[:4].astype(np.float64), dream.state[POSE : POSE + len(ARM7.joints)])
-                dream.state = np.concatenate([pose, joints]).astype(np.float32)
-                states.append(dream.state)
-            films = {c: seen[row, :, v] for v, c in enumerate(self.model.cameras)}
-            done = p[row] > self.model.config.limits.success
-            counts = not dream.commands or done.any()
-            out.append(Frames(films, np.stack(states), p[row], done, np.zeros_like(done), trips[row] if counts else []))
-        return out
+        chunks = [(d.chunk, len(d.commands) - 1) for d in dreams if d.chunk is not None]
+        pictures = torch.stack([chunk.pictures[at] for chunk, at in chunks])
+        poses = torch.stack([chunk.poses[at] for chunk, at in chunks])
+        p = self._judge(dreams, pictures[:, None])[:, 0]
+        opening = self.model.heads.probe(pictures)[:, 4].clamp(0, 1)
+        measured = torch.cat([poses[:, :4], opening[:, None]], -1).cpu().numpy()
+        seen, frames = pictures.cpu().numpy(), []
+        for row, (dream, (chunk, at)) in enumerate(zip(dreams, chunks, strict=True)):
+            joints = self._ik.solve(measured[row, :4].astype(np.float64), dream.state[POSE : POSE + len(ARM7.joints)])
+            dream.state = np.concatenate([measured[row], joints]).astype(np.float32)
+            done, whole = bool(p[row] > self.model.config.limits.success), at + 1 == self.model.horizon
+            shown = {c: seen[row, v] for v, c in enumerate(self.model.cameras)}
+            tripped = chunk.tripped if whole or done else []
+            frames.append(Frame(shown, dream.state, float(p[row]), done, False, tripped))
+            if whole:
+                dream.memory.push(chunk.end)
+                dream.before, dream.commands, dream.chunk = dream.commands[-1], [], None
+        return frames
 
     @torch.no_grad()
-    def _judge(self, dreams: list[Dream], pictures: Tensor) -> NDArray[np.float32]:
+    def _judge(self, dreams: Sequence[Dream], pictures: Tensor) -> NDArray[np.float32]:
         """Success probability [B, n] of pictures [B, n, V, H, W, 3]; 0 where the judges do not know the instruction."""
         p = np.zeros(pictures.shape[:2], np.float32)
         rows = [row for row, d in enumerate(dreams) if d.task is not None]
@@ -279,17 +293,6 @@ def make(name: str, num_envs: int, device: str = "cpu", render_mode: str = "") -
     """
     model = shared(name, device)
     return ImaginedRows(Dreams(model, simulated(model), num_envs, max_steps_of(model)), num_envs)
-
-
-def _joined(parts: list[Frames]) -> Frames:
-    """Films end to end."""
-    pictures = {c: np.concatenate([f.pictures[c] for f in parts]) for c in parts[0].pictures}
-
-    def column(name: str) -> Any:
-        return np.concatenate([getattr(f, name) for f in parts])
-
-    tripped = [g for f in parts for g in f.tripped]
-    return Frames(pictures, column("states"), column("success"), column("done"), column("ended"), tripped)
 
 
 def simulated(model: WorldModel) -> SimulatedStarts:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 import sim  # noqa: F401  registers the tasks
 from vla_stack.schema import RobotSpec
-from vla_stack.world_model.imagined_env import Frames
+from vla_stack.world_model.imagined_rows import Frame
 
 
 class Oracle:
-    """A :class:`vla_stack.world_model.imagined_env.Backend` that renders instead of imagining.
+    """A :class:`vla_stack.world_model.imagined_rows.Backend` that renders instead of imagining.
 
     Args:
         env_id: A task of ``sim``.
@@ -40,28 +40,24 @@ class Oracle:
     def stages(self) -> tuple[str, ...]:
         return self.envs[0].stages
 
-    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[Frames, str]:
+    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[Frame, str]:
         raw, info = self.envs[row].reset(seed=seed, options=options)
-        return _frames([(raw, info, False)]), info["task"]
+        return _frame(raw, info, False), info["task"]
 
-    def advance(self, rows: Sequence[int], actions: NDArray[np.float32]) -> list[Frames]:
-        films = []
-        for row, chunk in zip(rows, actions, strict=True):
-            steps = []
-            for action in chunk:
-                raw, _, terminated, _, info = self.envs[row].step(action)
-                steps.append((raw, info, terminated))
-            films.append(_frames(steps))
-        return films
+    def advance(
+        self, rows: Sequence[int], actions: NDArray[np.float32], ahead: Sequence[NDArray[np.float32]] = ()
+    ) -> list[Frame]:
+        frames = []
+        for row, action in zip(rows, actions, strict=True):
+            raw, _, terminated, _, info = self.envs[row].step(action)
+            frames.append(_frame(raw, info, terminated))
+        return frames
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
 
 
-def _frames(steps: list[tuple[dict[str, Any], dict[str, Any], bool]]) -> Frames:
-    won = np.array([info["is_success"] for _, info, _ in steps])
-    pictures = {c: np.stack([raw["pixels"][c] for raw, _, _ in steps]) for c in steps[0][0]["pixels"]}
-    states = np.stack([raw["agent_pos"] for raw, _, _ in steps])
-    ended = np.array([terminated for _, _, terminated in steps]) & ~won
-    return Frames(pictures, states, won.astype(np.float32), won, ended)
+def _frame(raw: dict[str, Any], info: dict[str, Any], terminated: bool) -> Frame:
+    won = bool(info["is_success"])
+    return Frame(raw["pixels"], raw["agent_pos"], float(won), won, terminated and not won)

@@ -2,49 +2,34 @@
 
 Policy improvement as in Ctrl-World (arXiv:2510.10125, algorithm 1): the arm is first driven to a random place, the
 instruction is put in other words, the policy acts, and episodes that succeed (and that no guard ended) are recorded as
-demonstrations. The class of the environment is the same for both worlds, so a policy is improved and judged under the
-same conditions.
+demonstrations. Agent and recorder are the engine's, and the same in both worlds, so a policy is improved and judged
+under the same conditions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.envs.making import observe
+from vla_stack.envs.vector import EnvStep
+from vla_stack.rollout.plan import NO_COMMANDS, Agent, Decision, Episode, Query, Reply, StepEvent
+from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.schema import Observation, RobotSpec
-from vla_stack.world_model.imagined_env import ImaginedVectorEnv
 from vla_stack.world_model.instructions import paraphrases
 from vla_stack.world_model.poses import POSE
 
 DRIVE_STEPS = 4  # control steps in which the arm is driven to where an episode begins
-PERIOD_NS = 100_000_000
 DRIVE = 0.05  # m, standard deviation of how far
+FILM = "film"  # name of a :class:`FilmRecorder` among a plan's recorders
 
-# What robots know, their seeds, and the step: chunks of commands [N, n, A]. Asked for the episodes that still run.
-Act = Callable[[Sequence[Observation], NDArray[np.int64], int], NDArray[np.float32]]
-Tell = Callable[[str, int], str]  # (instruction, seed) -> what the policy is told
-
-
-@dataclass
-class Episode:
-    """What was done: T observations, with the instruction as it was told, T commands [A], and what was seen last.
-
-    ``task`` is the instruction that success is judged by.
-    """
-
-    seed: int
-    task: str
-    observations: list[Observation] = field(default_factory=list)
-    actions: list[NDArray[np.float32]] = field(default_factory=list)
-    success: bool = False
-    guards: tuple[str, ...] = ()
-    last: Observation | None = None
+Reword = Callable[[str, int], str]  # (instruction, seed) -> what the policy is given instead
 
 
 def as_it_is(task: str, seed: int) -> str:
@@ -58,80 +43,109 @@ def in_other_words(task: str, seed: int, given: Mapping[str, Sequence[str]] | No
     return texts[seed % len(texts)]
 
 
-def roll(
-    env: ImaginedVectorEnv, act: Act, seeds: Sequence[int], tell: Tell = as_it_is, drive: float = 0.0
-) -> list[Episode]:
-    """One episode of every environment.
+@dataclass(frozen=True)
+class Varied:
+    """Makes agents of episodes under varied conditions; where the arm is driven and the words follow from the seed.
 
-    Args:
-        env: Imagined or simulated; without autoreset it does not go on with what is over.
-        act: The policy.
-        seeds: One for each environment; a scene, where the arm is driven, and the words follow from it.
-        tell: What the policy is told.
-        drive: Standard deviation in metres of how far the arm is driven before the policy acts; that is not recorded.
+    Attributes:
+        agent: Makes who acts when the arm has been driven.
+        reword: What it is given as its instruction.
+        drive: Standard deviation in metres of how far the arm is driven; 0 leaves it where it is.
     """
-    obs, info = env.reset(seed=[int(s) for s in seeds])
-    told = [tell(task, int(s)) for task, s in zip(info["task"], seeds, strict=True)]
-    episodes = [Episode(int(s), task) for s, task in zip(seeds, info["task"], strict=True)]
-    over: NDArray[np.bool_] = np.zeros(len(episodes), bool)
-    if drive:
-        obs, _, terminated, truncated, info = env.step(driving(obs["agent_pos"], env.backend.robot, seeds, drive))
-        over = terminated | truncated
-    step = 0
-    while not over.all():
-        before = info["steps"]
-        now = [_observation(obs, i, told[i], step) for i in range(len(episodes))]
-        running = np.flatnonzero(~over)
-        acted = act([now[i] for i in running], np.asarray(seeds)[running], step)
-        chunk = np.zeros((len(episodes), *acted.shape[1:]), np.float32)
-        chunk[running] = acted
-        obs, _, terminated, truncated, info = env.step(chunk)
-        for i in running:
-            episode, films, states = episodes[i], info["frames"][i], info["states"][i]
-            for k in range(info["steps"][i] - before[i]):
-                episode.observations.append(now[i])
-                episode.actions.append(chunk[i, k])
-                pictures, t = {c: p[k] for c, p in films.items()}, step + k + 1
-                now[i] = episode.last = Observation(states[k], pictures, told[i], t, t * PERIOD_NS)
-            episode.success, episode.guards = bool(info["is_success"][i]), info["guards"][i]
-        over |= terminated | truncated
-        step += chunk.shape[1]
-    return episodes
+
+    agent: Callable[[Episode], Agent]
+    reword: Reword = as_it_is
+    drive: float = DRIVE
+
+    def __call__(self, episode: Episode) -> Agent:
+        return _VariedAgent(self, episode)
 
 
-def driving(
-    states: NDArray[np.float32], robot: RobotSpec, seeds: Sequence[int], distance: float
-) -> NDArray[np.float32]:
-    """Commands [N, DRIVE_STEPS, A] from where tools are, [N, S], straight to random places; the opening stays."""
-    offset = np.stack([np.random.default_rng([int(s), 7]).normal(0.0, distance, 3) for s in seeds])
-    share = np.linspace(1 / DRIVE_STEPS, 1, DRIVE_STEPS)[None, :, None]
-    chunk = np.repeat(states[:, None, :POSE], DRIVE_STEPS, 1)
-    chunk[..., :3] += offset[:, None] * share
+class _VariedAgent:
+    def __init__(self, varied: Varied, episode: Episode) -> None:
+        self._agent, self._reword, self._seed = varied.agent(episode), varied.reword, episode.start.seed
+        here = np.asarray(episode.first.observation["agent_pos"], np.float32)
+        way = driving(here, episode.robot, self._seed, varied.drive)
+        self._way = way if varied.drive else NO_COMMANDS
+
+    def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
+        if k < len(self._way):
+            return Decision(self._way[k], ahead=self._way[k + 1 :])
+        reworded = replace(observation, task=self._reword(observation.task, self._seed))
+        return (yield from self._agent.act(k, reworded, now))
+
+    def result(self) -> object:
+        return self._agent.result()
+
+
+def driving(state: NDArray[np.float32], robot: RobotSpec, seed: int, distance: float) -> NDArray[np.float32]:
+    """Commands [DRIVE_STEPS, A] from where the tool is, [S], straight to a random place; the opening stays."""
+    offset = np.random.default_rng([seed, 7]).normal(0.0, distance, 3)
+    chunk = np.repeat(state[None, :POSE], DRIVE_STEPS, 0)
+    chunk[:, :3] += offset * np.linspace(1 / DRIVE_STEPS, 1, DRIVE_STEPS)[:, None]
     return np.clip(chunk, robot.action_low, robot.action_high).astype(np.float32)
 
 
-def record(root: Path, robot: RobotSpec, episodes: Sequence[Episode], most: int, relabel: Tell | None = None) -> int:
+class Film(NamedTuple):
+    """What was seen and done after the arm was driven.
+
+    Attributes:
+        observations: T.
+        actions: T commands, float32 [A].
+        last: What the last one led to.
+        guards: That ended trust in the episode, where it was imagined.
+    """
+
+    observations: list[Observation]
+    actions: list[NDArray[np.float32]]
+    last: Observation | None
+    guards: tuple[str, ...]
+
+
+class FilmRecorder:
+    """The :class:`Film` of an episode.
+
+    Args:
+        episode: The episode.
+        skip: Steps that are left out: those in which the arm is driven.
+    """
+
+    def __init__(self, episode: Episode, skip: int = DRIVE_STEPS) -> None:
+        self._robot, self._skip = episode.plan.policy.robot, skip
+        self._film = Film([], [], None, ())
+
+    def step(self, event: StepEvent) -> None:
+        film, seen = self._film, event.observation
+        if event.k >= self._skip:
+            film.observations.append(seen)
+            film.actions.append(event.decision.command)
+        last = observe(event.after.observation, self._robot, seen.task, event.k + 1)
+        self._film = film._replace(last=last, guards=event.after.info.get("guards", ()))
+
+    def result(self) -> Film:
+        return self._film
+
+
+def record(
+    root: Path, robot: RobotSpec, episodes: Iterable[EpisodeRecord], most: int, reword: Reword = as_it_is
+) -> int:
     """Append episodes that succeeded to a dataset, until it has ``most``; how many it has.
 
     Args:
         root: The dataset, which may exist.
         robot: Of the episodes.
-        episodes: Those that did not succeed are left out.
+        episodes: With their :class:`Film`; those that did not succeed are left out.
         most: Episodes of the dataset.
-        relabel: Has them recorded under another instruction than what was told: hindsight, as success was judged by
-            the instruction itself.
+        reword: The instruction under which they are recorded. It may be another than the policy was given: hindsight,
+            as success was judged by the instruction itself.
     """
     with EpisodeRecorder(root, robot, "image") as recorder:
         for episode in episodes:
-            if not episode.success or recorder.num_episodes >= most:
+            film: Film = episode.attached[FILM]
+            if not episode.success or not film.actions or recorder.num_episodes >= most:
                 continue
-            for observation, action in zip(episode.observations, episode.actions, strict=True):
-                task = observation.task if relabel is None else relabel(episode.task, episode.seed)
+            task = reword(episode.task, episode.seed)
+            for observation, action in zip(film.observations, film.actions, strict=True):
                 recorder.add_frame(replace(observation, task=task), action)
             recorder.save_episode(True)
         return recorder.num_episodes
-
-
-def _observation(obs: dict[str, Any], row: int, task: str, step: int) -> Observation:
-    pictures = {c: p[row] for c, p in obs["pixels"].items()}
-    return Observation(obs["agent_pos"][row], pictures, task, step, step * PERIOD_NS)
