@@ -15,10 +15,9 @@ import sim.lerobot_env  # noqa: F401  registers `vla_sim` with LeRobot
 from vla_stack import envs
 from vla_stack.cli import main
 from vla_stack.envs.making import observe
-from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.onnx_export import export
+from vla_stack.schema import Observation
 from vla_stack.serving.client import PolicyClient
 from vla_stack.serving.server import PolicyServer
 from vla_stack.training.recipe_tree import build
@@ -90,9 +89,13 @@ def test_it_is_served(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_says_why_it_does_not_export(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"policy of type '(state_gaussian|expo)' has no prefix to export"):
-        export(pretrained(run), tmp_path / "graphs")
+def test_it_exports(run: Path, tmp_path: Path) -> None:
+    assert main(["export", "--policy", str(run), "--out", str(tmp_path)]) == 0
+    policy, exported = load_policy(pretrained(run)), load_policy(tmp_path)
+    rng = np.random.default_rng(0)
+    seen = [Observation(rng.normal(size=len(policy.spec.robot.state)).astype(np.float32), {}, "") for _ in range(3)]
+    wanted, got = (p.infer(seen, [1, 2, 3]).actions for p in (policy, exported))
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
 @pytest.mark.slow

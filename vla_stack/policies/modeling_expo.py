@@ -135,4 +135,5 @@ def _each(x: Float[Tensor, "b f"], n: int) -> Float[Tensor, "b n f"]:
 
 def best(offered: Float[Tensor, "b n d"], values: Float[Tensor, "b n"]) -> Float[Tensor, "b d"]:
     """The candidate of each row's largest value."""
-    return offered[torch.arange(len(offered), device=offered.device), values.argmax(1)]
+    chosen = values.argmax(1)[:, None, None].expand(-1, 1, offered.shape[2])
+    return offered.gather(1, chosen)[:, 0]

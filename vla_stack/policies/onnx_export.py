@@ -1,8 +1,12 @@
-"""A flow policy as two ONNX graphs: the prefix, once an observation, and one step of the sampler.
+"""A policy as ONNX graphs: a VLA as two, a small policy on states as one.
 
-The loop over steps stays outside, so that one pair of graphs serves any number of steps, and the prefix is computed
-once. The second graph is the whole Euler step, fixed action prefix included: nothing but its own output has to be
-handed back to it, which never leaves the device. Batch sizes are dynamic, everything else is static.
+Of a VLA the first graph is the prefix, once an observation, the second one step of the sampler. The loop over steps
+stays outside, so that one pair of graphs serves any number of steps. The second graph is the whole Euler step, fixed
+action prefix included: nothing but its own output has to be handed back to it, which never leaves the device.
+
+Of a policy on states (``state_gaussian``, ``state_flow``, ``expo``) one graph gives the chunk: steps of the sampler,
+edits and the choice of critics are in it. Noise is an input of either, so a seed means what it means in torch. Batch
+sizes are dynamic, everything else is static.
 
 Graphs compute in float32, whatever types the policy's weights have: on a CPU, ONNX Runtime has no bfloat16
 convolutions. Adapters (LoRA) are merged into the weights that they adapt.
@@ -29,15 +33,17 @@ from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.continuation import continuing_modes
 from vla_stack.policies.directory import read_config
 from vla_stack.policies.manifest import SIGNATURE, write_manifest
+from vla_stack.policies.modeling_expo import ExpoPolicy
 from vla_stack.policies.modeling_moh import MohPolicy
-from vla_stack.policies.onnx_policy import MANIFEST, PREFIX, STEP, Manifest, OnnxPolicy
+from vla_stack.policies.modeling_state import StateFlowPolicy, StateGaussianPolicy
+from vla_stack.policies.onnx_policy import CHUNK, MANIFEST, PREFIX, STEP, Manifest, OnnxPolicy
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.policies.weights import find_weights, first_line
 from vla_stack.schema import ACTION_DIM_IS_PAD, Observation
 
 LARGEST_INLINE = 1 << 30  # bytes of weights inside a graph file, else in one beside it; protobuf ends at 2 GiB
 REMEDY = "serve it with --backend torch or compile"
-SMALL = ("state_gaussian", "state_flow", "expo")  # no prefix and no denoising of tokens, which graphs are made of
+SMALL = (StateGaussianPolicy, StateFlowPolicy, ExpoPolicy)  # a chunk of theirs is one graph
 COMPARED = (1, 2, 3)  # sizes of batch; graphs are traced with 2
 
 
@@ -76,6 +82,17 @@ class StepGraph(nn.Module):
         return torch.where(is_fixed[..., None], fixed, x - dt[:, None, None] * v)
 
 
+class ChunkGraph(nn.Module):
+    """Noise and preprocessed tensors to the chunk."""
+
+    def __init__(self, policy: Any, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.policy, self.names = policy, names
+
+    def forward(self, noise: Float[Tensor, "b h a"], *tensors: Tensor) -> Tensor:
+        return self.policy.predict_action_chunk(dict(zip(self.names, tensors, strict=True)), noise=noise)
+
+
 def export(source: Path, out: Path) -> Manifest:
     """Write the graphs of a policy beside its configuration and processors.
 
@@ -108,13 +125,13 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
         out: Directory.
 
     Raises:
-        UserError: It is no flow policy, it cannot be traced, or the graphs do not compute what the policy does.
+        UserError: It is neither a flow policy nor one on states, it cannot be traced, or the graphs do not compute what
+            the policy does.
     """
-    if policy.config.type in SMALL:
-        what = "has no prefix to export, and runs in under a millisecond as it is"
-        raise UserError(f"a policy of type '{policy.config.type}' {what}", REMEDY)
-    if not continuing_modes(policy):
-        raise UserError(f"a policy of type '{policy.config.type}' is not a flow policy", "only flow policies export")
+    small = isinstance(policy, SMALL)
+    if not small and not continuing_modes(policy):
+        remedy = "flow policies export, and policies on states"
+        raise UserError(f"a policy of type '{policy.config.type}' is not a flow policy", remedy)
     if isinstance(policy, MohPolicy) and policy.config.consensus_ratio is not None:
         what = "a mixture of horizons that chooses how much of a chunk to execute"
         raise UserError(f"{what} does not export", f"{REMEDY}, or set consensus_ratio=null in its config.json")
@@ -132,21 +149,20 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
 
     out.mkdir(parents=True, exist_ok=True)
     (out / MANIFEST).unlink(missing_ok=True)  # what fails below must not look like an exported policy
+    traced = {n: batch[n][:2] for n in names}
     with torch.no_grad():
-        traced = tuple(batch[n][:2] for n in names)
-        context = policy.encode(dict(zip(names, traced, strict=True)))
-        layers = len(context.keys_values)
-        kv = [f"{kind}_{i}" for i in range(layers) for kind in ("k", "v")]
-        _write(PrefixGraph(policy, names), traced, names, ("mask", *kv), out / PREFIX)
-        b, h, a = len(context.mask), policy.horizon, policy.noise_dim
-        x, t, is_fixed = torch.randn(b, h, a), torch.full((b,), 0.5), torch.zeros(b, h, dtype=torch.bool)
-        tensors = (x, t, t * 0.2, torch.zeros_like(x), is_fixed, context.mask)
-        flat = tuple(tensor for pair in context.keys_values for tensor in pair)
-        inputs = ("x", "t", "dt", "fixed", "is_fixed", "mask", *kv)
-        _write(StepGraph(policy), (*tensors, *flat), inputs, ("x_next",), out / STEP)
-    max_delay, dim = policy.max_delay, policy.action_dim
-    manifest = Manifest(names, layers, h, a, dim, policy.inference_steps, max_delay)
-    manifest = replace(manifest, cosine_served=_cosine(served, wanted))
+        graphs = _write_chunk(policy, traced, noise[:2], out) if small else _write_pair(policy, traced, out)
+    manifest = Manifest(
+        graphs=graphs,
+        inputs=names,
+        horizon=policy.horizon,
+        noise_dim=policy.noise_dim,
+        noise_scale=policy.noise_scale,
+        action_dim=policy.action_dim,
+        inference_steps=0 if small else policy.inference_steps,
+        max_delay=policy.max_delay,
+        cosine_served=_cosine(served, wanted),
+    )
     (out / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
     try:
         manifest = compare(OnnxPolicy(out, policy.config), batch, noise, wanted)
@@ -155,6 +171,28 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
         raise
     (out / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
     return manifest
+
+
+def _write_chunk(policy: Any, batch: dict[str, Tensor], noise: Float[Tensor, "b h a"], out: Path) -> tuple[str, ...]:
+    """The one graph of a policy on states; returns its name."""
+    names = tuple(batch)
+    _write(ChunkGraph(policy, names), (noise, *batch.values()), ("noise", *names), ("chunk",), out / CHUNK)
+    return (CHUNK,)
+
+
+def _write_pair(policy: Any, batch: dict[str, Tensor], out: Path) -> tuple[str, ...]:
+    """Prefix and sampler step of a VLA; returns their names."""
+    names = tuple(batch)
+    context = policy.encode(batch)
+    kv = [f"{kind}_{i}" for i in range(len(context.keys_values)) for kind in ("k", "v")]
+    _write(PrefixGraph(policy, names), tuple(batch.values()), names, ("mask", *kv), out / PREFIX)
+    b, h, a = len(context.mask), policy.horizon, policy.noise_dim
+    x, t, is_fixed = torch.randn(b, h, a), torch.full((b,), 0.5), torch.zeros(b, h, dtype=torch.bool)
+    tensors = (x, t, t * 0.2, torch.zeros_like(x), is_fixed, context.mask)
+    flat = tuple(tensor for pair in context.keys_values for tensor in pair)
+    inputs = ("x", "t", "dt", "fixed", "is_fixed", "mask", *kv)
+    _write(StepGraph(policy), (*tensors, *flat), inputs, ("x_next",), out / STEP)
+    return PREFIX, STEP
 
 
 def compare(

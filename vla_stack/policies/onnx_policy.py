@@ -1,4 +1,4 @@
-"""Inference of an exported policy by ONNX Runtime, with the sampler's state kept on the device."""
+"""Inference of an exported policy by ONNX Runtime: prefix and sampler step, or one graph of the whole chunk."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from torch import Tensor
 from vla_stack.errors import UserError
 from vla_stack.policies import flow
 from vla_stack.policies.allowed import read_json
-from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.contract import NoisePolicy
 
-PREFIX, STEP, MANIFEST = "prefix.onnx", "step.onnx", "onnx.json"
+PREFIX, STEP, CHUNK, MANIFEST = "prefix.onnx", "step.onnx", "chunk.onnx", "onnx.json"
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,14 @@ class Manifest:
     """What the graphs do not say themselves.
 
     Attributes:
-        inputs: Names of the preprocessed tensors that the prefix graph takes, in order.
-        layers: Pairs of keys and values that it gives.
+        graphs: Their files: prefix and sampler step, or the whole chunk.
+        inputs: Names of the preprocessed tensors that the first graph takes, in order; the whole chunk's also takes
+            ``noise``.
         horizon: Steps of a chunk.
         noise_dim: Entries of the noise.
+        noise_scale: Its standard deviation.
         action_dim: Entries of an action.
-        inference_steps: Euler steps.
+        inference_steps: Euler steps that are taken outside the graphs; 0 where one graph gives the chunk.
         max_delay: Longest action prefix in steps, 0 if the policy takes none.
         cosine: Least cosine between exported and original actions on random observations, both in float32.
         max_error: Largest difference between them, normalised actions.
@@ -40,10 +41,11 @@ class Manifest:
             bfloat16 with most backbones.
     """
 
+    graphs: tuple[str, ...]
     inputs: tuple[str, ...]
-    layers: int
     horizon: int
     noise_dim: int
+    noise_scale: float
     action_dim: int
     inference_steps: int
     max_delay: int
@@ -53,7 +55,7 @@ class Manifest:
 
 
 class OnnxPolicy(NoisePolicy):
-    """What :class:`~vla_stack.policies.chunk_policy.ChunkPolicy` needs of a policy, from two graphs.
+    """What :class:`~vla_stack.policies.chunk_policy.ChunkPolicy` needs of a policy, from its graphs.
 
     Args:
         directory: Made by :func:`vla_stack.policies.onnx_export.export`.
@@ -67,34 +69,46 @@ class OnnxPolicy(NoisePolicy):
         self.config = config
         try:
             self.manifest = Manifest(**read_json(directory / MANIFEST))
+            if self.manifest.graphs not in ([PREFIX, STEP], [CHUNK]):  # as JSON has it; no other name is opened
+                raise TypeError(f"its graphs are {self.manifest.graphs}")
         except (TypeError, json.JSONDecodeError) as e:
             raise UserError(f"{directory / MANIFEST} is damaged: {e}", "export the policy again") from None
         self.noise_dim, self.action_dim = self.manifest.noise_dim, self.manifest.action_dim
         self.max_delay, self.horizon = self.manifest.max_delay, self.manifest.horizon
-        self.noise_scale = config.noise_scale if isinstance(config, VlaConfig) else 1.0
+        self.noise_scale = self.manifest.noise_scale
         self._device = "cuda" if str(config.device).startswith("cuda") else "cpu"
-        self._prefix, self._step = (_session(directory / name, self._device) for name in (PREFIX, STEP))
+        self._sessions = {name: _session(directory / name, self._device) for name in self.manifest.graphs}
 
     def predict_action_chunk(
         self, batch: dict[str, Any], noise: Tensor, prefix: flow.ActionPrefix | None = None
     ) -> Float[Tensor, "b h a"]:
         """Sample one normalised chunk an observation from ``noise`` [b, h, noise_dim]."""
+        seen = {name: batch[name].cpu().contiguous().numpy() for name in self.manifest.inputs}
+        if whole := self._sessions.get(CHUNK):
+            return torch.from_numpy(whole.run(None, {**seen, "noise": noise.float().cpu().contiguous().numpy()})[0])
+        return self._sample(seen, noise, prefix)
+
+    def _sample(
+        self, seen: dict[str, Any], noise: Tensor, prefix: flow.ActionPrefix | None = None
+    ) -> Float[Tensor, "b h a"]:
+        """The end of the flow; what the prefix gives and the sampler's state never leave the device."""
         from onnxruntime import OrtValue
 
-        encode = self._prefix.io_binding()
-        for name in self.manifest.inputs:
-            encode.bind_cpu_input(name, batch[name].cpu().contiguous().numpy())
-        for output in self._prefix.get_outputs():
+        first, sampler = self._sessions[PREFIX], self._sessions[STEP]
+        encode = first.io_binding()
+        for name, array in seen.items():
+            encode.bind_cpu_input(name, array)
+        for output in first.get_outputs():
             encode.bind_output(output.name, self._device)
-        self._prefix.run_with_iobinding(encode)
-        context = dict(zip((o.name for o in self._prefix.get_outputs()), encode.get_outputs(), strict=True))
+        first.run_with_iobinding(encode)
+        context = dict(zip((o.name for o in first.get_outputs()), encode.get_outputs(), strict=True))
 
         x = np.ascontiguousarray(noise.float().cpu().numpy())
         fixed, is_fixed = np.zeros_like(x), np.zeros(x.shape[:2], bool)
         if prefix is not None:
             fixed = np.ascontiguousarray(prefix.actions.float().cpu().numpy())
             is_fixed = np.ascontiguousarray(prefix.mask.cpu().numpy())
-        step, b, n = self._step.io_binding(), len(x), self.manifest.inference_steps
+        step, b, n = sampler.io_binding(), len(x), self.manifest.inference_steps
         for name, value in context.items():
             step.bind_ortvalue_input(name, value)
         constant = {"fixed": fixed, "is_fixed": is_fixed, "dt": np.full(b, 1.0 / n, np.float32)}
@@ -105,7 +119,7 @@ class OnnxPolicy(NoisePolicy):
             step.bind_cpu_input("t", np.full(b, 1.0 - i / n, np.float32))
             step.bind_ortvalue_input("x", now)
             step.bind_ortvalue_output("x_next", after)
-            self._step.run_with_iobinding(step)
+            sampler.run_with_iobinding(step)
             now, after = after, now
         return torch.from_numpy(now.numpy().copy())[..., : self.action_dim]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vla_stack.policies.shipped import resolve_policy
 
-HELP = "Write a policy as two ONNX graphs (prefix and sampler step), checked against the original."
+HELP = "Write a policy as ONNX graphs (a VLA: prefix and sampler step), checked against the original."
 EXAMPLES = (
     "vla export --policy outputs/train/pick --out outputs/pick_onnx",
     "vla serve --policy outputs/pick_onnx                      # or vla eval; the directory says what it is",
