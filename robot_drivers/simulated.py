@@ -35,11 +35,9 @@ NEVER = 10**9  # control steps after which a task that a person drives gives up:
 
 
 def _like(robot: RobotSpec) -> dict[str, Any]:
-    options: dict[str, Any] = {"control_hz": robot.rate_hz, "cameras": tuple(c.name for c in robot.cameras)}
-    sizes = {(c.height, c.width) for c in robot.cameras}
-    if len(sizes) == 1 and len(side := set(sizes.pop())) == 1:  # it renders squares
-        options["image_size"] = side.pop()
-    return options
+    from vla_stack.envs.making import sim_options  # gymnasium, which a driver of another robot does not need
+
+    return sim_options(robot)
 
 
 class SimulatedRobot:
@@ -259,7 +257,7 @@ class _Simulator:
     def __init__(self, link: Link, env: Any) -> None:
         self._link, self._env = link, env
         spec: RobotSpec = env.unwrapped.spec_robot
-        self._dims, self._dt_ns = len(spec.action), round(1e9 / spec.rate_hz)
+        self._spec, self._dt_ns = spec, round(1e9 / spec.rate_hz)
         self._slots: ObservationSlots | None = None
         self._unread: list[Message] = []
         joints = [f"joint_{i + 1}.pos" for i in range(len(env.unwrapped.arm.joints))]  # as `vla collect` names them
@@ -279,7 +277,7 @@ class _Simulator:
         obs, info = self._env.reset(seed=seed)
         scene = Scene(self._env.unwrapped)
         self._link.send("started", task=info["task"])
-        measured = target = obs["agent_pos"][: self._dims]
+        still = target = self._spec.standstill(obs["agent_pos"])
         t_k = time.monotonic_ns()
         step = quiet = skipped = 0
         done = False
@@ -294,12 +292,12 @@ class _Simulator:
             for command in commands:
                 if command["kind"] == "reset":
                     return command
-                target = measured if command["kind"] == "hold" else np.frombuffer(command["action"], np.float32)
+                target = still if command["kind"] == "hold" else np.frombuffer(command["action"], np.float32)
             if quiet == WATCHDOG_STEPS:
-                target = measured
+                target = still
             if not done:
                 obs, _, terminated, truncated, info = self._env.step(target)
-                measured, done = obs["agent_pos"][: self._dims], terminated or truncated
+                still, done = self._spec.standstill(obs["agent_pos"]), terminated or truncated
             late = max(0, time.monotonic_ns() - t_k - self._dt_ns) // self._dt_ns
             skipped += late
             step, t_k = step + 1, t_k + (1 + late) * self._dt_ns

@@ -143,6 +143,17 @@ class RobotSpec:
         ever: every velocity, and every force but that of a gripper, which grips."""
         return np.array([d.unit in VELOCITIES or (d.unit in FORCES and d.kind != "gripper") for d in self.action], bool)
 
+    def standstill(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The command [A] that keeps the robot where ``state`` [S] measures it.
+
+        The gripper of a delta robot holds what is measured where it is commanded in that unit, else mid-range.
+        """
+        held = np.array(state[: len(self.action)], np.float32)
+        if self.action_kind == "delta":
+            same = np.array([a.unit == s.unit for a, s in zip(self.action, self.state, strict=False)])
+            held[~(self.gripper_mask & same)] = 0.0
+        return np.clip(held, self.action_low, self.action_high)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form, as it stands in a dataset, a checkpoint and a HELLO message; no bound is ``null``."""
         d = json.loads(json.dumps(asdict(self)))

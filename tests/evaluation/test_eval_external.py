@@ -11,7 +11,6 @@ from sim import external
 from vla_stack.cli import main
 from vla_stack.envs import make
 from vla_stack.errors import UserError
-from vla_stack.rollout.agents import standstill
 from vla_stack.schema import Camera, Chunks, Dim, PolicySpec, RobotSpec
 from vla_stack.verbs import eval as verb
 
@@ -78,10 +77,10 @@ def test_a_policy_without_a_description_gets_the_benchmarks_own_rate_and_actions
 
 def test_standing_still_neither_moves_the_hand_nor_shuts_the_gripper():
     delta = spec_of("metaworld/reach-v3", control_mode="ee_delta", cameras=())
-    raw = {"agent_pos": np.array([0.0, 0.6, 0.2, 1.0], np.float32)}
-    np.testing.assert_array_equal(standstill(raw, delta), np.zeros(4))  # 1 would close what is measured to be open
+    measured = np.array([0.0, 0.6, 0.2, 1.0], np.float32)
+    np.testing.assert_array_equal(delta.standstill(measured), np.zeros(4))  # 1 would close what is measured to be open
     absolute = spec_of("metaworld/reach-v3", control_mode="ee_abs", cameras=())
-    np.testing.assert_array_equal(standstill(raw, absolute), raw["agent_pos"])
+    np.testing.assert_array_equal(absolute.standstill(measured), measured)
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import sim
-from robot_drivers import make_driver
+from robot_drivers import driver_type, make_driver
+from sim.arm import ARM7
 from vla_stack.errors import UserError
 from vla_stack.runtime.driver import EpisodicDriver
 
@@ -154,3 +155,17 @@ def test_reading_before_reset_says_so(arm):
     with pytest.raises(UserError, match="call reset"):
         fresh.read()
     fresh.disconnect()
+
+
+def test_it_measures_and_takes_what_a_policy_on_states_was_trained_with():
+    """Object poses in place of pictures, deltas in place of targets: of which holding is none."""
+    wanted = ARM7.spec("ee_delta", (), 64, 20.0, privileged=True, tool_target=True)
+    driver = make_driver("sim", task="pick", **driver_type("sim").capabilities.like(wanted))
+    driver.connect()
+    assert driver.spec == wanted
+    driver.reset(0)
+    first = driver.read()
+    first.check(wanted)
+    rest = later(driver, 8)  # nobody commands it: the measured pose, taken for a delta, would run away
+    np.testing.assert_allclose(rest.state[:4], first.state[:4], atol=0.01)
+    driver.disconnect()

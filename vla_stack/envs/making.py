@@ -94,7 +94,7 @@ def options_for(env_id: str, policy: PolicySpec, options: dict[str, Any] | None 
     follow: dict[str, Any] = {}
     env_id = env_id.rpartition("@")[2]  # of what a world model judges
     if env_id.startswith("sim/"):
-        follow = _sim_options(policy.robot)
+        follow = sim_options(policy.robot)
     elif is_benchmark(env_id):
         follow = _benchmark_options(env_id, policy.robot)
     return follow | (options or {})
@@ -155,8 +155,12 @@ def observe(raw: dict[str, Any], policy: RobotSpec, task: str, step: int) -> Obs
     return Observation(state, images, task, step, round(step * policy.dt * 1e9))
 
 
-def _sim_options(robot: RobotSpec) -> dict[str, Any]:
-    """Keyword arguments with which a task of ``sim`` becomes the embodiment that a policy was trained for."""
+def sim_options(robot: RobotSpec) -> dict[str, Any]:
+    """Keyword arguments with which a task of ``sim`` becomes the embodiment that a policy was trained for.
+
+    Raises:
+        UserError: Its pictures are not squares of one size.
+    """
     sizes = {(c.height, c.width) for c in robot.cameras}
     if len(sizes) > 1 or any(height != width for height, width in sizes):
         shapes = ", ".join(f"{c.name} {c.height}x{c.width}" for c in robot.cameras)

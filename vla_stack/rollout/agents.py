@@ -6,14 +6,13 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vla_stack import envs
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
 from vla_stack.rollout.plan import Agent, Decision, Episode, Plan, Query, Recorder, Reply
 from vla_stack.runtime.executor import Executor, Request, State
-from vla_stack.schema import ActionChunk, Observation, PolicySpec, RobotSpec
+from vla_stack.schema import ActionChunk, Observation, PolicySpec
 
 HASH_BITS = 2  # dropped of a hashed seed, so that every generator takes it
 
@@ -33,7 +32,7 @@ class PolicyAgent:
         self._timeline.delay.observe(plan.latency.usual_ticks(episode.robot.rate_hz))
         self._arrivals: list[tuple[int, ActionChunk]] = []
         self._noise: dict[int, int] = {}  # request id -> seed
-        self._command = standstill(episode.first.observation, episode.robot)
+        self._command = episode.robot.standstill(episode.first.observation["agent_pos"])
 
     def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
         plan, start = self._episode.plan, self._episode.start
@@ -101,18 +100,6 @@ def expert_plan(
 def numbered(seed: int, number: int) -> int:
     """Seed of the policy's noise in another rollout of the same start."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(HASH_BITS))
-
-
-def standstill(raw: dict[str, Any], robot: RobotSpec) -> NDArray[np.float32]:
-    """The command that keeps a robot where it is measured: what is sent before the first chunk has arrived.
-
-    The gripper of a delta robot holds what is measured where it is commanded in that unit, else mid-range.
-    """
-    measured = np.asarray(raw["agent_pos"], np.float32)[: len(robot.action)].copy()
-    if robot.action_kind == "delta":
-        same = np.array([a.unit == s.unit for a, s in zip(robot.action, robot.state, strict=False)])
-        measured[~(robot.gripper_mask & same)] = 0.0
-    return np.clip(measured, robot.action_low, robot.action_high)
 
 
 def _chunk(request: Request, reply: Reply) -> ActionChunk:

@@ -70,8 +70,8 @@ class Capabilities:
         simulated: Nobody can be hurt: it starts at once, not softly, goes on by itself after a STOP, and its scene
             needs no hand.
         task: Name of the task that it has where none is given; empty where a task is an instruction and no more.
-        like: Arguments with which its pictures and its rate are those of another robot, which a policy or a dataset
-            describes.
+        like: Arguments with which its pictures, its rate and, in a simulation, its commands and measurements are those
+            of another robot, which a policy or a dataset describes.
         unlimited: Arguments with which its episodes have no end of their own; a person's waiting counts too.
         by_hand: Arguments for pictures and rate where a person drives it from a page and nothing else says.
     """

@@ -104,7 +104,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def policy_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of the driver that follow from the policy: pictures and control rate, where a driver takes them."""
+    """Arguments of the driver that follow from the policy: its pictures and rate, a simulation's commands too."""
     like = capabilities(args).like
     client = PolicyClient(args.server)
     try:
