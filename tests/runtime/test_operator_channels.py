@@ -16,7 +16,7 @@ from runtime_fakes import robot_spec
 from vla_stack.errors import UserError
 from vla_stack.runtime.lease import Lease, holder_name
 from vla_stack.runtime.link import Link
-from vla_stack.runtime.operator_client import OperatorClient
+from vla_stack.runtime.operator_client import RESEND_S, OperatorClient
 from vla_stack.runtime.operator_messages import (
     CHANNELS,
     MAX_BYTES,
@@ -93,9 +93,43 @@ def test_an_event_is_acknowledged_and_applied_once_however_often_it_is_sent(rig)
     event = Event("same", client.lease, "takeover")
     for _ in range(5):
         client._events.send([event.pack()])
-    client._waiting["same"] = (event, 0, float("inf"))
+    client._waiting["same"] = (event, 0)
     rig.until(lambda: "same" in client.replies and rig.port.counters["event repeated"] == 4)
     assert rig.events() == ["start", "takeover"]
+
+
+def test_each_turn_sends_what_is_due_and_looks_at_nothing_else(rig, monkeypatch):
+    """However many events are not answered, another one costs a message, not a message for each."""
+    client, now, packed = rig.client(), [0.0], 0
+    pack = Event.pack
+
+    def count(event):
+        nonlocal packed
+        packed += 1
+        return pack(event)
+
+    client.close()
+    client._events = SimpleNamespace(send=lambda frames: frames and room[0])
+    monkeypatch.setattr(
+        "vla_stack.runtime.operator_client.time", SimpleNamespace(monotonic=lambda: now[0], monotonic_ns=int)
+    )
+    monkeypatch.setattr(Event, "pack", count)
+    room = [True]
+    names = [client.event("start") for _ in range(1000)]
+    assert packed == 1000
+    now[0] += RESEND_S
+    client._resend()
+    assert packed == 2000
+    client.forget(names[0])
+    now[0] += RESEND_S
+    room[0] = False
+    client._resend()
+    client._resend()
+    assert packed == 2002  # the connection is full: the first one is tried, the others wait
+    room[0] = True
+    client._resend()
+    assert packed == 2002 + 999
+    rig.clients.clear()
 
 
 def test_one_lease_two_clients_and_its_hand_over(rig):

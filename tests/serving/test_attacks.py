@@ -165,6 +165,50 @@ def test_silent_connections_make_room_for_who_speaks(listener):
     dialer.close()
 
 
+def test_neither_watchers_nor_newcomers_are_crowded_out_by_the_other_kind(listener):
+    address = ("127.0.0.1", port(listener.endpoint))
+
+    def joined() -> Dialer:
+        dialer = Dialer(listener.endpoint)
+        until(lambda: not listener.receive(0.005) and (dialer.receive(0.0) or dialer.ready))
+        return dialer
+
+    watcher = joined()
+    watcher.send([b"here"])
+    name = heard(listener).peer
+    silent = [joined() for _ in range(2 * PER_ADDRESS)]
+    assert name in listener.peers  # those who say nothing make room for each other
+    speakers = []
+    for _ in range(PER_ADDRESS):
+        speakers.append(joined())
+        speakers[-1].send([b"hello"])
+        heard(listener)
+    assert sum(c.spoken for c in listener.peers.values()) >= PER_ADDRESS // 2
+    newcomer = socket.create_connection(address)
+    before = set(listener.peers) | set(listener._unready)
+    until(lambda: not listener.receive(0.005) and set(listener._unready) - before)
+    (new,) = set(listener._unready) - before
+    more = [joined() for _ in range(PER_ADDRESS // 4)]
+    assert new in listener._unready  # nor do they have all places
+    newcomer.close()
+    for dialer in (watcher, *silent, *speakers, *more):
+        dialer.close()
+
+
+def test_who_has_left_makes_room_before_anybody_else(listener, attackers):
+    staying = meanwhile(listener, partial(attackers.Peer, port(listener.endpoint)))
+    (name,) = listener.peers
+    gone = [meanwhile(listener, partial(attackers.Peer, port(listener.endpoint))) for _ in range(PER_ADDRESS - 1)]
+    for peer in gone:
+        peer.push(lambda p=peer: p.frame(b"x") * 4000)  # so much that nobody reads the rest, and hears of the reset
+    until(lambda: listener.receive(0.005) is None or len(listener._held) == len(gone))
+    for peer in gone:
+        peer.reset()
+    meanwhile(listener, partial(attackers.Peer, port(listener.endpoint)))
+    assert name in listener.peers and len(listener.peers) == 2
+    staying.socket.close()
+
+
 def test_a_key_has_few_connections_and_crowds_out_itself_alone():
     server, crowd, other = keypair(), keypair(), keypair()
 

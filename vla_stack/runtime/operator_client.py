@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import select
 import time
+from collections import deque
 from typing import Any
 
 import msgpack
@@ -15,6 +16,7 @@ from vla_stack.runtime.lease import holder_name
 from vla_stack.runtime.link import Message
 from vla_stack.runtime.operator_messages import ENDPOINT, PRESENT, TAKEN, Event, Reply, Teleop, channel, read_reply
 from vla_stack.schema import SchemaError
+from vla_stack.serving.curve import CurveKeys
 from vla_stack.serving.dialer import Dialer
 from vla_stack.serving.keys import KeyFolder, client_keys
 
@@ -55,8 +57,10 @@ class OperatorClient:
         self._video = self._connect("video") if pictures else None
         self._dialers = [self._teleop, self._events, self._states, *([self._video] if self._video else [])]
         self._seq = 0
-        self._waiting: dict[str, tuple[Event, int, float]] = {}  # id -> event, when first sent, when to send it again
-        self._present_at = 0.0  # when it is due again to say that somebody watches
+        self._waiting: dict[str, tuple[Event, int]] = {}  # id -> event that is not answered, when it was first sent
+        self._due: deque[tuple[float, str]] = deque()  # when to send an event again, the next one first
+        self._unsent: deque[str] = deque()  # events that have never been sent
+        self._present_at = dict.fromkeys(self._dialers, 0.0)  # when it is due to say again that somebody watches
 
     @property
     def holds_lease(self) -> bool:
@@ -81,7 +85,8 @@ class OperatorClient:
     def event(self, name: str, **args: Any) -> str:
         """Send an event, again and again until it is answered; returns its id. Never waits."""
         event = Event(secrets.token_hex(8), self.lease, name, args)
-        self._waiting[event.id] = (event, time.monotonic_ns(), 0.0)
+        self._waiting[event.id] = (event, time.monotonic_ns())
+        self._unsent.append(event.id)
         self._resend()
         return event.id
 
@@ -127,10 +132,10 @@ class OperatorClient:
             news = True
         if self._video is not None:
             news |= self._take_pictures(self._video)
-        if time.monotonic() > self._present_at:
-            self._present_at = time.monotonic() + PRESENT_S
-            for dialer in self._dialers:
-                dialer.send([PRESENT])
+        now = time.monotonic()
+        for dialer, due in self._present_at.items():
+            if now > due and dialer.send([PRESENT]):
+                self._present_at[dialer] = now + PRESENT_S
         return news
 
     def _take_pictures(self, video: Dialer) -> bool:
@@ -142,19 +147,8 @@ class OperatorClient:
         return bool(pictures)
 
     def estop(self) -> None:
-        """Stop the robot, with or without the lease; from any thread. Waits until the node has it, at most 2 s.
-
-        Raises:
-            UserError: The node did not confirm it: use the hardware's own stop.
-        """
-        dialer, end, sent = self._connect("estop"), time.monotonic() + ESTOP_S, False
-        try:
-            while not dialer.receive(0.1 if sent else 0.002):
-                sent = sent or dialer.send([msgpack.packb({"lease": self.lease})])
-                if time.monotonic() > end:
-                    raise UserError("the robot node did not confirm the stop", "press the robot's own emergency stop")
-        finally:
-            dialer.close()
+        """Stop the robot, with or without the lease; from any thread. See :func:`stop_robot`."""
+        stop_robot(self.endpoint, self._curve)
 
     def close(self) -> None:
         """Close all sockets; the lease ends one second later unless it was released."""
@@ -166,12 +160,40 @@ class OperatorClient:
         return Dialer(channel(self.endpoint, name), self._curve, limit)
 
     def _resend(self) -> None:
+        """Send what is new, then what is due again, as far as the connection takes it: each event is looked at once."""
         now = time.monotonic()
-        for event, sent_ns, due in list(self._waiting.values()):
-            if now >= due and self._events.send([event.pack()]):
-                self._waiting[event.id] = (event, sent_ns, now + RESEND_S)
+        while self._unsent or (self._due and self._due[0][0] <= now):
+            name = self._unsent[0] if self._unsent else self._due[0][1]
+            if name in self._waiting:
+                if not self._events.send([self._waiting[name][0].pack()]):
+                    return
+                self._due.append((now + RESEND_S, name))
+            if self._unsent:
+                self._unsent.popleft()
+            else:
+                self._due.popleft()
 
     def _take(self, reply: Reply) -> None:
         if (waiting := self._waiting.pop(reply.id, None)) is not None:
             self.rtt_ms = (time.monotonic_ns() - waiting[1]) * 1e-6
             self.replies[reply.id] = reply
+
+
+def stop_robot(endpoint: str, curve: CurveKeys | None = None) -> None:
+    """Stop the robot of a node by a connection of its own. Waits until the node has it, at most 2 s.
+
+    Args:
+        endpoint: The node's.
+        curve: This computer's keys and the node's; None on this machine.
+
+    Raises:
+        UserError: The node did not confirm it: use the hardware's own stop.
+    """
+    dialer, end, sent = Dialer(channel(endpoint, "estop"), curve), time.monotonic() + ESTOP_S, False
+    try:
+        while not dialer.receive(0.1 if sent else 0.002):
+            sent = sent or dialer.send([b"stop"])
+            if time.monotonic() > end:
+                raise UserError("the robot node did not confirm the stop", "press the robot's own emergency stop")
+    finally:
+        dialer.close()

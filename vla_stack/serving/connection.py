@@ -63,6 +63,7 @@ class Connection:
 
     Attributes:
         heard_ns: Monotonic time of the last message, or of the beginning.
+        spoken: Whether there has been a message.
         address: Of the peer, empty on this machine's own sockets.
     """
 
@@ -78,7 +79,7 @@ class Connection:
                     stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._stream, self._mechanism, self._kind = stream, mechanism, kind
         self.max_bytes, self.allowance = max_bytes, allowance
-        self.heard_ns = time.monotonic_ns()
+        self.heard_ns, self.spoken = time.monotonic_ns(), False
         self.address = ""
         self._greeted = False
         self._data, self._at = b"", 0  # received and not looked at from ``_at`` on
@@ -170,7 +171,7 @@ class Connection:
             if not flags & MORE:
                 parts, self._parts, self._held = self._parts, [], 0
                 self.allowance.spend()
-                self.heard_ns = now_ns
+                self.heard_ns, self.spoken = now_ns, True
                 return parts
             if len(self._parts) == MAX_FRAMES:
                 raise ProtocolError(f"a message of more than {MAX_FRAMES} frames")

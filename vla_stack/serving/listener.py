@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import selectors
 import socket
 import stat
@@ -41,8 +42,8 @@ STRANGERS, PER_ADDRESS, PER_KEY = (
 )  # connections that nobody has vouched for: in all, from one place, of one key
 STRANGER_BYTES, STRANGER_HZ, STRANGER_BURST = 512 << 10, 20.0, 5.0  # of one of them: size and rate of its messages
 SILENT_NS = 5_000_000_000
-BACKLOG, ACCEPTED = 512, 8  # connections that wait to be accepted, and that are accepted at once
-STRANGERS_A_TURN = 8  # that are read or heard in one call: who was vouched for waits for no more
+BACKLOG, ACCEPTED = 512, 4  # connections that wait to be accepted, and that are accepted at once
+STRANGERS_A_TURN = 4  # that are read or heard in one call: who was vouched for waits for no more
 MESSAGES = 8  # of one peer before the others have their turn
 HOUSEKEEPING_NS = 200_000_000
 REFUSALS_HZ = 1.0  # lines about refusals in the log
@@ -241,8 +242,10 @@ class Listener:
             self._make_room(name, connection)
 
     def _make_room(self, newcomer: bytes, connection: Connection) -> None:
-        """Drop the stranger that has been silent longest, one that is not known before one that is, where there are too
-        many: of the newcomer's key or address, or in all."""
+        """Where there are too many strangers, of the newcomer's key or address or in all, drop those that have left,
+        else the one that has been silent longest. Those who have said something and those who have not yet have half of
+        the places each, so that the other kind crowds out neither newcomers nor watchers, who speak now and then.
+        """
         strangers = [(n, c) for n, c in self.peers.items() if n not in self._vouched]
         strangers += self._unready.items()
         if connection.key:
@@ -253,9 +256,9 @@ class Listener:
             crowded = len(alike) > PER_ADDRESS
         if not crowded and len(strangers) <= STRANGERS:
             return
-        others = [(c.ready, c.heard_ns, n) for n, c in (alike if crowded else strangers) if n != newcomer]
-        if others:
-            self._drop(min(others)[2])
+        others = {n: c for n, c in (alike if crowded else strangers) if n != newcomer}
+        for name in _ended(others) or _silent_longest(others):
+            self._drop(name)
 
     def _drop(self, name: bytes) -> None:
         connection = self.peers.pop(name, None) or self._unready.pop(name, None)
@@ -335,6 +338,22 @@ class Listener:
     def _refuse(self, connection: Connection, why: ProtocolError) -> None:
         if not connection.ready and self._refusals.admit(time.monotonic_ns()):
             self._on_refusal(f"{connection.address or 'a peer on this machine'}: {why}")
+
+
+def _ended(connections: dict[bytes, Connection]) -> list[bytes]:
+    """Names of those that the other end has reset; who has to wait its turn is not read, so nothing else tells."""
+    poller = select.poll()
+    names = {connection.fileno(): name for name, connection in connections.items()}
+    for handle in names:
+        poller.register(handle, 0)
+    return [names[handle] for handle, _ in poller.poll(0)]
+
+
+def _silent_longest(connections: dict[bytes, Connection]) -> list[bytes]:
+    """The name of one of the kind that has more than its half of the places; of those without a proven key, if any."""
+    spoken = [n for n, c in connections.items() if c.spoken]
+    kind = spoken if 2 * len(spoken) > len(connections) else [n for n, c in connections.items() if not c.spoken]
+    return sorted(kind, key=lambda n: (connections[n].key != "", connections[n].heard_ns, n))[:1]
 
 
 def _remove_stale(path: str) -> None:
