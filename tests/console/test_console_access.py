@@ -1,15 +1,17 @@
 """Who gets in: tokens once, sessions, Host, Origin, TLS."""
 
 import asyncio
+import copy
 import ssl
 import stat
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, CookieJar, TCPConnector, WSServerHandshakeError, web
+from aiohttp import ClientSession, CookieJar, TCPConnector, WSServerHandshakeError
 from toy_console import ROBOT, free_port
 
 from vla_stack.console.access import Access, tls_context
+from vla_stack.console.door import opened
 from vla_stack.console.gateway import About, Gateway
 from vla_stack.errors import UserError
 from vla_stack.runtime.operator_client import OperatorClient
@@ -28,9 +30,8 @@ class Rig:
         self.host, self.tls = host, tls
 
     async def __aenter__(self):
-        self.runner = web.AppRunner(self.gateway.app())
-        await self.runner.setup()
-        await web.TCPSite(self.runner, self.host, self.port, ssl_context=self.tls).start()
+        self.served = opened(self.gateway.app(), self.gateway.door, self.host, self.port, self.tls)
+        await self.served.__aenter__()
         self.http = ClientSession(
             self.access.base, cookie_jar=CookieJar(unsafe=True), connector=TCPConnector(ssl=False)
         )
@@ -38,7 +39,7 @@ class Rig:
 
     async def __aexit__(self, *_):
         await self.http.close()
-        await self.runner.cleanup()
+        await self.served.__aexit__(None, None, None)
 
     async def open(self, address: str) -> int:
         async with self.http.get(address.removeprefix(self.access.base)) as answer:
@@ -120,6 +121,16 @@ def test_answers_carry_headers_that_keep_other_pages_out(tmp_path):
                 assert answer.status in (403, 404)
 
     run(scenario())
+
+
+def test_a_session_is_signed_and_another_process_knows_it():
+    access = Access("127.0.0.1", 8765, tls=False)
+    session = access.redeem(access.invite().partition("token=")[2])
+    name, _, signature = session.partition(".")
+    assert access.known(session) and copy.deepcopy(access).known(session)
+    for forged in ("", ".", name, f"{name}.", f"{name}x.{signature}", f"{name}.{signature[:-1]}", "ä.\udcff"):
+        assert not access.known(forged)
+    assert not Access("127.0.0.1", 8765, tls=False).known(session)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])

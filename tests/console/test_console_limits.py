@@ -1,75 +1,24 @@
-"""Pages that say too much: the others, and the e-stop, do not wait for them."""
+"""Pages and connections that ask for too much: the others, and the e-stop, do not wait for them."""
 
 import asyncio
 import json
-import multiprocessing as mp
+import socket
 import threading
+from functools import partial
 
-from aiohttp import ClientSession, CookieJar, WSMsgType, web
-from toy_console import ROBOT, free_port
+import pytest
+from aiohttp import ClientSession, CookieJar, WSServerHandshakeError
+from console_rig import PATIENCE_S, Rig, heard
 
-from vla_stack.console.access import Access
-from vla_stack.console.gateway import COMMANDS_AT_ONCE, PAGE_BURST, About, Gateway
-from vla_stack.runtime.link import Link
-from vla_stack.runtime.operator_client import OperatorClient
-from vla_stack.runtime.operator_port import OperatorPort
-
-PATIENCE_S = 60.0  # upper bound of waits
-
-
-class Rig:
-    """A gateway and a node's operator port, with the test in place of the control process."""
-
-    def __init__(self, folder):
-        endpoint = f"ipc://{folder}/op"
-        ours, control = mp.Pipe()
-        stops, estop = mp.Pipe()
-        self.control, self.stops = Link(ours), Link(stops)
-        recording = {"recording": {"pending": None, "error": ""}}
-        self.operator = OperatorPort(control, estop, ROBOT, endpoint, facts=recording)
-        self.stopped, self.events, self.over = threading.Event(), 0, threading.Event()
-        self.access = Access("127.0.0.1", port := free_port(), False)
-        about = About(ROBOT, (), "teleop", folder / "data")
-        self.gateway, self.port = Gateway(OperatorClient(endpoint), about, self.access), port
-        self.thread = threading.Thread(target=self._answer)
-        self.thread.start()
-
-    def _answer(self):
-        while not self.over.is_set():
-            for message in self.control.receive(0.005):
-                if message["kind"] == "event":
-                    self.events += 1
-                    self.control.send("reply", id=message["id"], ok=True, error="", phase="auto", tick=7)
-            if self.stops.receive():
-                self.stopped.set()
-
-    async def __aenter__(self):
-        self.runner = web.AppRunner(self.gateway.app())
-        await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", self.port).start()
-        self.http = ClientSession(self.access.base, cookie_jar=CookieJar(unsafe=True))
-        async with self.http.get(self.access.invite().removeprefix(self.access.base)) as answer:
-            assert answer.status == 200
-        return self
-
-    async def __aexit__(self, *_):
-        await self.http.close()
-        await self.runner.cleanup()
-        self.over.set()
-        self.thread.join()
-        self.operator.close()
-
-    async def page(self):
-        return await self.http.ws_connect("/ws", headers={"Origin": self.access.base})
-
-
-async def heard(page, kind):
-    """The next message of a kind."""
-    async with asyncio.timeout(PATIENCE_S):
-        async for message in page:
-            if message.type is WSMsgType.TEXT and (body := json.loads(message.data))["type"] == kind:
-                return body
-    raise AssertionError("the page was closed")
+from vla_stack.console import door as doors
+from vla_stack.console.door import Visitors, opened
+from vla_stack.console.gateway import PAGES_OF_ONE
+from vla_stack.console.page import ANSWERS, COMMANDS_AT_ONCE, PAGE_BURST, Page
+from vla_stack.console.stopping import StopLines, Stopper
+from vla_stack.errors import UserError
+from vla_stack.runtime.operator_client import stop_robot
+from vla_stack.schema import SchemaError
+from vla_stack.verbs.console import stop_line
 
 
 def command(n):
@@ -96,10 +45,9 @@ def test_pages_that_flood_are_closed_and_an_e_stop_does_not_wait_for_them(tmp_pa
 
             tasks = [asyncio.create_task(flood(page)) for page in floods]
             await asyncio.sleep(0)
-            async with rig.http.post("/estop", headers={"Origin": rig.access.base}) as answer:
-                assert answer.status == 200
-            await asyncio.to_thread(rig.stopped.wait, PATIENCE_S)
-            assert rig.stopped.is_set() and rig.events == 1  # no command of who does not drive reaches the node
+            await driver.send_str('{"type": "estop"}')
+            assert (await heard(driver, "stopped"))["error"] == ""
+            assert rig.stopped.wait(PATIENCE_S) and rig.events == 1  # no command of who does not drive reaches the node
             await driver.send_str(json.dumps({"type": "ping", "t": 5}))
             assert (await heard(driver, "pong"))["t"] == 5
             await asyncio.gather(*tasks)
@@ -126,5 +74,153 @@ def test_a_page_has_few_commands_that_are_not_answered(tmp_path):
             refused = [a for a in answers if not a["ok"]]
             assert all(a["error"] == "too many commands at once" for a in refused)
             assert rig.events == len(answers) - len(refused) >= COMMANDS_AT_ONCE
+
+    asyncio.run(scenario())
+
+
+def test_the_e_stop_s_own_line_waits_for_nothing_that_pages_have_said(tmp_path):
+    """Commands are queued while the gateway cannot even read; the stop is in force before the first of them is."""
+
+    async def scenario():
+        async with Rig(tmp_path) as rig:
+            with stop_line(rig.access, "127.0.0.1", None, rig.endpoint):
+                pages = [await rig.page() for _ in range(PAGES_OF_ONE)]
+                await heard(pages[0], "state")
+                cookies = rig.http.cookie_jar.filter_cookies(rig.access.base)
+                queued = asyncio.create_task(queue(pages))
+                asked = asyncio.to_thread(asyncio.run, ask(rig, {name: c.value for name, c in cookies.items()}))
+                stopping = asyncio.create_task(asked)
+                await queued
+                assert not rig.stopped.is_set()
+                go.set()
+                assert rig.stopped.wait(PATIENCE_S)  # this thread, the gateway's, stands still meanwhile
+                assert await stopping == {"error": ""}
+                await heard(pages[-1], "ack")  # now it answers what was said before
+
+    async def queue(pages):
+        for page in pages:
+            for n in range(int(PAGE_BURST) // 2):
+                await page.send_str(command(n))
+
+    async def ask(rig, cookies):
+        async with ClientSession(cookies=cookies, cookie_jar=CookieJar(unsafe=True)) as http:
+            address = f"http://127.0.0.1:{rig.access.port + 1}/stop"
+            async with http.ws_connect(address, headers={"Origin": rig.access.base}) as line:
+                await asyncio.to_thread(go.wait)
+                await line.send_str("stop")
+                return await line.receive_json()
+
+    go = threading.Event()
+    asyncio.run(scenario())
+
+
+def test_only_the_console_s_own_page_may_use_the_e_stop_s_line(tmp_path):
+    async def scenario():
+        async with Rig(tmp_path) as rig:
+            lines = StopLines(rig.access, partial(stop_robot, rig.endpoint))
+            async with opened(lines.app(), lines.door, "127.0.0.1", rig.access.port + 1):
+                address = f"http://127.0.0.1:{rig.access.port + 1}/stop"
+                own = {"Origin": rig.access.base}
+                wrong = [{"Origin": "http://evil.example"}, {}, {**own, "Host": f"127.0.0.1:{rig.access.port}"}]
+                async with ClientSession() as stranger:
+                    for http, headers in ((stranger, own), *((rig.http, headers) for headers in wrong)):
+                        with pytest.raises(WSServerHandshakeError):
+                            await http.ws_connect(address, headers=headers)
+                assert not rig.stopped.is_set()
+                async with rig.http.ws_connect(address, headers=own) as line:
+                    await line.send_str("anything")
+                    assert await line.receive_json() == {"error": ""} and rig.stopped.wait(PATIENCE_S)
+
+    asyncio.run(scenario())
+
+
+def test_however_many_ask_one_stop_is_under_way_and_one_waits():
+    async def scenario():
+        begun, go, stops = threading.Event(), threading.Event(), []
+
+        def stop():
+            stops.append(len(stops))
+            begun.set()
+            go.wait(PATIENCE_S)
+            if len(stops) == 2:
+                raise UserError("no answer", "press the robot's own")
+
+        stopper = Stopper(stop)
+        first = asyncio.create_task(stopper.stop())
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        others = [asyncio.create_task(stopper.stop()) for _ in range(1000)]
+        await asyncio.sleep(0)
+        others.pop().cancel()  # a page that has gone takes nobody's stop with it
+        go.set()
+        assert await first == ""
+        assert set(await asyncio.gather(*others)) == {"no answer -- press the robot's own"}
+        assert stops == [0, 1]
+        stopper.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_browser_has_few_pages_and_another_one_finds_its_place(tmp_path):
+    async def scenario():
+        async with Rig(tmp_path) as rig:
+            pages = [await rig.page() for _ in range(PAGES_OF_ONE)]
+            with pytest.raises(WSServerHandshakeError, match="503"):
+                await rig.page()
+            async with await rig.browser() as other:
+                page = await other.ws_connect("/ws", headers={"Origin": rig.access.base})
+                await heard(page, "state")
+            await pages[0].close()
+
+    asyncio.run(scenario())
+
+
+def test_how_often_a_browser_asks_is_limited_and_nobody_else_notices():
+    visitors = Visitors()
+    assert [visitors.admit("a", True, 0) for _ in range(2 * int(doors.PAGE_BURST))].count(True) == doors.PAGE_BURST
+    assert not visitors.admit("a", True, 0) and visitors.admit("a", False, 0) and visitors.admit("b", True, 0)
+    assert visitors.admit("a", True, round(1e9 / doors.PAGE_HZ) + 1)
+    for n in range(2 * doors.SESSIONS):
+        visitors.admit(f"session {n}", False, 1)
+    assert len(visitors._allowances) == doors.SESSIONS
+
+
+def test_a_page_that_reads_nothing_is_told_nothing_more():
+    page = Page(1, "", None, None)
+    for _ in range(ANSWERS):
+        page.say(type="pong", t=0)
+    with pytest.raises(SchemaError, match="does not read"):
+        page.say(type="pong", t=0)
+
+
+def test_silent_connections_make_room_and_who_has_a_session_keeps_its_place(tmp_path):
+    async def scenario():
+        async with Rig(tmp_path) as rig:
+            page = await rig.page()
+            await heard(page, "state")
+            silent = []
+            for _ in range(3 * doors.STRANGERS):
+                silent.append(await asyncio.open_connection("127.0.0.1", rig.port))
+                assert len(rig.gateway.door._strangers) <= doors.STRANGERS
+            async with await rig.browser() as newcomer, newcomer.get("/") as answer:
+                assert answer.status == 200
+            await page.send_str(json.dumps({"type": "ping", "t": 5}))
+            assert (await heard(page, "pong"))["t"] == 5
+            for _, writer in silent:
+                writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_stranger_has_one_answer(tmp_path):
+    async def scenario():
+        async with Rig(tmp_path) as rig:
+            with socket.create_connection(("127.0.0.1", rig.port)) as stream:
+                stream.setblocking(False)
+                request = f"GET /heat HTTP/1.1\r\nHost: 127.0.0.1:{rig.port}\r\n\r\n".encode()
+                await asyncio.get_running_loop().sock_sendall(stream, 3 * request)
+                data = b""
+                while part := await asyncio.get_running_loop().sock_recv(stream, 65536):
+                    data += part
+            assert data.count(b"HTTP/1.1 403") == 1
 
     asyncio.run(scenario())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vla_stack.console.messages import COMMANDS, MAX_BYTES, Command, Hand, LeaseWish, Ping, Stop, read
+from vla_stack.console.messages import COMMANDS, MAX_BYTES, Command, Hand, LeaseWish, Ping, Seen, Stop, read
 from vla_stack.intervention import EVENTS
 from vla_stack.schema import SchemaError
 
@@ -20,6 +20,7 @@ def test_every_message_is_read():
     assert read(json.dumps(event), 2) == Command(1, "instruct", {"text": "tidy up"})
     assert read('{"type": "ping", "t": 1}', 2) == Ping(1.0)
     assert read('{"type": "lease", "want": "hand_over"}', 2) == LeaseWish("hand_over")
+    assert read('{"type": "seen", "n": 7}', 2) == Seen(7)
     assert read('{"type": "estop"}', 2) == Stop()
 
 
@@ -69,6 +70,8 @@ def test_a_wrong_hand_is_refused_by_name(change, words):
         '{"type": "event", "id": 1, "name": "start", "args": []}',
         '{"type": "lease", "want": "all"}',
         '{"type": "estop", "lease": "x"}',
+        '{"type": "seen", "n": -1}',
+        '{"type": "seen", "n": 1.5}',
         '{"type": "ping", "t": 1}' + " " * MAX_BYTES,
     ],
 )
@@ -88,8 +91,8 @@ VALUES = st.one_of(
     st.just({}),
     st.just([[]]),
 )
-KINDS = ("teleop", "event", "ping", "lease", "estop", "x")
-KEYS = ("seq", "t", "engaged", "rewind", "velocity", "id", "name", "args", "want")
+KINDS = ("teleop", "event", "ping", "lease", "seen", "estop", "x")
+KEYS = ("seq", "t", "engaged", "rewind", "velocity", "id", "name", "args", "want", "n")
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

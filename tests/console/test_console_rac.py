@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aiohttp import web
 from playwright.sync_api import Page, expect
 from toy_console import browser, drive, free_port, in_phase, measured, phase, until
 
 from robot_drivers import make_driver
 from vla_stack.console.access import Access
+from vla_stack.console.door import opened
 from vla_stack.console.gateway import About, Gateway
 from vla_stack.console.robot import RobotConfig
 from vla_stack.data.dataset import open_dataset
@@ -61,15 +61,10 @@ def served(gateway: Gateway, port: int):
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
-    async def start() -> web.AppRunner:
-        runner = web.AppRunner(gateway.app(), access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        return runner
-
-    runner = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
+    door = opened(gateway.app(), gateway.door, "127.0.0.1", port)
+    asyncio.run_coroutine_threadsafe(door.__aenter__(), loop).result(60)
     yield
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
+    asyncio.run_coroutine_threadsafe(door.__aexit__(None, None, None), loop).result(60)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

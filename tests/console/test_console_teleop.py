@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from toy_console import browser, drive, frames, free_port, in_phase, measured, phase, pictures_come, until
 
+from vla_stack.console.feed import PICTURES
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.labels import EPISODE_UID
 from vla_stack.schema import ACTION, SUCCESS
@@ -108,6 +109,7 @@ def test_the_page_shows_the_robot(console):
     expect(page.locator("#stages li")).to_have_text(["reached", "grasped", "lifted"])
     expect(page.locator("#m-rtt")).to_have_text(re.compile(r"\d+ ms"))
     assert page.locator("[data-camera='front'] .age").inner_text().endswith("ms")
+    expect(page.locator("#m-stop")).to_have_text("own line")
     assert 0.2 < measured(page, "tcp_x.pos") < 0.7
 
 
@@ -152,11 +154,12 @@ def test_without_new_pictures_nobody_drives(console):
     console.page.locator("#lease").click()
     expect(console.page.locator("body")).to_have_attribute("data-lease", "free")
     blind = console.context.new_page()
-    show = [True]
+    sockets, held, show = [], [], [True]
 
     def relay(socket):
+        sockets.append(socket)
         server = socket.connect_to_server()
-        server.on_message(lambda m: socket.send(m) if isinstance(m, str) or show[0] else None)
+        server.on_message(lambda m: socket.send(m) if isinstance(m, str) or show[0] else held.append(m))
 
     blind.route_web_socket(re.compile("/ws$"), relay)
     blind.goto(console.page.url)
@@ -168,7 +171,10 @@ def test_without_new_pictures_nobody_drives(console):
     in_phase(blind, "hold")
     expect(blind.locator("[data-camera='front'] .age")).to_have_class(re.compile("stale"))
     blind.keyboard.up(" ")
+    assert 0 < len(held) <= PICTURES  # what the page has not drawn is not followed by more
     show[0] = True
+    for picture in held:
+        sockets[-1].send(picture)
     pictures_come(blind, CAMERAS)
     engage(blind)
     blind.close()  # a page that goes takes its hand with it

@@ -23,9 +23,13 @@ ROBOT = RobotSpec("test/three", _DIMS, _DIMS, (Camera("front", 16, 24),), rate_h
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port that is free, and the one after it is."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", first.getsockname()[1] + 1))
+                return int(first.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
 """Between browsers and a robot node: the pages' WebSockets on one side, the operator channels on the other.
 
-One event loop owns everything. Nothing waits for a slow browser: each gets the newest picture of every camera when it
-has taken the last one, and the newest state. The node decides who drives; the gateway gives every page a lease of its
-own, and speaks for a page only under that page's lease. A page that says more than a hand can is closed, one that does
-not drive is refused here, and the e-stop has a request and a thread of its own: no page holds up another one's stop.
+One event loop owns everything. Nothing waits for a slow browser: each gets the newest state and the newest picture of
+every camera when it has acknowledged the last ones (``feed.py``). The node decides who drives; the gateway gives every
+page a lease of its own, and speaks for a page only under that page's lease. A page that says more than a hand can is
+closed, and one that does not drive is refused here. The e-stop has a process of its own (``stopping.py``); here it is
+taken too, and sent by a thread of its own.
 """
 
 from __future__ import annotations
@@ -12,54 +13,42 @@ import asyncio
 import contextlib
 import itertools
 import json
-import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from vla_stack.console import messages
-from vla_stack.console.access import Access
+from vla_stack.console.access import INVITED, REFUSED, Access, closing
 from vla_stack.console.clocks import RemoteClock
+from vla_stack.console.door import Door, Visitors
+from vla_stack.console.feed import STATE, smaller
 from vla_stack.console.heat import heat
+from vla_stack.console.page import COMMANDS_AT_ONCE, PAGE_HZ, Page
+from vla_stack.console.stopping import Stopper
 from vla_stack.errors import UserError
 from vla_stack.runtime.lease import holder_name
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.runtime.operator_messages import Reply
 from vla_stack.schema import RobotSpec, SchemaError
-from vla_stack.serving.rates import Allowance
 
-PAGES, PAGE_HZ, PAGE_BURST = (
-    32,
-    150.0,
-    450.0,
-)  # open at once; messages of one: three times what ours sends, and a stall's
-COMMANDS_AT_ONCE = 8  # of a page that are not answered yet
+PAGES, PAGES_OF_ONE = 32, 8  # open at once, in all and of one browser
 POLL_S = 0.004  # between two looks at the operator channels
 ANSWER_S = 5.0  # after which an event that nobody answered is given up
 SILENT_S = 1.0  # after which a node that publishes no state is said to be gone
 DISK_S = 2.0
 STATIC = Path(__file__).parent / "static"
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; "
-    "base-uri 'none'; form-action 'self'",
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 REDEEMED = "<!doctype html><meta http-equiv=refresh content='0;url=/'><title>Operator console</title>"
-REFUSED = (
-    "<!doctype html><meta charset=utf-8><title>Operator console</title><body>"
-    "<h1>This address has been used, or is not of this console.</h1><p>An address opens one browser, once. The "
-    "terminal of <code>vla console</code> prints a new one after each use; an open console makes one with "
-    "“Another screen”.</p>"
-)
 
 
 @dataclass(frozen=True)
@@ -77,20 +66,6 @@ class About:
     stages: tuple[str, ...]
     mode: str
     root: Path
-
-
-@dataclass(eq=False)
-class Page:
-    """One open page."""
-
-    number: int
-    socket: web.WebSocketResponse
-    lease: str = field(default_factory=lambda: secrets.token_hex(8))
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    clock: RemoteClock = field(default_factory=RemoteClock)
-    shown: dict[str, tuple[int, int]] = field(default_factory=dict)  # camera -> episode's tick and time of its picture
-    allowance: Allowance = field(default_factory=lambda: Allowance(PAGE_HZ, PAGE_BURST))
-    commands: int = 0  # that are not answered yet
 
 
 class Gateway:
@@ -114,9 +89,13 @@ class Gateway:
         self._node_clock = RemoteClock()
         self._state_ns = 0
         self._disk_free = 0
-        self._stopper = ThreadPoolExecutor(1, "estop")
-        self._stop_wanted = False
-        self._stopping: asyncio.Task[None] | None = None
+        self._states = 0  # counted, as pages are told
+        self._smaller: dict[tuple[str, int], tuple[Any, asyncio.Task[bytes]]] = {}  # (camera, halvings) -> stamp, JPEG
+        self._heating: asyncio.Task[Any] | None = None
+        self._stopper = Stopper(client.estop)
+        self._work: set[asyncio.Task[None]] = set()
+        self._visitors = Visitors()
+        self.door = Door()
 
     def app(self) -> web.Application:
         """The web application; its background work lives as long as it."""
@@ -125,7 +104,6 @@ class Gateway:
         app.router.add_get("/ws", self._socket)
         app.router.add_get("/heat", self._heat)
         app.router.add_post("/invite", self._invite)
-        app.router.add_post("/estop", self._estop)
         app.router.add_static("/static", STATIC)
         app.cleanup_ctx.append(self._background)
         return app
@@ -134,26 +112,29 @@ class Gateway:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Host and session of everything; Origin of what acts."""
-        if not self._access.right_host(request.headers.get("Host")):
-            raise web.HTTPMisdirectedRequest(text="this console has another name")
-        opening = request.path == "/" and "token" in request.query
-        if not opening and not self._access.known(request.cookies.get(self._access.cookie, "")):
-            return web.Response(status=403, text=REFUSED, content_type="text/html", headers=HEADERS)
-        acts = request.method != "GET" or request.path == "/ws"
-        if acts and not self._access.right_origin(request.headers.get("Origin")):
-            raise web.HTTPForbidden(text="only the console's own page may do this")
+        """Host and session of everything; Origin of what acts; how often one browser asks."""
+        if not (request.path == "/" and "token" in request.query):
+            self._access.check(request, acts=request.method != "GET" or request.path == "/ws")
+            self._admit(request)
+        elif not self._access.right_host(request.headers.get("Host")):
+            raise closing(web.HTTPMisdirectedRequest(text="this console has another name"))
         response: web.StreamResponse = await handler(request)
         if not response.prepared:
-            response.headers.update(HEADERS)
+            policy = self._access.policy(request.headers["Host"])
+            response.headers.update({**HEADERS, "Content-Security-Policy": policy})
         return response
+
+    def _admit(self, request: web.Request) -> None:
+        self.door.welcome(request)
+        if not self._visitors.admit(self._access.session(request), request.path == "/ws", time.monotonic_ns()):
+            raise closing(web.HTTPTooManyRequests(text="too many requests of this browser"))
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         if "token" not in request.query:
             return web.FileResponse(STATIC / "index.html")
         session = self._access.redeem(request.query["token"])
         if session is None:
-            return web.Response(status=403, text=REFUSED, content_type="text/html")
+            raise closing(web.HTTPForbidden(text=REFUSED, content_type="text/html"))
         # Not a redirect: the cookie is SameSite=Strict, and the next request has to come from this page.
         response = web.Response(text=REDEEMED, content_type="text/html")
         secure = self._access.base.startswith("https")
@@ -162,47 +143,45 @@ class Gateway:
         return response
 
     async def _heat(self, _: web.Request) -> web.Response:
+        if self._heating is None or self._heating.done():  # who asks meanwhile gets the same answer
+            self._heating = asyncio.create_task(asyncio.to_thread(heat, self._about.root, self._about.robot))
         try:
-            return web.json_response(await asyncio.to_thread(heat, self._about.root, self._about.robot))
+            return web.json_response(await asyncio.shield(self._heating))
         except UserError as e:
             raise web.HTTPServiceUnavailable(text=str(e)) from None
 
     async def _invite(self, _: web.Request) -> web.Response:
+        if self._access.invitations >= INVITED:
+            raise web.HTTPTooManyRequests(text=f"{INVITED} addresses have not been used")
         return web.json_response({"address": self._access.invite()})
-
-    async def _estop(self, _: web.Request) -> web.Response:
-        self._request_stop()
-        return web.Response()
 
     # -- pages ----------------------------------------------------------------------------------------------------
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
+        session = self._access.session(request)
+        if len(self._pages) >= PAGES or sum(p.session == session for p in self._pages.values()) >= PAGES_OF_ONE:
+            raise web.HTTPServiceUnavailable(text="too many pages are open")
         socket = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=5.0, compress=False)
-        if len(self._pages) >= PAGES:
-            raise web.HTTPServiceUnavailable(text=f"{PAGES} pages are open")
-        await socket.prepare(request)
-        page = Page(next(self._numbers), socket)
+        page = Page(next(self._numbers), session, socket, request.transport)
         self._pages[page.number] = page
-        hello = {
-            "type": "hello",
-            "you": page.number,
-            "robot": self._about.robot.to_json(),
-            "stages": list(self._about.stages),
-            "mode": self._about.mode,
-        }
-        await socket.send_json(hello)
-        sender = asyncio.create_task(self._feed(page))
+        sender: asyncio.Task[None] | None = None
         try:
+            await socket.prepare(request)
+            self.door.settle(request)
+            page.say(**self._hello(page))
+            sender = asyncio.create_task(self._feed(page))
             async for message in socket:
-                if not page.allowance.admit(time.monotonic_ns()):
+                if not page.allowance.has(time.monotonic_ns()):
                     raise SchemaError(f"more than {PAGE_HZ:g} messages a second")
                 if message.type is not WSMsgType.TEXT:
                     raise SchemaError("not text")
-                await self._take(page, messages.read(message.data, len(self._about.robot.action)))
+                self._take(page, messages.read(message.data, len(self._about.robot.action)))
+                await asyncio.sleep(0)  # what else it has said waits until the other pages have had their turn
         except SchemaError as e:
-            await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=str(e)[:120].encode())
+            await page.close(WSCloseCode.POLICY_VIOLATION, str(e))
         finally:
-            sender.cancel()
+            if sender is not None:
+                sender.cancel()
             del self._pages[page.number]
             if self._asked == page.number:
                 self._asked = None
@@ -211,20 +190,45 @@ class Gateway:
                 self._client.event("release")
         return socket
 
-    async def _take(self, page: Page, message: messages.Message) -> None:
+    def _hello(self, page: Page) -> dict[str, Any]:
+        about = self._about
+        return {
+            "type": "hello",
+            "you": page.number,
+            "robot": about.robot.to_json(),
+            "stages": list(about.stages),
+            "mode": about.mode,
+            "stop_port": self._access.port + 1,
+        }
+
+    def _take(self, page: Page, message: messages.Message) -> None:
+        """Act on a message, without waiting. An acknowledgement of what was sent is not counted: we set its rate."""
+        if isinstance(message, messages.Seen) and page.acknowledged(message.number):
+            return
+        page.allowance.spend()
         if isinstance(message, messages.Hand):
             self._drive(page, message)
         elif isinstance(message, messages.Ping):
-            await page.socket.send_json({"type": "pong", "t": message.t})
+            page.say(type="pong", t=message.t)
         elif isinstance(message, messages.Stop):
-            self._request_stop()
+            self._begin(self._stop(page))
+        elif isinstance(message, messages.Seen):
+            pass  # of nothing
         elif page.commands >= COMMANDS_AT_ONCE:
             if isinstance(message, messages.Command):
-                await self._answer(page, message, Reply("", False, "too many commands at once"))
+                self._answer(page, message, Reply("", False, "too many commands at once"))
         elif isinstance(message, messages.LeaseWish):
-            asyncio.create_task(self._lease(page, message.want))
+            self._begin(self._lease(page, message.want))
+        elif not self._drives(page) and not self._free():
+            why = "another console has control" if self._client.state else "there is no robot"
+            self._answer(page, message, Reply("", False, why))
         else:
-            asyncio.create_task(self._command(page, message))
+            self._begin(self._command(page, message))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._work.add(task)  # or it might be collected before its end
+        task.add_done_callback(self._work.discard)
 
     def _drive(self, page: Page, hand: messages.Hand) -> None:
         if not self._drives(page):
@@ -233,20 +237,17 @@ class Gateway:
         self._as(page).teleop(hand.velocity, None, hand.engaged, hand.rewind, age_ns)
 
     async def _command(self, page: Page, command: messages.Command) -> None:
-        with _counted(page):
-            if self._drives(page) or (self._free() and (await self._ask(page, "acquire")).ok):
+        with page.command():
+            if self._drives(page) or (reply := await self._ask(page, "acquire")).ok:
                 reply = await self._ask(page, command.name, **command.args)
-            else:
-                reply = Reply("", False, "another console has control" if self._client.state else "there is no robot")
-        await self._answer(page, command, reply)
+        with contextlib.suppress(SchemaError):
+            self._answer(page, command, reply)
 
-    async def _answer(self, page: Page, command: messages.Command, reply: Reply) -> None:
-        answer = {"type": "ack", "id": command.id, "ok": reply.ok, "error": reply.error, "phase": reply.phase}
-        with contextlib.suppress(ConnectionError):
-            await page.socket.send_json(answer)
+    def _answer(self, page: Page, command: messages.Command, reply: Reply) -> None:
+        page.say(type="ack", id=command.id, ok=reply.ok, error=reply.error, phase=reply.phase)
 
     async def _lease(self, page: Page, want: str) -> None:
-        with _counted(page):
+        with page.command():
             await self._change_lease(page, want)
 
     async def _change_lease(self, page: Page, want: str) -> None:
@@ -259,21 +260,9 @@ class Gateway:
                 await self._ask(self._pages[self._asked], "acquire")
             self._asked = None
 
-    def _request_stop(self) -> None:
-        """Stop the robot; once more where a stop is under way already."""
-        self._stop_wanted = True
-        if self._stopping is None or self._stopping.done():
-            self._stopping = asyncio.create_task(self._stop())
-
-    async def _stop(self) -> None:
-        while self._stop_wanted:
-            self._stop_wanted = False
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._stopper, self._client.estop)
-            except UserError as e:
-                for page in list(self._pages.values()):
-                    with contextlib.suppress(ConnectionError):
-                        await page.socket.send_json({"type": "alarm", "text": str(e)})
+    async def _stop(self, page: Page) -> None:
+        with contextlib.suppress(SchemaError):
+            page.say(type="stopped", error=await self._stopper.stop())
 
     def _as(self, page: Page) -> OperatorClient:
         self._client.lease = page.lease
@@ -302,11 +291,11 @@ class Gateway:
     async def _background(self, _: web.Application) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._watch_disk())]
         yield
-        for page in list(self._pages.values()):
-            await page.socket.close(code=WSCloseCode.GOING_AWAY, message=b"The console was closed.")
+        goodbye = (page.close(WSCloseCode.GOING_AWAY, "The console was closed.") for page in self._pages.values())
+        await asyncio.gather(*goodbye)
         for task in tasks:
             task.cancel()
-        self._stopper.shutdown(wait=False)
+        self._stopper.close()
         self._client.close()
 
     async def _pump(self) -> None:
@@ -325,9 +314,11 @@ class Gateway:
             self._client.replies.clear()
             silent = now_ns - self._state_ns > SILENT_S * 1e9
             if news or silent != gone:
-                gone = silent
+                gone, self._states = silent, self._states + 1
                 for page in self._pages.values():
                     page.news.set()
+                    if page.feed.stalled(now_ns):
+                        page.abort()
             await asyncio.sleep(POLL_S)
 
     async def _watch_disk(self) -> None:
@@ -337,25 +328,45 @@ class Gateway:
             await asyncio.sleep(DISK_S)
 
     async def _feed(self, page: Page) -> None:
-        """Send a page what is new, as fast as it takes it."""
+        """Send a page its answers, then what its feed says is due."""
         with contextlib.suppress(ConnectionError):
             while True:
                 page.news.clear()
-                if "recording" in self._client.state:
-                    await page.socket.send_json(self._state_for(page))
-                for camera, (about, jpeg) in list(self._client.frames.items()):
-                    stamp = (about["frame"], about["t_capture_ns"])
-                    if page.shown.get(camera) == stamp:
-                        continue
-                    page.shown[camera] = stamp
-                    await page.socket.send_bytes(self._picture(camera, about, jpeg))
-                await page.news.wait()
+                while page.answers:
+                    await page.socket.send_json(page.answers.popleft())
+                if not await self._show_next(page):
+                    await page.news.wait()
 
-    def _picture(self, camera: str, about: dict[str, Any], jpeg: bytes) -> bytes:
-        captured = self._node_clock.local_ns(about["t_capture_ns"])
-        age_ms = 0.0 if captured is None else max(0.0, (time.monotonic_ns() - captured) * 1e-6)
-        header = json.dumps({"camera": camera, "frame": about["frame"], "age_ms": age_ms}).encode()
-        return len(header).to_bytes(2, "big") + header + jpeg
+    async def _show_next(self, page: Page) -> bool:
+        """Send what is due; whether anything was."""
+        stamps: dict[str, Any] = {c: (f["frame"], f["t_capture_ns"]) for c, (f, _) in self._client.frames.items()}
+        if "recording" in self._client.state:
+            stamps[STATE] = self._states
+        if (kind := page.feed.next(stamps)) is None:
+            return False
+        if kind == STATE:
+            number = page.feed.sent(STATE, stamps[STATE], 0, time.monotonic_ns())
+            await page.socket.send_json({**self._state_for(page), "n": number})
+            return True
+        about, jpeg = self._client.frames[kind]
+        jpeg = await self._resized(kind, stamps[kind], jpeg, page.feed.halvings)
+        now_ns = time.monotonic_ns()
+        captured_ns = min(self._node_clock.local_ns(about["t_capture_ns"]) or now_ns, now_ns)
+        number = page.feed.sent(kind, stamps[kind], captured_ns, now_ns)
+        about = {"n": number, "camera": kind, "frame": about["frame"], "captured_ms": captured_ns * 1e-6}
+        header = json.dumps(about).encode()
+        await page.socket.send_bytes(len(header).to_bytes(2, "big") + header + jpeg)
+        return True
+
+    async def _resized(self, camera: str, stamp: Any, jpeg: bytes, halvings: int) -> bytes:
+        """A picture as large as a page's link carries; made once for all pages."""
+        if halvings == 0:
+            return jpeg
+        kept = self._smaller.get((camera, halvings))
+        if kept is None or kept[0] != stamp:
+            kept = stamp, asyncio.create_task(asyncio.to_thread(smaller, jpeg, halvings))
+            self._smaller[camera, halvings] = kept
+        return await asyncio.shield(kept[1])
 
     def _state_for(self, page: Page) -> dict[str, Any]:
         state = self._client.state
@@ -381,12 +392,3 @@ class Gateway:
             return None
         due_ns = self._node_clock.local_ns(pending["due_ns"]) or 0
         return {**pending, "left_s": max(0.0, (due_ns - time.monotonic_ns()) * 1e-9)}
-
-
-@contextlib.contextmanager
-def _counted(page: Page) -> Iterator[None]:
-    page.commands += 1
-    try:
-        yield
-    finally:
-        page.commands -= 1

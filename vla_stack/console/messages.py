@@ -51,11 +51,18 @@ class LeaseWish:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What was sent under ``number`` has been drawn: the next one of its kind may come."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The e-stop."""
 
 
-Message = Hand | Command | Ping | LeaseWish | Stop
+Message = Hand | Command | Ping | LeaseWish | Seen | Stop
 
 
 def read(text: str, dims: int) -> Message:
@@ -95,6 +102,9 @@ def read(text: str, dims: int) -> Message:
         if body["want"] not in ("acquire", "release", "hand_over"):
             raise SchemaError("'want' is none of acquire, release, hand_over")
         return LeaseWish(body["want"])
+    if kind == "seen":
+        _keys(body, "n")
+        return Seen(_integer(body, "n"))
     if kind == "estop":
         _keys(body)
         return Stop()

@@ -9,24 +9,23 @@ import multiprocessing as mp
 import signal
 import ssl
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from vla_stack.console.access import LOOPBACK, Access, tls_context
+from vla_stack.console.door import opened
 from vla_stack.console.gateway import About, Gateway
 from vla_stack.console.robot import RobotConfig, robot_process
+from vla_stack.console.stopping import Certificate, stop_process
 from vla_stack.data.layout import INFO, read_info
 from vla_stack.data.pending import count_pending
 from vla_stack.data.sidecar import read_facts
 from vla_stack.errors import UserError
 from vla_stack.intervention import MODES, Mode
 from vla_stack.runtime.driver import Guard
-from vla_stack.runtime.link import Link, ignored_interrupts
+from vla_stack.runtime.link import Link, Message, ignored_interrupts
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.schema import RobotSpec
 from vla_stack.verbs.arguments import port, positive, whole
@@ -52,6 +51,7 @@ EXAMPLES = (
     "vla console --robot sim --task pick --host 192.168.1.20     # also from a phone: TLS, self-made certificate",
 )
 START_TIMEOUT_S = 120.0
+LAST_PORT = 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--host", default="127.0.0.1", help="name or address to open it under; off this computer with TLS (%(default)s)"
     )
-    add("--port", type=port, default=8765, help="(default: %(default)s)")
+    add("--port", type=port, default=8765, help="of the page; the next one is the e-stop's (default: %(default)s)")
     add("--cert", type=Path, help="certificate, PEM; a self-signed one is made where none is given")
     add("--key", type=Path, help="its key, PEM")
 
@@ -87,6 +87,8 @@ def main(args: argparse.Namespace) -> int:
     if args.host not in LOOPBACK or args.cert:
         tls, fingerprint = tls_context(args.host, args.cert, args.key)
         print(f"certificate, SHA-256: {fingerprint}")
+    if args.port == LAST_PORT:
+        raise UserError(f"--port {args.port}: the e-stop needs the port after it", "give a smaller one")
     access = Access(args.host, args.port, tls is not None)
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="vla-console-") as folder:
@@ -105,12 +107,13 @@ def main(args: argparse.Namespace) -> int:
             quota=args.quota,
         )
         print("starting the robot ...", flush=True)
-        with running(config) as robot:
+        certificate = (args.cert, args.key) if tls else None
+        with running(config) as robot, stop_line(access, args.host, certificate, config.endpoint) as stop:
             print(robot.guard.value, flush=True)
             about = About(robot.spec, robot.stages, mode, root)
             gateway = Gateway(OperatorClient(config.endpoint), about, access, _print_address)
             with contextlib.suppress(KeyboardInterrupt):
-                asyncio.run(serve(gateway, access, args.host, args.port, tls, robot))
+                asyncio.run(serve(gateway, access, args.host, args.port, tls, (robot, stop)))
     print(_closing(root))
     leave_holding(args, interrupted=True)  # nothing else ends it
     return 0
@@ -133,22 +136,38 @@ def unused_seed(root: Path) -> int:
 
 
 @dataclass
-class RunningRobot:
-    """A robot process that is ready."""
+class Child:
+    """A process of the console that is ready; ``name`` is said of it in errors."""
 
-    spec: RobotSpec
-    stages: tuple[str, ...]
-    guard: Guard
+    name: str
     link: Link
+    ready: Message
 
     def check(self) -> None:
         """Raise :class:`UserError` where it has ended."""
         try:
             failed = [m["error"] for m in self.link.receive() if m["kind"] == "failed"]
         except EOFError:
-            failed = ["the robot's process ended"]
+            failed = [f"{self.name} ended"]
         if failed:
             raise UserError(failed[0])
+
+
+@dataclass
+class RunningRobot(Child):
+    """A robot process that is ready."""
+
+    @property
+    def spec(self) -> RobotSpec:
+        return RobotSpec.from_json(self.ready["robot"])
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return tuple(self.ready["stages"])
+
+    @property
+    def guard(self) -> Guard:
+        return Guard[self.ready["guard"]]
 
 
 @contextlib.contextmanager
@@ -158,15 +177,32 @@ def running(config: RobotConfig) -> Iterator[RunningRobot]:
     Raises:
         UserError: It did not start.
     """
+    with _child("the robot's process", robot_process, config) as child:
+        yield RunningRobot(child.name, child.link, child.ready)
+
+
+@contextlib.contextmanager
+def stop_line(access: Access, host: str, certificate: Certificate | None, endpoint: str) -> Iterator[Child]:
+    """The e-stop's process for as long as the block lasts, see :mod:`vla_stack.console.stopping`.
+
+    Raises:
+        UserError: It did not start, e.g. because its port is taken.
+    """
+    with _child("the e-stop's process", stop_process, access, host, certificate, endpoint) as child:
+        yield child
+
+
+@contextlib.contextmanager
+def _child(name: str, main: Callable[..., None], *args: Any) -> Iterator[Child]:
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=robot_process, args=(theirs, config), name="robot")
+    process = context.Process(target=main, args=(theirs, *args), name=main.__name__)
     with ignored_interrupts():
         process.start()
     theirs.close()
     link = Link(ours)
     try:
-        yield _ready(link)
+        yield Child(name, link, _ready(name, link))
     finally:
         link.close()
         process.join(30.0)
@@ -175,43 +211,35 @@ def running(config: RobotConfig) -> Iterator[RunningRobot]:
             process.join()
 
 
-def _ready(link: Link) -> RunningRobot:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            messages = link.receive(left)
-        except EOFError:
-            raise UserError("the robot's process ended while it started") from None
-        for message in messages:
-            if message["kind"] == "failed":
-                raise UserError(message["error"])
-            return RunningRobot(
-                RobotSpec.from_json(message["robot"]), tuple(message["stages"]), Guard[message["guard"]], link
-            )
-    raise UserError(f"the robot was not ready within {START_TIMEOUT_S:g} s")
+def _ready(name: str, link: Link) -> Message:
+    try:
+        messages = link.receive(START_TIMEOUT_S)
+    except EOFError:
+        raise UserError(f"{name} ended while it started") from None
+    if not messages:
+        raise UserError(f"{name} was not ready within {START_TIMEOUT_S:g} s")
+    if messages[0]["kind"] == "failed":
+        raise UserError(messages[0]["error"])
+    return messages[0]
 
 
 async def serve(
-    gateway: Gateway, access: Access, host: str, port: int, tls: ssl.SSLContext | None, robot: RunningRobot
+    gateway: Gateway, access: Access, host: str, port: int, tls: ssl.SSLContext | None, children: Iterable[Child]
 ) -> None:
-    """Print an address and serve until the robot's process ends or this is cancelled.
+    """Print an address and serve until one of the processes ends or this is cancelled.
 
     Raises:
-        UserError: The port is taken, or the robot's process ended.
+        UserError: The port is taken, or a process ended.
     """
-    runner = web.AppRunner(gateway.app(), access_log=None)
-    await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, host, port, ssl_context=tls).start()
-        except OSError as e:
-            raise UserError(f"{host}:{port} cannot be opened: {e.strerror}", "choose another --port") from None
-        _print_address(access.invite())
-        while True:
-            robot.check()
-            await asyncio.sleep(0.25)
-    finally:
-        await runner.cleanup()
+        async with opened(gateway.app(), gateway.door, host, port, tls):
+            _print_address(access.invite())
+            while True:
+                for child in children:
+                    child.check()
+                await asyncio.sleep(0.25)
+    except OSError as e:
+        raise UserError(f"{host}:{port} cannot be opened: {e.strerror}", "choose another --port") from None
 
 
 def _closing(root: Path) -> str:

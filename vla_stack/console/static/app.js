@@ -5,6 +5,7 @@ import { HeatMap } from "./heat.js";
 import { GatewayLink } from "./link.js";
 import { COMMANDS, intent, velocity } from "./mapper.js";
 import { allowed } from "./phases.js";
+import { StopLine } from "./stop.js";
 import { Cameras, draw, drawMeters, layOut, motionButtons, offline, STALE_MS, toast } from "./view.js";
 
 const TICK_MS = 25; // between teleop messages
@@ -13,7 +14,7 @@ const settings = { speed: 0.15, facing: true, ...JSON.parse(localStorage.getItem
 
 let hello = null;
 let state = null;
-let cameras = new Cameras([]);
+let cameras = new Cameras([], () => Infinity);
 let seq = 0;
 let sentAt = [];
 const heat = new HeatMap($("heat"), $("heat-text"));
@@ -23,7 +24,8 @@ const link = new GatewayLink({
     hello = message;
     document.title = `${hello.robot.name} – console ${hello.you}`;
     document.body.dataset.console = hello.you;
-    cameras = new Cameras(hello.robot.cameras.map((c) => c.name));
+    cameras = new Cameras(hello.robot.cameras.map((c) => c.name), () => link.now());
+    stopLine.connect(hello.stop_port);
     layOut(hello, command);
     motionButtons(hello.robot.action, devices);
     const rewind = document.querySelector('[data-command="rewind"]');
@@ -35,18 +37,22 @@ const link = new GatewayLink({
     state = { ...message, pending: message.recording.pending };
     if (state.recording.error) toast(state.recording.error);
   },
-  picture: (header, blob) => cameras.show(header, blob, (link.rtt ?? 0) / 2),
+  picture: (header, blob) => cameras.show(header, blob),
+  failed: toast,
   closed(why) {
     state = null;
     offline(why);
   },
 });
 
+const stopLine = new StopLine({ failed: toast });
+
 /** Give a command by its name; what is refused is said. */
 async function command(name) {
   if (!state) return;
   if (name === "estop") {
-    link.stop();
+    stopLine.stop();
+    link.send({ type: "estop" }); // as well: what is said twice is done once
     return;
   }
   if (state.lease === "other") {
@@ -92,7 +98,7 @@ function paint() {
   $("focus").hidden = devices.focused;
   if (!state || !hello) return;
   draw(state, hello);
-  drawMeters(state, link.rtt, cameras.age(), sentAt.length);
+  drawMeters(state, link.rtt, cameras.age(), sentAt.length, stopLine.open);
   const x = hello.robot.state.findIndex((d) => d.name.startsWith("tcp_x"));
   heat.draw(x < 0 || !state.state ? null : state.state.slice(x, x + 2), settings.facing);
 }

@@ -1,14 +1,20 @@
-// The one connection to the gateway: commands with acknowledgement, teleop, state, pictures. Reconnects by itself.
+// The connection to the gateway: commands with acknowledgement, teleop, state, pictures. Reconnects by itself.
+//
+// What the gateway shows is acknowledged when it is drawn; only then comes the next. For a picture the gateway answers how
+// old it was by its own stamp when it heard of that: this gives its clock, never behind by more than the way there takes.
 
 const PING_MS = 500;
+const CLOCKS = 50; // answers that are remembered, of which the quickest counts
 
 export class GatewayLink {
-  /** @param on {hello, state, picture, closed}: called with what arrives. */
+  /** @param on {hello, state, picture, failed, closed}: called with what arrives; `picture` resolves when it is drawn. */
   constructor(on) {
     this.on = on;
     this.waiting = new Map(); // id -> resolve
     this.id = 0;
     this.rtt = null; // ms, smoothed
+    this.drawn = new Map(); // number of a picture -> {captured, at}: by the gateway's clock, and by this page's
+    this.clocks = []; // ms of the gateway's clock minus this page's, by the last answers
     this.connect();
     setInterval(() => this.send({ type: "ping", t: performance.now() }), PING_MS);
   }
@@ -44,23 +50,42 @@ export class GatewayLink {
     return new Promise((resolve) => this.waiting.set(id, resolve));
   }
 
-  /** Stop the robot: by this connection and by one that nothing else waits on. */
-  stop() {
-    this.send({ type: "estop" });
-    fetch("/estop", { method: "POST" });
+  /** Time of the gateway's clock, ms; infinite before the first answer to a picture. */
+  now() {
+    return this.clocks.length ? performance.now() + Math.min(...this.clocks) : Infinity;
+  }
+
+  async draw(data) {
+    const length = new DataView(data).getUint16(0);
+    const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 2, length)));
+    try {
+      await this.on.picture(header, new Blob([new Uint8Array(data, 2 + length)], { type: "image/jpeg" }));
+    } finally {
+      this.drawn.set(header.n, { captured: header.captured_ms, at: performance.now() });
+      this.send({ type: "seen", n: header.n });
+    }
   }
 
   receive(data) {
     if (data instanceof ArrayBuffer) {
-      const length = new DataView(data).getUint16(0);
-      const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 2, length)));
-      this.on.picture(header, new Blob([new Uint8Array(data, 2 + length)], { type: "image/jpeg" }));
+      this.draw(data);
       return;
     }
     const message = JSON.parse(data);
-    if (message.type === "hello") this.on.hello(message);
-    else if (message.type === "state") this.on.state(message);
-    else if (message.type === "pong") {
+    if (message.type === "hello") {
+      this.clocks = [];
+      this.drawn.clear();
+      this.on.hello(message);
+    } else if (message.type === "state") {
+      this.send({ type: "seen", n: message.n });
+      this.on.state(message);
+    } else if (message.type === "shown") {
+      const { captured, at } = this.drawn.get(message.n);
+      this.drawn.delete(message.n);
+      this.clocks = [...this.clocks.slice(1 - CLOCKS), captured + message.age_ms - at];
+    } else if (message.type === "stopped") {
+      if (message.error) this.on.failed(message.error);
+    } else if (message.type === "pong") {
       const rtt = performance.now() - message.t;
       this.rtt = this.rtt === null ? rtt : 0.7 * this.rtt + 0.3 * rtt;
     } else if (message.type === "ack") {

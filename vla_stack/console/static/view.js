@@ -17,7 +17,9 @@ function element(tag, attributes = {}, ...children) {
 
 /** Pictures of all cameras; each knows how old its newest picture is. */
 export class Cameras {
-  constructor(names) {
+  /** @param now the time of the clock that pictures are stamped by, ms; infinite where that is not known yet. */
+  constructor(names, now) {
+    this.now = now;
     this.views = new Map();
     $("cameras").replaceChildren(
       ...names.map((name) => {
@@ -30,32 +32,31 @@ export class Cameras {
       }));
   }
 
-  /** @param header {camera, frame, age_ms}; `trip_ms`: how long it took from the gateway to here. */
-  async show(header, blob, trip_ms) {
+  /** @param header {camera, frame, captured_ms}; resolves when it is drawn. */
+  async show(header, blob) {
     const view = this.views.get(header.camera);
     if (!view) return;
-    const captured = performance.now() - header.age_ms - trip_ms;
     const picture = await createImageBitmap(blob);
-    if (captured < view.captured) return;
     if (view.canvas.width !== picture.width) {
       [view.canvas.width, view.canvas.height] = [picture.width, picture.height];
       view.box.style.flexGrow = picture.width / picture.height;
     }
     view.canvas.getContext("2d").drawImage(picture, 0, 0);
     picture.close();
-    view.captured = captured;
+    view.captured = header.captured_ms;
     view.frames += 1;
     view.box.dataset.frames = view.frames;
+    view.box.dataset.frame = header.frame;
   }
 
   /** Age in ms of the oldest of the newest pictures; infinite before the first, 0 without cameras. */
   age() {
-    return Math.max(0, ...[...this.views.values()].map((v) => performance.now() - v.captured));
+    return Math.max(0, ...[...this.views.values()].map((v) => this.now() - v.captured));
   }
 
   refresh() {
     for (const { box, age, captured } of this.views.values()) {
-      const ms = performance.now() - captured;
+      const ms = this.now() - captured;
       age.textContent = Number.isFinite(ms) ? (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`) : "no picture";
       age.className = `age number${ms > STALE_MS ? " stale" : ms > SLOW_MS ? " slow" : ""}`;
       box.classList.toggle("stale", ms > STALE_MS);
@@ -179,7 +180,7 @@ function drawJoints({ state: values = [], action }, robot) {
   });
 }
 
-export function drawMeters(state, rtt, video_ms, rate) {
+export function drawMeters(state, rtt, video_ms, rate, ownStop) {
   const set = (id, text, level = "") => Object.assign($(id), { textContent: text, className: `number ${level}` });
   const ms = (value, slow, bad) => [value === null || !Number.isFinite(value) ? "–" : `${Math.round(value)} ms`, value > bad ? "bad" : value > slow ? "warn" : ""];
   set("m-rtt", ...ms(rtt, 60, 150));
@@ -190,6 +191,7 @@ export function drawMeters(state, rtt, video_ms, rate) {
   const gb = state.recording.disk_free / 1e9;
   set("m-disk", gb ? `${gb.toFixed(1)} GB` : "–", gb < 1 ? "bad" : gb < 5 ? "warn" : "");
   set("m-consoles", state.consoles);
+  set("m-stop", ownStop ? "own line" : "shared line", ownStop ? "" : "warn");
 }
 
 let hideToast;
