@@ -1,12 +1,14 @@
-"""What hostile peers can do to every socket of this project: policy server, robot service, operator channels, client.
+"""What hostile peers can do to every socket of this project: policy server, robot service, operator channels, the
+console's gateway, client.
 
-    python tools/bench/attacks.py [--seconds 60] [name of a target ...]
+    python tools/bench/attacks.py [--seconds 60] [--long] [name of a target ...]
 
-Each row starts one end in a process of its own and measures what a peer that belongs there sees while nothing happens,
-then under attack (``attackers.py``, in a third process at the lowest priority: it would otherwise take the robot's own
-core): round trips, how long a newcomer waits for its first answer, memory, and whether the process lives. Without keys,
-and with them: by a peer without keys, by one whose key is not listed, by an observer, and by a robot. All of it happens
-on 127.0.0.1 and ends by itself.
+Each row starts one end (``attack_targets.py``) in a process of its own and measures what a peer that belongs there sees
+while nothing happens, then under attack: round trips, how long a newcomer waits for its first answer, memory, and
+whether the process lives. The attackers (``attackers.py``; ``pages.py`` for the gateway) are a third process at the
+lowest priority: it would otherwise take the robot's own core. Without keys, and with them: by a peer without keys, by
+one whose key is not listed, by an observer, and by a robot; at the gateway by pages with a session and by connections
+without. All of it happens on 127.0.0.1 and ends by itself.
 """
 
 from __future__ import annotations
@@ -19,192 +21,45 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import pages
+from attack_targets import GATEWAY, TARGETS, Asking
 from attackers import FAMILIES, Peer, rogue_server
 
 from results import Check, parser, write
-from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.runtime.operator_messages import channel
-from vla_stack.schema import Chunks, Dim, PolicySpec, RobotSpec
 from vla_stack.serving.client import PolicyClient
 from vla_stack.serving.curve import CurveKeys
-from vla_stack.serving.dialer import Dialer
 from vla_stack.serving.keys import KeyFolder, Role, client_keys
 
-DIMS = (Dim("x.pos", "m", -1, 1, 0.5), Dim("gripper.pos", "ratio", 0, 1, kind="gripper"))
-ROBOT = RobotSpec("bench/arm", DIMS, DIMS, (), 50.0)
-IDLE_S, PATIENCE_S, EVERY_S = 2.0, 20.0, 0.01
+LONG_S = 600.0
+IDLE_S = 2.0
 NEWCOMER_EVERY_S = 0.5
-Asking = tuple[Callable[[], None], Callable[[], None]]  # one round trip; leave
+STARTING_S = 1.0  # of a process of attackers
 NOBODY, STRANGER, OBSERVER, MEMBER = "without keys", "unlisted key", "observer's key", "robot's key"
+OUTSIDE, INSIDE = "without a session", "with sessions"
 
 
-class NullPolicy:
-    """A policy that takes no time."""
-
-    spec = PolicySpec(ROBOT, 4, "-", "-")
-
-    def infer(self, observations: Any, seeds: Any, continuations: Any = ()) -> Chunks:
-        return Chunks(np.zeros((len(observations), 4, 2), np.float32))
-
-
-class Arm:
-    """A robot that does nothing."""
-
-    spec, fault = ROBOT, None
-
-    def read(self) -> Any: ...
-    def hold(self) -> None: ...
-    def stop(self) -> None: ...
-
-
-# -- ends, each the main function of a process -------------------------------------------------------------------------
-
-
-def serve_policy(pipe: Any, keys: KeyFolder | None) -> None:
-    from vla_stack.serving.server import PolicyServer
-
-    server = PolicyServer(
-        lambda: NullPolicy(), "tcp://127.0.0.1:*", keys=keys, on_ready=lambda _: pipe.send(server.endpoint)
-    )
-    server.run()
-
-
-def serve_robot(pipe: Any, keys: KeyFolder | None) -> None:
-    from robot_drivers.remote_service import MAX_BYTES, serve_driver
-    from vla_stack.runtime.limits import make_envelope
-    from vla_stack.runtime.safety import SafetyConfig
-    from vla_stack.serving.admission import Admission
-    from vla_stack.serving.listener import Listener
-
-    admission = Admission(keys) if keys else None
-    listener = Listener("tcp://127.0.0.1:*", admission, MAX_BYTES)
-    pipe.send(listener.endpoint)
-    arm: Any = Arm()
-    serve_driver(arm, make_envelope(ROBOT, SafetyConfig()), listener, lambda: True, admission=admission)
-
-
-def serve_operator(pipe: Any, keys: KeyFolder | None) -> None:
-    from vla_stack.runtime.link import Link
-    from vla_stack.runtime.operator_port import OperatorPort
-
-    control, theirs = mp.Pipe()
-    stops, estop = mp.Pipe()
-    endpoint = f"tcp://127.0.0.1:{20_000 + 5 * (os.getpid() % 2000)}"  # five in a row that no connection is given
-    port = OperatorPort(theirs, estop, ROBOT, endpoint, keys)
-    pipe.send(endpoint)
-    links = Link(control), Link(stops)
-    while True:
-        for message in links[0].receive(0.01):
-            if message["kind"] == "event":
-                links[0].send("reply", id=message["id"], ok=True, error="", phase="auto", tick=7)
-        links[1].receive()
-        port.tell(alive=True)
-
-
-# -- peers that belong there: one round trip, by a connection that is kept or by a new one -----------------------------
-
-
-def ask_policy(endpoint: str, keys: KeyFolder | None, newcomer: bool) -> Asking:
-    client = PolicyClient(endpoint, keys)
-    client.hello(None if keys and newcomer else ROBOT, PATIENCE_S)  # one key drives one robot
-
-    def ask() -> None:
-        before, end = client.last_pong_ns, time.monotonic() + PATIENCE_S
-        client.ping()
-        while client.last_pong_ns == before:
-            client.poll(50)
-            if time.monotonic() > end:
-                raise TimeoutError
-
-    return ask, client.close
-
-
-def ask_robot(endpoint: str, keys: KeyFolder | None, newcomer: bool) -> Asking:
-    dialer = Dialer(endpoint, client_keys(endpoint, keys))
-    return partial(_ask, dialer, msgpack.packb({"kind": "hello", "token": ""})), dialer.close
-
-
-def _ask(dialer: Dialer, message: bytes) -> None:
-    end, sent = time.monotonic() + PATIENCE_S, False
-    while not dialer.receive(0.05 if sent else 0.002):
-        sent = sent or dialer.send([message])
-        if time.monotonic() > end:
-            raise TimeoutError
-
-
-def ask_events(endpoint: str, keys: KeyFolder | None, newcomer: bool) -> Asking:
-    client = OperatorClient(endpoint, keys)
-
-    def ask() -> None:
-        client.call("acquire", PATIENCE_S)
-
-    return ask, client.close
-
-
-def ask_estop(endpoint: str, keys: KeyFolder | None, newcomer: bool) -> Asking:
-    client = OperatorClient(endpoint, keys)
-    return client.estop, client.close
-
-
-def ask_state(endpoint: str, keys: KeyFolder | None, newcomer: bool) -> Asking:
-    client = OperatorClient(endpoint, keys)
-
-    def ask() -> None:
-        before, end = client.state.get("t_sent_ns"), time.monotonic() + PATIENCE_S
-        while client.state.get("t_sent_ns") == before:
-            client.poll(20)
-            if time.monotonic() > end:
-                raise TimeoutError
-
-    return ask, client.close
-
-
-@dataclass(frozen=True)
-class Target:
-    """A socket.
-
-    Attributes:
-        serve: The process behind it.
-        ask: How who belongs there uses it.
-        channel: Of an operator's endpoint, empty elsewhere.
-        every_s: Between two of its questions.
-        member: Whose key it uses.
-    """
-
-    serve: Callable[[Any, KeyFolder | None], None]
-    ask: Callable[[str, KeyFolder | None, bool], Asking]
-    channel: str = ""
-    every_s: float = EVERY_S
-    member: str = "operator"
-
-
-TARGETS = {
-    "policy server": Target(serve_policy, ask_policy, member="robot"),
-    "robot service": Target(serve_robot, ask_robot, every_s=0.12),
-    "operator events": Target(serve_operator, ask_events, "event"),
-    "operator e-stop": Target(serve_operator, ask_estop, "estop", 0.15),
-    "operator state": Target(serve_operator, ask_state, "state"),
-    "operator pictures": Target(serve_operator, ask_events, "video"),
-    "operator hand": Target(serve_operator, ask_events, "teleop"),
-}
 KEYED = ("policy server", "operator events")  # every end admits by the same code
+
+
+def attackers(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Families of attacks against a target, and who attacks it where there are no keys."""
+    return (tuple(pages.FAMILIES), (OUTSIDE, INSIDE)) if name == GATEWAY else (tuple(FAMILIES), (NOBODY,))
 
 
 # -- one row -----------------------------------------------------------------------------------------------------------
 
 
 def attack(family: str, port: int, keys: CurveKeys | None, seconds: float) -> None:
-    """Main function of the attackers' process."""
+    """Main function of the attackers' process, where no page is attacked."""
     os.nice(19)
     FAMILIES[family](partial(Peer, port, keys), time.monotonic() + seconds)
 
@@ -245,7 +100,6 @@ def run(name: str, family: str, who: str, folder: Path | None, seconds: float) -
         for peer in (STRANGER, OBSERVER, MEMBER):
             KeyFolder(folder / peer).trust(channel(endpoint, "teleop"), KeyFolder(folder / "server").identity().public)
         keys.trust(endpoint, KeyFolder(folder / "server").identity().public)
-    address = channel(endpoint, target.channel) if target.channel else endpoint
     curve = client_keys(endpoint, KeyFolder(folder / who)) if folder and who != NOBODY else None
     assert process.pid is not None
     found: dict[str, Any] = {"target": name, "keys": bool(folder), "attack": family, "who": who}
@@ -254,8 +108,12 @@ def run(name: str, family: str, who: str, folder: Path | None, seconds: float) -
         ask, leave = connect(False)
         idle, admitted_idle = ask_for(ask, connect, IDLE_S, target.every_s)
         before = resident_mb(process.pid)
-        port = int(address.rpartition(":")[2])
-        attacker = context.Process(target=attack, args=(family, port, curve, seconds), daemon=True)
+        if name == GATEWAY:
+            work: Any = (pages.attack, family, endpoint, who == INSIDE, time.monotonic() + seconds + STARTING_S)
+        else:
+            address = channel(endpoint, target.channel) if target.channel else endpoint
+            work = (attack, family, int(address.rpartition(":")[2]), curve, seconds)
+        attacker = context.Process(target=work[0], args=work[1:], daemon=True)
         attacker.start()
         trips, admitted = ask_for(ask, connect, seconds + 0.5, target.every_s)
         found |= {
@@ -326,6 +184,7 @@ def run_client(seconds: float) -> dict[str, Any]:
 
 def main(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
+    seconds = LONG_S if args.long else args.seconds
 
     def note(row: dict[str, Any]) -> None:
         rows.append(row)
@@ -340,14 +199,16 @@ def main(args: argparse.Namespace) -> int:
         for target in TARGETS:
             if args.targets and target not in args.targets:
                 continue
-            for family in FAMILIES:
-                note(run(target, family, NOBODY, None, args.seconds))
+            families, nobody = attackers(target)
+            for who in nobody:
+                for family in families:
+                    note(run(target, family, who, None, seconds))
             for who in (NOBODY, STRANGER, OBSERVER, MEMBER) if target in KEYED else ():
                 for family in FAMILIES:
-                    note(run(target, family, who, folder, args.seconds))
+                    note(run(target, family, who, folder, seconds))
         if not args.targets:
-            note(run_client(args.seconds))
-    write("attacks", checks(rows), {"seconds": args.seconds, "rows": rows}, path=args.out)
+            note(run_client(seconds))
+    write("attacks", checks(rows), {"seconds": seconds, "rows": rows}, path=args.out)
     return 0
 
 
@@ -375,5 +236,6 @@ if __name__ == "__main__":
     arguments = parser(__doc__)
     arguments.add_argument("targets", nargs="*", help=f"of {', '.join(TARGETS)}")
     arguments.add_argument("--seconds", type=float, default=60.0, help="of each attack (default: %(default)g)")
+    arguments.add_argument("--long", action="store_true", help=f"{LONG_S:g} s of each")
     arguments.add_argument("--out", type=Path, help="another file than docs/results/attacks.json")
     sys.exit(main(arguments.parse_args()))
