@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vla_stack.errors import UserError
+from vla_stack.registry import ENVIRONMENTS
 
 NAMING = (
     "method",  # its name
@@ -57,7 +58,7 @@ def check_module(name: str, source: str) -> None:
         UserError: It names a module that is not trusted.
     """
     module, colon, _ = name.partition(":")
-    if colon and module not in ("sim", "imagined"):
+    if colon and module not in ("sim", *ENVIRONMENTS.names()):
         check_trusted(module, f"{source}: '{name}' is of the module")
 
 

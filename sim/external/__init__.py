@@ -7,7 +7,6 @@ of them is imported before an environment is made.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -16,12 +15,6 @@ from sim.external.benchmark import BenchmarkEnv, BenchmarkExpert
 from vla_stack.errors import UserError
 from vla_stack.registry import BENCHMARKS
 from vla_stack.schema import RobotSpec
-
-NEEDS = {  # the package that one of ours needs, and the line that installs it
-    "metaworld": ("metaworld", "in the clone: pip install -e '.[sim-extra]'"),
-    "aloha": ("gym_aloha", "in the clone: pip install -e '.[sim-extra]'"),
-    "libero": ("libero", "docs/benchmarks.md has the lines that install LIBERO"),
-}
 
 
 class Benchmark(Protocol):
@@ -47,11 +40,13 @@ def is_external(env_id: str) -> bool:
 
 def benchmark(env_id: str) -> Benchmark:
     """The benchmark that an id names; raises :class:`UserError` where its package is not installed."""
-    name = env_id.partition("/")[0]
-    package, install = NEEDS.get(name, ("", ""))
-    if package and importlib.util.find_spec(package) is None:
-        raise UserError(f"{env_id} needs the package '{package}'", install)
-    found: Benchmark = BENCHMARKS.get(name)
+    try:
+        found: Benchmark = BENCHMARKS.get(env_id.partition("/")[0])
+    except ModuleNotFoundError as e:
+        package = str(e.name).partition(".")[0]
+        raise UserError(
+            f"{env_id} needs the package '{package}'", "in the clone: pip install -e '.[sim-extra]'"
+        ) from None
     return found
 
 

@@ -111,7 +111,8 @@ def prepare() -> None:
         UserError: They are not; both places where LIBERO looks are named.
     """
     found = importlib.util.find_spec("libero")
-    assert found is not None and found.submodule_search_locations
+    if found is None or not found.submodule_search_locations:
+        raise UserError("LIBERO needs the package 'libero'", "docs/benchmarks.md has the lines that install it")
     package = Path(next(iter(found.submodule_search_locations))) / "libero"
     places = (package / "assets", Path.home() / ".cache" / "libero" / "assets")
     if not any(all((place / name).is_dir() for name in ASSETS) for place in places):

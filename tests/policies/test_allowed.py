@@ -8,7 +8,7 @@ import pytest
 from lerobot.processor import ProcessorStepRegistry
 
 from vla_stack.errors import UserError
-from vla_stack.policies.allowed import LARGEST_CONFIG, LARGEST_NUMBER, POLICIES, STEPS
+from vla_stack.policies.allowed import LARGEST_CONFIG, LARGEST_NUMBER, LEROBOTS, STEPS
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.weights import LARGEST_HEADER, MOST_TENSORS, WEIGHTS
 from vla_stack.trust import VARIABLE, check_module, trust
@@ -83,7 +83,7 @@ def test_a_type_that_loads_code_is_refused(directory):
 def test_what_is_allowed_exists():
     from lerobot.configs import PreTrainedConfig
 
-    assert set(STEPS) <= set(ProcessorStepRegistry.list()) and set(POLICIES) <= set(
+    assert set(STEPS) <= set(ProcessorStepRegistry.list()) and set(LEROBOTS) <= set(
         PreTrainedConfig.get_known_choices()
     )
 

@@ -18,11 +18,12 @@ from lerobot.processor import ProcessorStepRegistry
 from vla_stack.errors import UserError
 from vla_stack.policies.registry import is_extension, is_known
 from vla_stack.policies.weights import STATE_FILE, check_weights
+from vla_stack.registry import POLICIES
 from vla_stack.trust import check_trusted
 
 LARGEST_CONFIG = 1 << 20  # bytes of a JSON file that describes a policy; the largest known have some thousand
 LARGEST_NUMBER = 100_000_000  # of a configuration's whole numbers, in place of a process that dies of its memory
-POLICIES = ("act", "diffusion", "multi_task_dit", "pi0", "pi05", "smolvla", "tdmpc", "vqbet")
+LEROBOTS = ("act", "multi_task_dit", "tdmpc", "vqbet")  # policy types that we add nothing to
 STEPS = (
     *("to_batch_processor", "to_batch_processor_action", "to_batch_processor_observation"),
     *("to_batch_processor_complementary_data", "device_processor", "rename_observations_processor"),
@@ -55,12 +56,13 @@ def check_type(tree: Any, where: str) -> None:
     """Refuse a configuration of a policy type that can run code of a repository; unknown types are the parser's.
 
     Raises:
-        UserError: It is no extension's (:func:`is_extension`), not in ``POLICIES`` and not trusted.
+        UserError: It is no extension's (:func:`is_extension`), neither registered here nor in ``LEROBOTS``, and not
+            trusted.
     """
     if not isinstance(tree, dict):
         return
     kind = str(tree.get("type"))
-    if kind not in POLICIES and is_known(kind):
+    if kind not in (*LEROBOTS, *POLICIES.built_in()) and is_known(kind):
         if not is_extension(PreTrainedConfig.get_choice_class(kind)):
             check_trusted(kind, f"{where}: 'type' is")
     for key in ("base", "encoder"):  # a policy around another one has that one's configuration in its own

@@ -13,12 +13,13 @@ from lerobot.configs import FeatureType, NormalizationMode, PreTrainedConfig
 from lerobot.optim import AdamWConfig, CosineDecayWithWarmupSchedulerConfig
 
 from vla_stack.errors import UserError
+from vla_stack.policies.heads import HEADS
 
 CHOICES = {
     "backbone_dtype": ("float32", "bfloat16"),
     "train_backbone": ("expert_only", "lora", "full"),
     "state_input": ("token", "prompt"),
-    "head": ("flow", "regression", "gaussian", "bins"),
+    "head": ("flow", *HEADS),
     "gripper": ("continuous", "binary"),
     "prefix_attention": ("full", "lambda"),
 }

@@ -37,11 +37,13 @@ class NoisePolicy(ABC):
         noise_dim: Entries of the noise of one action.
         noise_scale: Standard deviation of the noise that sampling starts from; training always uses 1.
         max_delay: Steps at a chunk's start that may be given as clean actions (``prefix=``); 0: it takes none.
+        pads: Whether it fits any cameras and, by padding, any state and action, as LeRobot's VLAs do.
     """
 
     noise_dim: int
     noise_scale: float = 1.0
     max_delay: int = 0
+    pads: bool = False
 
 
 class FlowPolicy[C: Context](NoisePolicy):

@@ -8,6 +8,8 @@ action.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -114,8 +116,8 @@ class BinsHead(nn.Linear):
 OneStepHead = RegressionHead | GaussianHead | BinsHead
 
 
-def make_head(kind: str, width: int, action_dim: int, limit: float) -> OneStepHead:
-    """The head that ``VlaConfig.head`` names."""
-    if kind == "regression":
-        return RegressionHead(width, action_dim)
-    return GaussianHead(width, action_dim) if kind == "gaussian" else BinsHead(width, action_dim, limit)
+HEADS: dict[str, Callable[[int, int, float], OneStepHead]] = {  # `VlaConfig.head` -> (width, action_dim, limit)
+    "regression": lambda width, action_dim, limit: RegressionHead(width, action_dim),
+    "gaussian": lambda width, action_dim, limit: GaussianHead(width, action_dim),
+    "bins": BinsHead,
+}

@@ -21,7 +21,7 @@ from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.contract import FlowPolicy, Time
 from vla_stack.policies.dataset_facts import adopt_dataset
 from vla_stack.policies.expert import ActionExpert, Query
-from vla_stack.policies.heads import BinsHead, GaussianHead, OneStepHead, make_head
+from vla_stack.policies.heads import HEADS, BinsHead, GaussianHead, OneStepHead
 from vla_stack.policies.prefix import ScratchPrefix
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.policies.weights import parameter_groups
@@ -54,7 +54,7 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
         self.expert = ActionExpert(self.horizon, self.action_dim, config.expert_width, self.prefix.geometry, window)
         if config.head != "flow":
             self.expert.embed = Query(config.expert_width)
-            self.expert.head = make_head(config.head, config.expert_width, self.action_dim, config.action_limit)
+            self.expert.head = HEADS[config.head](config.expert_width, self.action_dim, config.action_limit)
         self._queue = ActionQueue()
 
     # --- FlowPolicy -----------------------------------------------------------------------------------------------

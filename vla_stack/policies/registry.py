@@ -13,10 +13,8 @@ import vla_stack.policies.configuration_moh
 import vla_stack.policies.configuration_state
 import vla_stack.policies.configuration_vla  # noqa: F401  each registers its policy types
 from vla_stack.errors import UserError
+from vla_stack.policies.contract import NoisePolicy
 from vla_stack.registry import POLICIES, import_lerobot_plugins
-
-# LeRobot's VLAs as flow policies. They fit any cameras and, by padding, any state and action.
-ADAPTERS = ("smolvla", "pi0", "pi05")
 
 
 @cache
@@ -59,6 +57,12 @@ def policy_class(kind: str) -> type[PreTrainedPolicy]:
         return POLICIES.get(kind) if kind in POLICIES.names() else get_policy_class(kind)
     except ImportError as e:
         raise UserError(f"policy type '{kind}' needs a package: {str(e).splitlines()[0]}") from None
+
+
+def pads(kind: str) -> bool:
+    """Whether policies of a type fit any cameras and, by padding, any state and action."""
+    found = POLICIES.get(kind) if kind in POLICIES.names() else None
+    return found is not None and issubclass(found, NoisePolicy) and found.pads
 
 
 def blank_policy(config: PreTrainedConfig) -> PreTrainedPolicy:

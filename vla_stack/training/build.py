@@ -25,7 +25,7 @@ from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
 from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.policies.directory import read_config, read_processors
-from vla_stack.policies.registry import ADAPTERS, is_known, known_types
+from vla_stack.policies.registry import is_known, known_types, pads
 from vla_stack.policies.shipped import resolve_source
 from vla_stack.policies.weights import first_line
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
@@ -214,8 +214,8 @@ def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | N
     options = without_base_weights(recipe.options) if checkpoint else recipe.options
     config = with_options(config, {**options, "device": device.type, "push_to_hub": False})
     config.pretrained_path = Path(source) if source else None
-    if base_config(config).type in ADAPTERS and not checkpoint:
-        config.input_features = {}  # LeRobot's VLAs fit any cameras and, by padding, any state: take the dataset's
+    if not checkpoint and pads(base_config(config).type):
+        config.input_features = {}  # it fits any: take the dataset's
     if len(config.observation_delta_indices or [0]) > 1:
         raise UserError(f"policy '{config.type}' wants a history of observations", "set policy.options.n_obs_steps=1")
     return config

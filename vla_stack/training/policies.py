@@ -18,7 +18,7 @@ from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.dataset_facts import describe, dimension_names
 from vla_stack.policies.directory import fetching, read_policy, read_processors
 from vla_stack.policies.manifest import check_manifest
-from vla_stack.policies.registry import ADAPTERS, policy_class
+from vla_stack.policies.registry import pads, policy_class
 from vla_stack.policies.shipped import resolve_source
 from vla_stack.policies.weights import WEIGHTS
 from vla_stack.schema import ACTION, OBS_STATE
@@ -39,7 +39,7 @@ def new_policy(config: PreTrainedConfig, meta: LeRobotDatasetMetadata, lora: Lor
         UserError: The dataset lacks a camera that the weights need, or the weights cannot be read.
     """
     features = dataset_to_policy_features(meta.features)
-    if config.pretrained_path and base_config(config).type not in ADAPTERS:  # LeRobot's VLAs pad
+    if config.pretrained_path and not pads(base_config(config).type):
         check_sizes(config, features, str(meta.root))
     config.output_features = {key: f for key, f in features.items() if f.type is FeatureType.ACTION}
     inputs = {key: f for key, f in features.items() if key not in config.output_features}

@@ -18,6 +18,7 @@ import yaml
 from robot_drivers import Driver, driver_type, make_driver
 from robot_drivers.dry_run import dry_run
 from vla_stack.errors import UserError
+from vla_stack.registry import ROBOTS
 from vla_stack.runtime.driver import Capabilities
 from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.limits import Limits, read_limits
@@ -29,7 +30,7 @@ SOFT_START_S = 1.0  # of everything but a simulation
 
 def add_robot_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--robot", default="sim", help="sim, lerobot (any LeRobot robot), remote or replay (default: %(default)s)")
+    add("--robot", default="sim", help=f"{', '.join(ROBOTS.names())} or module:Class (default: %(default)s)")
     add("--robot-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the driver; repeatable")
     add("--task", help="sim: name of the task (default: pick); otherwise: the instruction")
     add("--limits", type=Path, metavar="FILE", help="limits of this robot; `vla robot check --write` makes one")

@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_stack.errors import UserError
 from vla_stack.registry import METHODS
-from vla_stack.training.recipe import Recipe, make
+from vla_stack.training.recipe import DEFAULT_METHOD, Recipe, make
 from vla_stack.training.recipe_tree import keys_of, read_tree, with_overrides
 from vla_stack.training.run_dir import begun, default_dir, recipe_of
 from vla_stack.trust import check_recipe
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         tree, source = find(args.recipe, overrides)
     if args.explain:
-        print(explained(METHODS.get(str((tree.get("method") or {}).get("name", "imitation")))))
+        print(explained(METHODS.get(str((tree.get("method") or {}).get("name", DEFAULT_METHOD)))))
         return 0
     sleep_while_waiting()
     recipe = make(tree, source)

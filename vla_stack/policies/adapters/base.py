@@ -38,6 +38,8 @@ class FlowAdapter(nn.Module, FlowPolicy[PrefixContext]):
             record it: whoever changes it has to.
     """
 
+    pads = True
+
     def __init__(self, config: Any, **kwargs: Any) -> None:
         real = {"max_state_dim": config.robot_state_feature, "max_action_dim": config.action_feature}
         for limit, feature in real.items():
