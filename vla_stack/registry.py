@@ -48,8 +48,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "grape": "vla_stack.methods.grape.recipe:Grape",
         "rac": "vla_stack.methods.rac.recipe:Rac",
         "reinflow": "vla_stack.methods.reinflow.recipe:ReinFlow",
-        "wsrl": "vla_stack.methods.off_policy.methods:WsrlMethod",
-        "expo": "vla_stack.methods.off_policy.methods:ExpoMethod",
+        "wsrl": "vla_stack.methods.wsrl:Wsrl",
+        "expo": "vla_stack.methods.expo:Expo",
         "world_model": "vla_stack.world_model.recipe:World",
     },
     "policies": {  # classes of policy types; all others are LeRobot's own

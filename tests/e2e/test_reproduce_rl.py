@@ -158,7 +158,7 @@ def test_an_actor_is_killed_once_half_way(tools, monkeypatch):
     killed = []
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(kill=killed.append))
     loop = object.__new__(rl_ray.Bereft)
-    loop.recipe, loop.episodes, loop.recent, loop.scenes = SimpleNamespace(steps=8), 0, [], None
+    loop.method, loop.episodes, loop.recent, loop.scenes = SimpleNamespace(steps=8), 0, [], None
     loop._actors, store = SimpleNamespace(actors=["first", "second"]), SimpleNamespace(total=0)
     loop.learner = SimpleNamespace(store=store)
     for store.total in (3, 4, 5):

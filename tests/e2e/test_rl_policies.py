@@ -15,35 +15,36 @@ import sim.lerobot_env  # noqa: F401  registers `vla_sim` with LeRobot
 from vla_stack import envs
 from vla_stack.cli import main
 from vla_stack.envs.making import observe
-from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
+from vla_stack.methods.off_policy.loop import OffPolicyLoop
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.schema import Observation
 from vla_stack.serving.client import PolicyClient
 from vla_stack.serving.server import PolicyServer
-from vla_stack.training.recipe_tree import build
+from vla_stack.training.recipe import make
 from vla_stack.verbs.serve import load_directory
 
 LIMIT, EPISODES, SEED = 10, 4, 31
 SAC = {"actor": [16], "critic": [16], "num_critics": 3, "batch": 8, "utd": 2, "layer_norm": True}
 TINY = {
-    "env": {"id": "sim/pick-v0", "limit": LIMIT},
-    "offline": {"episodes": 3, "noise": [0.3]},
-    **{"horizon": 2, "steps": 20, "eval_every": 10, "eval_episodes": EPISODES, "eval_seed": SEED, "eval_envs": 3},
+    "task": {"id": "sim/pick-v0", "options": {"max_episode_steps": LIMIT}},
+    "eval": {"every": 10, "episodes": EPISODES, "seed": SEED, "num_envs": 3},
+    "device": "cpu",
 }
+SHARED = {"offline": {"episodes": 3, "noise": [0.3]}, "horizon": 2, "steps": 20}
 WSRL = {"sac": SAC, "offline_steps": 3, "warmup": 6, "cal_ql": {"draws": 2}}
 EXPO = {"sac": SAC, "base": [16], "base_steps": 30, "samples": 3, "edits": 2}
 METHODS = {
-    "wsrl": {"method": "wsrl", "wsrl": WSRL},
-    "rlpd": {"method": "wsrl", "wsrl": {**WSRL, "arm": "rlpd"}},
-    "cal_ql": {"method": "wsrl", "wsrl": {**WSRL, "arm": "cal_ql"}},
-    "expo": {"method": "expo", "expo": EXPO},
+    "wsrl": {"name": "wsrl", **WSRL},
+    "rlpd": {"name": "wsrl", **WSRL, "arm": "rlpd"},
+    "cal_ql": {"name": "wsrl", **WSRL, "arm": "cal_ql"},
+    "expo": {"name": "expo", **EXPO},
 }
 
 
 @pytest.fixture(scope="module", params=METHODS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp(request.param)
-    OffPolicyLoop(build(OffPolicyRecipe, TINY | METHODS[request.param], "test"), run_dir).run()
+    OffPolicyLoop(make({**TINY, "method": SHARED | METHODS[request.param]}, "test"), run_dir).run()
     return run_dir
 
 

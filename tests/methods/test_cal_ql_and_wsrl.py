@@ -14,15 +14,16 @@ from vla_stack.methods.cal_ql import CalQlRecipe, calibrated, difference, max_ba
 from vla_stack.methods.off_policy.collecting import Acting
 from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source
 from vla_stack.methods.sac import Sac
-from vla_stack.methods.wsrl import ARMS, Phase, Wsrl, WsrlRecipe
+from vla_stack.methods.wsrl import ARMS, Phase, Wsrl, WsrlLearner
 from vla_stack.schema import Observation
 
 K = 12
-RECIPE = WsrlRecipe("wsrl", SMALL, CalQlRecipe(draws=3), offline_steps=3, warmup=K)
+METHOD = Wsrl(sac=SMALL, cal_ql=CalQlRecipe(draws=3), offline_steps=3, warmup=K)
 
 
 def learner(arm="wsrl", horizon=1, pretrained=True, seed=0):
-    made = Wsrl(replace(RECIPE, arm=arm), stored(), ReplayBuffer(200, 2, 1, 1, GAMMA, -1 / (1 - GAMMA)), horizon, seed)
+    online = ReplayBuffer(200, 2, 1, 1, GAMMA, -1 / (1 - GAMMA))
+    made = WsrlLearner(replace(METHOD, arm=arm, horizon=horizon), stored(), online, seed)
     while pretrained and made.phase is Phase.OFFLINE:
         made.pretrain()
     return made
@@ -116,7 +117,7 @@ def test_a_sampled_action_has_the_density_of_where_it_was_drawn_and_the_value_of
 
 def test_phases():
     made = learner(pretrained=False)
-    for _ in range(RECIPE.offline_steps):
+    for _ in range(METHOD.offline_steps):
         assert made.phase is Phase.OFFLINE
         made.pretrain()
     run(made, K - 1)
@@ -208,7 +209,7 @@ def test_a_random_warm_up_is_uniform_and_any_other_is_the_policys(arm, uniform):
 def test_arms_start_and_warm_up_as_they_say():
     for name, arm in ARMS.items():
         made = learner(name)
-        assert made.pretrained == (RECIPE.offline_steps if arm.pretrain else 0)
+        assert made.pretrained == (METHOD.offline_steps if arm.pretrain else 0)
         fresh = Sac(SMALL, 2, 1, 0)
         assert torch.equal(parameters(made), torch.cat([p.detach().flatten() for p in fresh.parameters()])) == (
             not arm.pretrain

@@ -9,17 +9,17 @@ import torch
 from rl_toys import GAMMA, SEEN, SMALL, run, stored
 
 from vla_stack.methods import expo, sac
-from vla_stack.methods.expo import Expo, ExpoRecipe, best
+from vla_stack.methods.expo import Expo, ExpoLearner, best
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition, mix
 from vla_stack.methods.sac import step
 
 SAC = replace(SMALL, subset=3, actor_q="mean", actor_rows="last", target_entropy=-0.5)  # all critics choose and judge
 AFFINE = replace(SAC, actor=(), critic=())  # without hidden layers every number follows by hand
-RECIPE = ExpoRecipe(SAC, (8,), euler_steps=2, base_steps=2, samples=3, edits=2, beta=0.2)
+METHOD = Expo(sac=SAC, base=(8,), euler_steps=2, base_steps=2, samples=3, edits=2, beta=0.2)
 
 
 def learner(horizon=2, **changes):
-    made = Expo(replace(RECIPE, **changes), stored(), ReplayBuffer(200, 2, 1, 1, GAMMA), horizon, 0)
+    made = ExpoLearner(replace(METHOD, horizon=horizon, **changes), stored(), ReplayBuffer(200, 2, 1, 1, GAMMA), 0)
     for p in made.agent.actor.parameters():  # edits that are worth the name
         p.data.mul_(3.0)
     return made
@@ -45,7 +45,7 @@ def test_backup_equals_the_enumerated_maximum():
     assert offered.shape == (16, 5, 2)
     each = torch.stack([made.agent.target_value(b.next_obs, offered[:, j]) for j in range(5)], 1)
     torch.testing.assert_close(y, b.reward + b.discount * each.amax(1))
-    assert (each.amax(1) >= each[:, : RECIPE.samples].amax(1)).all()
+    assert (each.amax(1) >= each[:, : METHOD.samples].amax(1)).all()
 
 
 def test_one_sample_without_edits_is_the_base_policys_own_backup():
@@ -84,7 +84,7 @@ def test_an_edit_moves_by_at_most_beta_and_stays_legal():
 
 
 def test_density_of_an_edit_integrates_to_one():
-    made = Expo(RECIPE, stored(), ReplayBuffer(200, 2, 1, 1, GAMMA), 1, 0)
+    made = ExpoLearner(replace(METHOD, horizon=1), stored(), ReplayBuffer(200, 2, 1, 1, GAMMA), 0)
     made.agent.actor.double()
     obs, actions = torch.zeros(1, 2).double(), torch.zeros(1, 1).double()
     mean, log_std = made.agent.actor(torch.cat([obs, actions], -1))
@@ -155,7 +155,7 @@ def test_too_little_entropy_of_edits_raises_the_temperature_and_too_much_lowers_
     entropy = made.edit_step(batch(made, 64))["entropy"].item()
     assert (entropy < -1.0) == (direction > 0)  # the target is -0.5 for each of two dimensions
     if direction < 0:  # in the edit's own range it is too much, though the edit's density is 2 log 0.2 more
-        assert entropy + 2 * math.log(RECIPE.beta) < -1.0
+        assert entropy + 2 * math.log(METHOD.beta) < -1.0
     assert made.agent.log_temperature.item() == pytest.approx(direction * AFFINE.lr_temperature, rel=1e-3)
 
 
@@ -193,7 +193,7 @@ def test_acting_and_backup_choose_by_one_function(monkeypatch):
     assert calls == [made.base]
     acting = made.network(SEEN, Source.ONLINE)
     assert acting.base.net is made.average and acting.critics is made.agent.target and acting.edit is made.agent.actor
-    assert (acting.config.samples, acting.config.edits) == (made.recipe.samples, made.recipe.edits)
+    assert (acting.config.samples, acting.config.edits) == (made.method.samples, made.method.edits)
     warm = made.network(SEEN, Source.WARMUP).config
     assert (warm.samples, warm.edits) == (1, 0)  # the base alone
 
@@ -204,8 +204,8 @@ def test_baselines_are_settings():
     for made in (base_only, learner(edits=0), learner(samples=1, edits=1, unedited=False), learner()):
         run(made, 8)
         metrics = made.update()
-        assert ("td" in metrics) == made.recipe.learn
-        assert ("entropy" in metrics) == bool(made.recipe.learn and made.recipe.edits)
+        assert ("td" in metrics) == made.method.learn
+        assert ("entropy" in metrics) == bool(made.method.learn and made.method.edits)
     assert all(torch.equal(a, b) for a, b in zip(before, base_only.base.parameters(), strict=True))
     only = learner(samples=1, edits=1, unedited=False)
     assert only.candidates(torch.zeros(4, 2), only.base, only.agent.generator).shape == (4, 1, 2)

@@ -8,7 +8,7 @@ from rl_toys import GAMMA, SMALL, collector, stored
 from vla_stack.intervention import Phase
 from vla_stack.methods.off_policy.human_intervention import HumanIntervention
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source
-from vla_stack.methods.wsrl import Wsrl, WsrlRecipe
+from vla_stack.methods.wsrl import Wsrl, WsrlLearner
 from vla_stack.runtime.clock import VirtualClock
 
 RATES = np.array([0.5])
@@ -39,7 +39,8 @@ def teleop(engaged, velocity=None):
 
 def acted(script, steps, slots=1, limit=50):
     human = HumanIntervention(script, RATES, 0.1, VirtualClock())
-    made = Wsrl(WsrlRecipe("sac", SMALL, warmup=0), stored(), ReplayBuffer(9, 2, 1, 1, GAMMA), 4, 0)
+    method = Wsrl(arm="sac", sac=SMALL, warmup=0, horizon=4)
+    made = WsrlLearner(method, stored(), ReplayBuffer(9, 2, 1, 1, GAMMA), 0)
     episodes = collector(made, num_envs=slots, agent=human, limit=limit)
     return human, [episodes.step()[0] for _ in range(steps)]
 

@@ -17,40 +17,33 @@ import yaml
 from vla_stack.cli import main
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
-from vla_stack.methods.expo import ExpoRecipe
+from vla_stack.methods.expo import Expo
 from vla_stack.methods.off_policy import learner as learners
 from vla_stack.methods.off_policy import loop as off_policy
-from vla_stack.methods.off_policy.deployed import deployed
-from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe, make_worker
-from vla_stack.methods.off_policy.rollout_workers import LocalRollouts, Worker
-from vla_stack.methods.off_policy.state_env import normalised
+from vla_stack.methods.off_policy.deployed import deployed, normalised
+from vla_stack.methods.off_policy.loop import OffPolicyLoop, make_worker
+from vla_stack.methods.off_policy.workers import LocalRollouts, Worker
 from vla_stack.methods.replay_buffer import Source, Transition
-from vla_stack.methods.wsrl import WsrlRecipe
+from vla_stack.methods.wsrl import Wsrl
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.ray_cluster import connect
 from vla_stack.rollout.plan import Decision
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import OBS_STATE, Observation
-from vla_stack.training.recipe import make
-from vla_stack.training.recipe_tree import build, with_overrides
+from vla_stack.training.recipe import Recipe, make
+from vla_stack.training.recipe_tree import with_overrides
 from vla_stack.training.stop import Stop
 
-TINY = {
-    "env": {"id": "sim/pick-v0", "limit": 8},
-    "offline": {"episodes": 3, "noise": [0.3]},
-    "horizon": 2,
-    "eval_episodes": 2,
-    "eval_envs": 2,
-    "eval_every": 12,
-    "steps": 24,
-}
+PICK = {"id": "sim/pick-v0", "options": {"max_episode_steps": 8}}
+TINY = {"offline": {"episodes": 3, "noise": [0.3]}, "horizon": 2, "steps": 24}
 SAC = {"actor": [8], "critic": [8], "num_critics": 2, "batch": 8, "utd": 2, "layer_norm": True}
-WSRL = {"method": "wsrl", "wsrl": {"sac": SAC, "offline_steps": 2, "warmup": 6, "cal_ql": {"draws": 2}}}
-EXPO = {"method": "expo", "expo": {"sac": SAC, "base": [8], "base_steps": 2, "samples": 2, "edits": 1}}
+WSRL = {"name": "wsrl", "sac": SAC, "offline_steps": 2, "warmup": 6, "cal_ql": {"draws": 2}}
+EXPO = {"name": "expo", "sac": SAC, "base": [8], "base_steps": 2, "samples": 2, "edits": 1}
 
 
-def recipe(**changes) -> OffPolicyRecipe:
-    return build(OffPolicyRecipe, TINY | changes, "test")
+def recipe(task=PICK, every=12, **method) -> Recipe:
+    evaluations = {"every": every, "episodes": 2, "num_envs": 2}
+    return make({"task": task, "method": TINY | method, "eval": evaluations, "device": "cpu"}, "test")
 
 
 def final(loop: OffPolicyLoop) -> torch.Tensor:
@@ -139,9 +132,9 @@ def test_what_a_person_did_is_saved_at_a_stop_and_an_evaluation_parts_it(tmp_pat
 
 
 def test_one_key_of_the_networks_leaves_the_others_as_the_method_has_them():
-    one = recipe(wsrl={"sac": {"batch": 64}}, expo={"sac": {"batch": 64}})
-    for ours, method in ((one.wsrl, WsrlRecipe()), (one.expo, ExpoRecipe())):
-        assert ours == replace(method, sac=replace(method.sac, batch=64)) and ours.sac.num_critics == 10
+    for method in (Wsrl(), Expo()):
+        sac = recipe(name=method.name, sac={"batch": 64}).method.sac
+        assert sac == replace(method.sac, batch=64) and sac.num_critics == 10
 
 
 def test_rlpd_is_compared_with_expo_at_its_sizes_and_rates(load_tool, monkeypatch):
@@ -149,9 +142,9 @@ def test_rlpd_is_compared_with_expo_at_its_sizes_and_rates(load_tool, monkeypatc
     expo = load_tool("reproduce/expo.py")
     from rl_cells import recipe
 
-    expos, rlpd = recipe(expo.CONFIG, (), 0).expo.sac, recipe(expo.CONFIG, expo.RLPD, 0)
-    assert rlpd.method == "wsrl" and rlpd.wsrl.arm == "rlpd"
-    assert rlpd.wsrl.sac == replace(expos, temperature=0.1)
+    expos, rlpd = (recipe(expo.CONFIG, overrides, 0).method for overrides in ((), expo.RLPD))
+    assert rlpd.name == "wsrl" and rlpd.arm == "rlpd"
+    assert rlpd.sac == replace(expos.sac, temperature=0.1)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +172,15 @@ def test_rlpd_is_compared_with_expo_at_its_sizes_and_rates(load_tool, monkeypatc
         ("method.offline.episodes=0", "'method.offline.episodes' is 0, and method 'expo' learns from stored episodes"),
         ("method=wsrl method.arm=rlpd method.offline.episodes=0", "is 0, and method.arm=rlpd learns"),
         ("method.offline.noise=[]", "'method.offline.noise' is empty"),
-        ("method.offline.failures=false method.reward=own", "'method.offline.failures' is false, and reward=own"),
-        ("method.successes=true method.reward=own", "'method.successes' is true, and reward=own"),
+        ("method.offline.failures=false method.reward=task", "'method.offline.failures' is false, and reward=task"),
+        ("data.root=d method.reward=task", "method.reward=task, and d tells success alone"),
+        ("method.judge=run method.reward=task", "'method.judge' says what success is, method.reward=task pays none"),
+        ("task=imagined:run", "imagined:run shows pictures, no poses of objects -- set method.features=POLICY"),
+        ("task=imagined:run method.features=p method.judge=run", "judges of its own -- leave out method.judge"),
+        ("task=imagined:run method.features=p method.reward=task", "judges of its own -- leave out method.judge"),
+        ("task=imagined:run method.features=p task.options.control_hz=5", "imagined:run has a rate and judges"),
+        ("method.reward=own", "test: 'method.reward=own' is no longer a value -- it is now task; docs/recipes.md"),
+        ("method.successes=true method.reward=task", "'method.successes' is true, and reward=task"),
         ("method.rollouts=ray method.scenes=3", "'method.scenes' is 3, which needs rollouts=local"),
         ("method.rollouts=ray method.operator=tcp://x:1", "'method.operator' is tcp://x:1, which needs rollouts=local"),
         ("method.rollouts=ray method.workers=0", "'method.workers' is 0"),
@@ -199,13 +199,16 @@ def test_what_would_fail_later_is_refused_before_anything_is_made(monkeypatch, o
     ("changes", "message"),
     [
         ({"num_envs": 2}, "none would reach its limit of 8 steps -- set eval.every=16 or more, or task.options.max_ep"),
-        ({"env": {"id": "Pendulum-v1", "limit": 8}}, "Pendulum-v1 does not report 'is_success'"),
-        ({"env": {"id": "CartPole-v1"}}, "CartPole-v1 has actions of type Discrete"),
+        (
+            {"task": {"id": "Pendulum-v1", "options": {"max_episode_steps": 8}}},
+            "Pendulum-v1 does not report 'is_success'",
+        ),
+        ({"task": "CartPole-v1"}, "CartPole-v1 has actions of type Discrete"),
     ],
 )
 def test_what_would_never_learn_is_refused(tmp_path, changes, message):
     with pytest.raises(UserError) as error:
-        finished(tmp_path, **{"offline": {"episodes": 0}, "method": "wsrl", "wsrl": {"arm": "sac"}} | changes)
+        finished(tmp_path, **{"offline": {"episodes": 0}, "name": "wsrl", "arm": "sac"} | changes)
     assert message in str(error.value)
 
 
@@ -217,16 +220,16 @@ def test_a_run_does_not_go_on_with_experience_of_something_else(tmp_path, change
 
 
 def test_an_evaluation_begins_episodes_that_nobody_has_begun(tmp_path):
-    loop = OffPolicyLoop(recipe(**WSRL | {"num_envs": 2, "eval_every": 16, "steps": 48}), tmp_path)
+    loop = OffPolicyLoop(recipe(**WSRL | {"num_envs": 2, "every": 16, "steps": 48}), tmp_path)
     begun, seed_of = [], loop._episode_seed
     loop._episode_seed = lambda number: begun.append(number) or seed_of(number)
     loop.run()
     assert begun == sorted(set(begun)) and len(begun) >= 6
 
 
-@pytest.mark.parametrize("eval_every", [8, 9])
-def test_there_is_one_update_for_each_executed_chunk_however_evaluations_fall(tmp_path, monkeypatch, eval_every):
-    loop = OffPolicyLoop(recipe(**WSRL | {"horizon": 6, "eval_every": eval_every, "steps": 36}), tmp_path)
+@pytest.mark.parametrize("every", [8, 9])
+def test_there_is_one_update_for_each_executed_chunk_however_evaluations_fall(tmp_path, monkeypatch, every):
+    loop = OffPolicyLoop(recipe(**WSRL | {"horizon": 6, "every": every, "steps": 36}), tmp_path)
     updates = []
     monkeypatch.setattr(type(loop.learner), "update", lambda self: updates.append(self.store.total) or {})
     loop.run()
@@ -280,7 +283,7 @@ def test_what_is_saved_is_what_was_evaluated(tmp_path, method):
     # `vla eval` prints what the loop logged, however many environments run side by side.
     for num_envs in (1, 2):
         how = {"num_envs": num_envs, "env_options": {"max_episode_steps": 8}}
-        result = evaluate(saved, "sim/pick-v0", 2, loop.recipe.eval_seed, ExecutorConfig("sync"), **how)
+        result = evaluate(saved, "sim/pick-v0", 2, loop.recipe.eval.seed, ExecutorConfig("sync"), **how)
         assert result.success_rate == records(tmp_path)[-1]["eval/success"]
         assert -result.episodes[0].steps == -8
     with pytest.raises(UserError, match=r"sim/so101_pick-v0 has state .* the policy was trained on"):
@@ -308,8 +311,9 @@ def test_an_evaluated_expo_draws_by_the_seed_of_the_observation(tmp_path):
 
 
 def test_a_gymnasium_environment_needs_no_stored_episodes_and_leaves_a_policy(tmp_path):
-    env = {"env": {"id": "Pendulum-v1", "reward": "own", "limit": 8}, "offline": {"episodes": 0}}
-    loop = finished(tmp_path, **env, method="wsrl", wsrl={"sac": SAC, "arm": "sac", "warmup": 6}, steps=12)
+    task = {"id": "Pendulum-v1", "options": {"max_episode_steps": 8}}
+    own = {"reward": "task", "offline": {"episodes": 0}, "steps": 12}
+    loop = finished(tmp_path, task=task, name="wsrl", sac=SAC, arm="sac", warmup=6, **own)
     assert np.isfinite(loop.learner.store.columns["obs"][:12]).all() and torch.isfinite(final(loop)).all()
     policy = load_policy(tmp_path / "checkpoints" / "last" / "pretrained_model")
     assert policy.spec.robot.name == "gym/Pendulum-v1" and policy.spec.robot.action_high.tolist() == [2.0]
@@ -318,7 +322,7 @@ def test_a_gymnasium_environment_needs_no_stored_episodes_and_leaves_a_policy(tm
 
 
 def test_what_an_actor_elsewhere_is_made_of_travels_and_acts_as_the_learner_does(tmp_path):
-    loop = OffPolicyLoop(recipe(**WSRL | {"wsrl": WSRL["wsrl"] | {"offline_steps": 0}}), tmp_path)
+    loop = OffPolicyLoop(recipe(**WSRL | {"offline_steps": 0}), tmp_path)
     make = ray.cloudpickle.loads(ray.cloudpickle.dumps(partial(make_worker, loop.recipe, loop.seen.robot, loop.scale)))
     worker, local = Worker(make, loop._episode_seed(0)), loop._rollouts(Stop())
     published = {name: p.numpy() for name, p in learners.weights(loop.learner.acting).items()}
@@ -343,13 +347,13 @@ def test_one_ray_actor_without_lag_is_the_local_run_and_a_killed_one_is_replaced
     """One cluster for both, as starting it is what takes time."""
     local = finished(tmp_path / "local", **WSRL | {"steps": 12})
     remote = finished(
-        tmp_path / "ray", **WSRL | {"steps": 12, "rollouts": "ray", "ray": {"workers": 1, "fragment": 1, "max_lag": 0}}
+        tmp_path / "ray", **WSRL | {"steps": 12, "rollouts": "ray", "workers": 1, "fragment": 1, "max_lag": 0}
     )
     for name in ("obs", "action", "source"):
         np.testing.assert_array_equal(local.learner.store.columns[name][:12], remote.learner.store.columns[name][:12])
     assert torch.equal(final(local), final(remote))
 
-    two = recipe(**WSRL | {"steps": 80, "rollouts": "ray", "ray": {"workers": 2, "fragment": 4, "max_lag": 2}})
+    two = recipe(**WSRL | {"steps": 80, "rollouts": "ray", "workers": 2, "fragment": 4, "max_lag": 2})
     loop = OffPolicyLoop(two, tmp_path / "two")
     loop._pretrain(Stop())
     rollouts = loop._rollouts(Stop())
@@ -374,8 +378,8 @@ def test_one_ray_actor_without_lag_is_the_local_run_and_a_killed_one_is_replaced
 
 
 def test_a_refused_override_leaves_a_run_its_recipe_and_says_which_code_ran(tmp_path, capsys):
-    own = WSRL["wsrl"] | {"name": "wsrl", "offline": TINY["offline"], "horizon": 2, "steps": 12}
-    where = {"task": {"id": "sim/pick-v0", "options": {"max_episode_steps": 8}}, "output_dir": str(tmp_path / "run")}
+    own = TINY | WSRL | {"steps": 12}
+    where = {"task": PICK, "output_dir": str(tmp_path / "run")}
     tiny = where | {"method": own, "eval": {"every": 12, "episodes": 2, "num_envs": 2}, "threads": 1}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
     assert main(["train", str(tmp_path / "tiny.yaml")]) == 0

@@ -1,7 +1,5 @@
 """Collectors execute whole chunks, and keep an episode's final observation its own; experts and scenes beside them."""
 
-from types import SimpleNamespace
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -9,16 +7,17 @@ import pytest
 from vla_stack import envs
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
-from vla_stack.methods.off_policy.collecting import Collector, paid
+from vla_stack.methods.off_policy import stored
+from vla_stack.methods.off_policy.collecting import Collector, rows_of
 from vla_stack.methods.off_policy.deployed import Seen
-from vla_stack.methods.off_policy.scene_sampling import SceneSampler
-from vla_stack.methods.off_policy.scripted import OfflineRecipe, record
-from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv
+from vla_stack.methods.off_policy.workers import SceneSampler
+from vla_stack.methods.practice import paid, time_limit
 from vla_stack.methods.replay_buffer import Source
 from vla_stack.rollout.agents import PolicyAgent
 from vla_stack.rollout.plan import Plan, Start
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Chunks, PolicySpec
+from vla_stack.training.recipe import make
 
 
 class Counter(gym.Env):
@@ -93,51 +92,74 @@ def test_rewards_are_of_success_and_what_ends_without_it_is_cut_off():
     assert paid("step", after(True, True, True)) == (0.0, True, False)
     assert paid("success", after(True)) == (1.0, True, False)
     assert paid("step", after(False, True)) == (-1.0, False, True) == paid("step", after(False, truncated=True))
-    assert paid("own", after(False, True, True)) == (7.0, True, False)
+    assert paid("task", after(False, True, True)) == (7.0, True, False)
 
 
-class Scripted:
-    """Ends after two steps; its expert succeeds in one episode of ``every``."""
+def test_a_limit_cuts_an_episode_off():
+    env = envs.make("sim/pick-v0", 1, None, {"cameras": (), "control_mode": "ee_delta", "max_episode_steps": 3})
+    env.reset([0], [0])
+    rows = [paid("step", env.step([0], np.zeros((1, 5), np.float32))[0]) for _ in range(3)]
+    assert rows == [(-1.0, False, False)] * 2 + [(-1.0, False, True)]
+    assert time_limit(env.row(0)) == 3 and time_limit(envs.make(COUNTER).row(0)) is None
 
-    recipe, limit, obs_dim, action_dim = SimpleNamespace(id="toy", tail=0), 2, 1, 1
+
+def recipe(task, **method):
+    return make({"task": task, "method": {"name": "wsrl", **method}, "eval": {"every": 1}}, "test")
+
+
+@pytest.mark.parametrize(("options", "steps"), [({}, 40), ({"control_hz": 20.0}, 80)])
+def test_a_tasks_own_limit_is_the_same_seconds_at_every_rate(options, steps):
+    made = recipe({"id": "sim/pick-v0", "options": options})
+    assert time_limit(rows_of(made.task, made.method, None).row(0)) == steps
+
+
+class Script:
+    """An expert that does nothing, and succeeds in one episode of ``every``: its environment begins by that."""
 
     def __init__(self, every):
         self.every, self.episodes = every, 0
 
-    def reset(self, seed):
+    def __call__(self, env, noise, seed):
         self.episodes += 1
-        self.length, self.steps, self.success = (2 if self.episodes % self.every == 0 else 1), 0, False
-        return np.array([self.length], np.float32)
+        env.unwrapped.env.unwrapped.length = 2 if self.episodes % self.every == 0 else 1
+        return self
 
-    def step(self, action):
-        self.steps += 1
-        over = self.steps == self.length
-        self.success = over and self.length == 2
-        return np.array([self.length], np.float32), 1.0, self.success, over and not self.success
+    def act(self):
+        return np.zeros(1, np.float32)
 
-    def expert(self, noise, seed):
-        return lambda: np.zeros(1, np.float32)
+    def perturb(self, action):
+        return action
 
 
-def test_a_limit_cuts_an_episode_off():
-    env = StateEnv(EnvRecipe("sim/pick-v0", limit=3))
-    env.reset(0)
-    rows = [env.step(np.zeros(env.action_dim, np.float32))[1:] for _ in range(3)]
-    assert rows == [(-1.0, False, False)] * 2 + [(-1.0, False, True)]
-
-
-@pytest.mark.parametrize(("control_hz", "steps"), [(0.0, 40), (20.0, 80)])
-def test_a_tasks_own_limit_is_the_same_seconds_at_every_rate(control_hz, steps):
-    assert StateEnv(EnvRecipe("sim/pick-v0", control_hz=control_hz)).limit == steps
-
-
-def test_an_expert_that_hardly_ever_succeeds_is_not_asked_for_ever():
-    env, recipe = Scripted(every=100), OfflineRecipe(episodes=2, failures=False)
-    with pytest.raises(UserError, match=r"of toy succeeded in 0 of 40 episodes .* set method.offline.failures=true"):
-        record(env, recipe, 0.9)
-    assert env.episodes == 40
-    store = record(Scripted(every=15), recipe, 0.9)
+def test_an_expert_that_hardly_ever_succeeds_is_not_asked_for_ever(monkeypatch):
+    task = {"id": COUNTER, "options": {"max_episode_steps": 2}}
+    script, made = Script(every=100), recipe(task, offline={"episodes": 2, "failures": False}, gamma=0.9)
+    monkeypatch.setattr(stored, "_expert_of", lambda _: script)
+    rows = rows_of(made.task, made.method, None)
+    match = r"of toys/Counter-v0 succeeded in 0 of 40 episodes of 2 steps.* set method.offline.failures=true"
+    with pytest.raises(UserError, match=match):
+        stored.record(made, rows)
+    assert script.episodes == 40
+    monkeypatch.setattr(stored, "_expert_of", lambda _: Script(every=15))
+    store = stored.record(made, rows)
     assert store.columns["terminated"][store.rows()].tolist() == [False, True] * 2
+    assert store.columns["source"].tolist() == [Source.OFFLINE] * 4
+
+
+def test_the_noises_take_turns_among_what_is_kept(monkeypatch):
+    asked, script = [], Script(every=3)
+    monkeypatch.setattr(
+        stored, "_expert_of", lambda _: lambda env, noise, seed: asked.append(noise) or script(env, noise, seed)
+    )
+    made = recipe(COUNTER, offline={"episodes": 3, "noise": [0.5, 2.0], "failures": False})
+    stored.record(made, rows_of(made.task, made.method, None))
+    assert asked == [0.5] * 3 + [2.0] * 3 + [0.5] * 3
+
+
+def test_who_has_no_expert_is_told_what_to_give():
+    made = recipe("Pendulum-v1")
+    with pytest.raises(UserError, match="there is no scripted expert for Pendulum-v1 -- give data.root=DIR"):
+        stored.record(made, rows_of(made.task, made.method, None))
 
 
 def test_scenes_are_drawn_by_the_variance_of_their_success():

@@ -7,12 +7,16 @@ from lerobot.configs import FeatureType, PolicyFeature
 from small_vla import make_config, make_stats
 
 import sim
+from vla_stack.envs.making import observe
 from vla_stack.errors import UserError
-from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv
+from vla_stack.methods.off_policy.collecting import rows_of
+from vla_stack.methods.off_policy.deployed import frozen_policy, measured
+from vla_stack.methods.wsrl import Wsrl
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import ACTION, OBS_STATE, Observation, image_key
+from vla_stack.training.recipe import TaskRecipe
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +38,21 @@ def saved(tmp_path_factory):
 
 
 def test_observations_are_features_state_and_command(saved):
-    env = StateEnv(EnvRecipe("sim/pick-v0", features=str(saved)))
-    obs = env.reset(3)
-    raw = env.env.unwrapped._observe()
-    policy = load_policy(saved)
-    seen = Observation(raw["agent_pos"][:12], {"wrist": raw["pixels"]["wrist"]}, env.env.unwrapped.task)
+    frozen, policy = frozen_policy(str(saved)), load_policy(saved)
+    rows = rows_of(TaskRecipe("sim/pick-v0"), Wsrl(), frozen)
+    first = rows.reset([0], [3])[0]
+    raw, task = first.observation, first.info["task"]
+    obs = measured([observe(raw, rows.robot, task, 0)], frozen)[0]
+    seen = Observation(raw["agent_pos"][:12], {"wrist": raw["pixels"]["wrist"]}, task)
     with torch.inference_mode():
         wanted = policy.policy.features(policy.policy.encode(policy.preprocess([seen])))[0].numpy()
     np.testing.assert_allclose(obs[: len(wanted)], wanted, atol=1e-5)
     np.testing.assert_array_equal(obs[len(wanted) :], raw["agent_pos"])
     assert len(raw["agent_pos"]) == 12 + 5
-    after = env.step(np.ones(5, np.float32))[0]
-    assert not np.allclose(after, obs)
+    after = rows.step([0], np.ones((1, 5), np.float32))[0].observation
+    assert not np.allclose(measured([observe(after, rows.robot, task, 1)], frozen)[0], obs)
 
 
 def test_a_folder_without_a_policy_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no policy"):
-        StateEnv(EnvRecipe("sim/pick-v0", features=str(tmp_path)))
+        frozen_policy(str(tmp_path))

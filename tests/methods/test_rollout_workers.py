@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from vla_stack.errors import UserError
-from vla_stack.methods.off_policy import rollout_workers
+from vla_stack.methods.off_policy import workers as rollout_workers
 from vla_stack.methods.off_policy.collecting import Fragment
-from vla_stack.methods.off_policy.rollout_workers import DEATHS, RayRollouts
+from vla_stack.methods.off_policy.workers import DEATHS, RayRollouts
 from vla_stack.rollout.records import EpisodeRecord
 
 

@@ -2,29 +2,49 @@
 
 import json
 import shutil
-from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+import sim
 from vla_stack.data import digests
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.envs.making import observe
 from vla_stack.errors import UserError
-from vla_stack.methods.off_policy import frozen_features
-from vla_stack.methods.off_policy.recorded import read
-from vla_stack.methods.off_policy.scripted import OfflineRecipe, stored, success_rate
-from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv, normalised
+from vla_stack.methods.off_policy import stored as stored_episodes
+from vla_stack.methods.off_policy.collecting import rows_of
+from vla_stack.methods.off_policy.deployed import in_range, measured, normalised
+from vla_stack.methods.off_policy.stored import stored, success_rate
+from vla_stack.methods.practice import paid
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.rollout.collect import COMMAND_SENT, SEED, CollectConfig, collect
 from vla_stack.schema import ACTION, CAPTURE_TIME, OBS_STATE, SUCCESS, Observation
+from vla_stack.training.recipe import Recipe, make
 
 GAMMA = 0.97
-RECIPE = EnvRecipe("sim/pick-v0")
 DELTA = {"control_mode": "ee_delta"}
+
+
+def recipe(root, episodes=3, failures=True, task="sim/pick-v0", options=None, **method) -> Recipe:
+    learner = {"name": "wsrl", "arm": "sac", "gamma": GAMMA, "offline": {"episodes": episodes, "failures": failures}}
+    where = {"task": {"id": task, "options": options or {}}, "data": {"root": str(root)}, "eval": {"every": 1}}
+    return make({**where, "method": learner | method}, "test")
+
+
+def rows_for(made, frozen=None):
+    return rows_of(made.task, made.method, frozen)
+
+
+def read(root, *args, frozen=None, **changes):
+    """Episodes of a dataset, for a recipe with some changes."""
+    made = recipe(root, *args, **changes)
+    return stored_episodes.read(made, rows_for(made, frozen))
 
 
 def gather(root, noise, episodes=3, seed=5, image_mode="video", **config):
@@ -49,23 +69,29 @@ def copy(moves, tmp_path):
     return shutil.copytree(moves, tmp_path / "copy")
 
 
-def replayed(env, dataset):
+def replayed(dataset, frozen=None, reward="step", **changes):
     """What the environment gives for the recorded seeds and the commands that were sent; also a success of each."""
-    space = env.env.action_space
-    middle, half = (space.high + space.low) / 2, (space.high - space.low) / 2
-    store = ReplayBuffer(1000, env.obs_dim, env.action_dim, 1, GAMMA, env.recipe.tail / (1 - GAMMA))
-    outcomes = []
+    rows, stores, outcomes = rows_for(recipe("", reward=reward, **changes), frozen), [], []
+    robot = rows.robot
+
+    def seen(step, task):
+        return measured([observe(step.observation, robot, task, 0)], frozen)
+
     for first, end in zip(dataset.episode_from, dataset.episode_to, strict=True):
-        obs = env.reset(int(dataset.columns[SEED][first]))
+        begun = rows.reset([0], [int(dataset.columns[SEED][first])])[0]
+        task = begun.info["task"]
+        obs = seen(begun, task)
+        if not stores:
+            stores.append(ReplayBuffer(1000, obs.shape[1], 5, 1, GAMMA, -(reward == "step") / (1 - GAMMA)))
         for row in range(first, end):
-            action = ((dataset.columns[COMMAND_SENT][row] - middle) / half).astype(np.float32)
-            after, reward, terminated, truncated = env.step(action)
-            ends = np.array([[terminated], [truncated]])
-            zero = np.zeros(1, np.int64)
-            store.add(Transition(obs[None], action[None], np.full(1, reward), *ends, after[None], zero, zero, zero))
+            sent = dataset.columns[COMMAND_SENT][row][None]
+            step = rows.step([0], sent)[0]
+            after, (pay, terminated, truncated) = seen(step, task), paid(reward, step)
+            ends, zero = np.array([[terminated], [truncated]]), np.zeros(1, np.int64)
+            stores[0].add(Transition(obs, in_range(robot, sent), np.full(1, pay), *ends, after, zero, zero, zero))
             obs = after
-        outcomes.append(env.success)
-    return store, outcomes
+        outcomes.append(terminated)
+    return stores[0], outcomes
 
 
 def without_lasts(store, outcomes):
@@ -94,62 +120,62 @@ def check_same(store, wanted, rows, outcomes, atol=0.0):
 
 @pytest.mark.parametrize("reward", ["step", "success"])
 def test_episodes_are_what_the_environment_gave(moves, reward):
-    env, dataset = StateEnv(replace(RECIPE, reward=reward)), open_dataset(moves)
-    wanted, outcomes = replayed(env, dataset)
+    dataset = open_dataset(moves)
+    wanted, outcomes = replayed(dataset, reward=reward)
     assert True in outcomes and False in outcomes  # both kinds are looked at
-    store, rows = read(env, moves, 3, True, GAMMA), without_lasts(wanted, outcomes)
+    store, rows = read(moves, reward=reward), without_lasts(wanted, outcomes)
     check_same(store, wanted, rows, outcomes)
     np.testing.assert_array_equal(store.columns["action"], wanted.columns["action"][rows])
     assert not np.array_equal(store.columns["action"], dataset.columns[ACTION][: len(store)])  # those are labels
-    won = read(env, moves, 3, False, GAMMA)
+    won = read(moves, failures=False, reward=reward)
     assert won.columns["terminated"].sum() == sum(outcomes) and not won.columns["truncated"].any()
 
 
 def test_absolute_targets_are_taken_as_they_are_where_the_environment_takes_them(targets):
-    env, dataset = StateEnv(replace(RECIPE, options={"control_mode": "ee_abs"})), open_dataset(targets)
-    wanted, outcomes = replayed(env, dataset)
-    store, rows = read(env, targets, 2, True, GAMMA), without_lasts(wanted, outcomes)
+    options = {"control_mode": "ee_abs"}
+    wanted, outcomes = replayed(open_dataset(targets), options=options)
+    store, rows = read(targets, 2, options=options), without_lasts(wanted, outcomes)
     check_same(store, wanted, rows, outcomes, atol=1e-6)  # a target is rounded on its way to [-1, 1] and back
     np.testing.assert_allclose(store.columns["action"], wanted.columns["action"][rows], atol=1e-6)
 
 
 def test_absolute_targets_become_moves_that_follow_them(targets):
-    env, dataset = StateEnv(RECIPE), open_dataset(targets)
-    store = read(env, targets, 2, True, GAMMA)
+    rows, dataset, store = rows_for(recipe(targets)), open_dataset(targets), read(targets, 2)
     first, end = int(dataset.episode_from[0]), int(dataset.episode_to[0])
-    env.reset(int(dataset.columns[SEED][first]))
-    task = env.env.unwrapped
+    rows.reset([0], [int(dataset.columns[SEED][first])])
+    task = rows.row(0).unwrapped
     for row in range(first, end - 1):
-        after, _, terminated, truncated = env.step(store.columns["action"][row])
+        after = rows.step([0], store.columns["action"][row][None])[0]
         np.testing.assert_allclose(task.tool_command[:4], dataset.columns[ACTION][row][:4], atol=1e-4)
         if row < end - 2:  # what is shown of the gripper while it is switched is one step ahead of the replay
-            np.testing.assert_allclose(after[:4], store.columns["obs"][row + 1][:4], atol=5e-3)
-        assert not (terminated or truncated)
+            np.testing.assert_allclose(after.observation["agent_pos"][:4], store.columns["obs"][row + 1][:4], atol=5e-3)
+        assert not (after.terminated or after.truncated)
     grips = store.columns["action"][first:end, 4]
     assert grips.min() == -1 and (grips == -1).sum() >= 2  # half of the way a step, until it is closed
-    assert env.step(store.columns["action"][end - 1])[2]  # and it succeeds in the environment as well
+    last = rows.step([0], store.columns["action"][end - 1][None])[0]
+    assert last.info["is_success"]  # and it succeeds in the environment as well
 
 
 def test_a_run_reads_them_once_and_takes_as_many_as_it_asks_for(moves, tmp_path, capsys):
-    env, path = StateEnv(RECIPE), tmp_path / "offline.safetensors"
-    store, (mean, std) = stored(path, env, OfflineRecipe(root=str(moves)), GAMMA)
+    all_of, path = recipe(moves, 99), tmp_path / "offline.safetensors"
+    store, (mean, std) = stored(path, all_of, rows_for(all_of))
     assert "3 of 3 episodes" in capsys.readouterr().out
-    raw = read(env, moves, 99, True, GAMMA)
+    raw = read(moves, 99)
     np.testing.assert_array_equal(store.columns["obs"], normalised(raw.columns["obs"], mean, std))
     np.testing.assert_array_equal(store.columns["returns"], raw.columns["returns"])
     assert 0.0 < success_rate(store) < 1.0
-    again, _ = stored(path, env, OfflineRecipe(root="gone"), GAMMA)
+    again, _ = stored(path, recipe("gone"), rows_for(all_of))
     np.testing.assert_array_equal(again.columns["obs"], store.columns["obs"])
     ends = open_dataset(moves).episode_to
-    assert len(read(env, moves, 2, True, GAMMA)) in (ends[1], ends[1] - 1, ends[1] - 2)
+    assert len(read(moves, 2)) in (ends[1], ends[1] - 1, ends[1] - 2)
 
 
 def test_a_pause_ends_an_episode_as_a_time_limit_does(copy):
-    before = read(StateEnv(RECIPE), copy, 3, True, GAMMA)
+    before = read(copy)
     times = open_dataset(copy).columns[CAPTURE_TIME].copy()
     times[4 : open_dataset(copy).episode_to[0]] += 3.0  # seconds of a hold between the frames 3 and 4
     rewrite(copy, CAPTURE_TIME, times)
-    store = read(StateEnv(RECIPE), copy, 3, True, GAMMA)
+    store = read(copy)
     assert len(store) == len(before) - 1 and store.columns["truncated"][2] and not before.columns["truncated"][2]
     np.testing.assert_allclose(store.columns["returns"][2], -1 + GAMMA * -1 / (1 - GAMMA), rtol=1e-6)
     np.testing.assert_array_equal(store.columns["action"][3:], before.columns["action"][4:])
@@ -157,22 +183,31 @@ def test_a_pause_ends_an_episode_as_a_time_limit_does(copy):
 
 
 class Looking:
-    """Features: how bright each colour is."""
+    """A frozen policy whose features are how bright each colour is."""
 
-    options = {"cameras": ("wrist",), "image_size": 32}
+    def __init__(self):
+        self.spec = SimpleNamespace(robot=sim.TASKS["pick"].arm.spec("ee_abs", ("wrist",), 32, 10.0))
+        self.policy = self
 
-    def __call__(self, raw, instruction):
-        colours = np.asarray(raw["pixels"]["wrist"], np.float32).mean((0, 1))
-        return np.concatenate([colours, [len(instruction)], raw["agent_pos"]]).astype(np.float32)
+    def preprocess(self, observations):
+        return observations
+
+    def encode(self, observations):
+        return observations
+
+    def features(self, observations):
+        colours = [np.asarray(o.images["wrist"], np.float32).mean((0, 1)) for o in observations]
+        return torch.tensor(np.array([[*c, len(o.task)] for c, o in zip(colours, observations, strict=True)]))
 
 
 def test_pictures_and_instruction_go_through_the_same_features(tmp_path, monkeypatch):
     options = DELTA | {"cameras": ("wrist",)}
     root = gather(tmp_path / "seen", 0.0, 1, image_mode="image", image_size=32, options=options)
-    monkeypatch.setattr(frozen_features, "frozen_features", lambda path: Looking())
-    env = StateEnv(replace(RECIPE, features="a policy"))
-    wanted, outcomes = replayed(env, open_dataset(root))
-    check_same(read(env, root, 1, True, GAMMA), wanted, without_lasts(wanted, outcomes), outcomes)
+    looking = Looking()
+    monkeypatch.setattr(stored_episodes, "frozen_policy", lambda path: looking)
+    wanted, outcomes = replayed(open_dataset(root), looking)
+    store = read(root, 1, features="a policy", frozen=looking)
+    check_same(store, wanted, without_lasts(wanted, outcomes), outcomes)
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
@@ -199,9 +234,9 @@ def rewrite(root, name, values):
     digests.seal(root)
 
 
-def refused(root, match, recipe=RECIPE, episodes=3):
+def refused(root, match, **changes):
     with pytest.raises(UserError, match=match):
-        read(StateEnv(recipe), root, episodes, True, GAMMA)
+        read(root, **changes)
 
 
 def test_a_folder_without_a_dataset_is_refused(tmp_path):
@@ -226,29 +261,25 @@ def test_states_without_poses_and_moves_for_targets_are_refused(moves, tmp_path)
     refused(
         env, r"entry 12 of observation.state is missing, of 12; in sim/pick-v0 it is object_dx in m, of 23 -- record"
     )
-    absolute = replace(RECIPE, options={"control_mode": "ee_abs"})
-    refused(moves, r"entry 0 of action is tcp_x.pos in 1, of 5; in sim/pick-v0 it is tcp_x.pos in m, of 5", absolute)
-    refused(moves, r"joint_abs does not go with", replace(RECIPE, options={"control_mode": "joint_abs"}))
+    moved = r"entry 0 of action is tcp_x.pos in 1, of 5; in sim/pick-v0 it is tcp_x.pos in m, of 5"
+    refused(moves, moved, options={"control_mode": "ee_abs"})
+    refused(moves, r"joint_abs does not go with", options={"control_mode": "joint_abs"})
 
 
 def test_another_rate_is_refused(moves):
     refused(
         moves,
         r"at 10 Hz, sim/pick-v0 is controlled at 20 Hz -- set task.options.control_hz=10",
-        replace(RECIPE, control_hz=20),
+        options={"control_hz": 20},
     )
 
 
 def test_another_task_is_refused(moves):
-    refused(moves, r"was recorded with 'pick up .*', sim/push-v0 asks for", replace(RECIPE, id="sim/push-v0"))
-
-
-def test_rewards_of_its_own_are_refused(moves):
-    refused(moves, r"method.reward=own, and .* tells success alone", replace(RECIPE, reward="own"))
+    refused(moves, r"was recorded with 'pick up .*', sim/push-v0 asks for", task="sim/push-v0")
 
 
 def test_environments_that_see_what_no_dataset_holds_are_refused(moves):
-    refused(moves, r"Pendulum-v1 is observed by what no dataset holds", EnvRecipe("Pendulum-v1"))
+    refused(moves, r"Pendulum-v1 is observed by what no dataset holds", task="Pendulum-v1")
 
 
 def test_no_success_is_refused(copy):
@@ -282,6 +313,6 @@ def test_what_a_person_did_in_place_of_a_label_is_the_action(moves, tmp_path):
                 obs = Observation(columns[OBS_STATE][row], {}, told, i, round(i * 1e8))
                 recorder.add_frame(obs, columns[COMMAND_SENT][row])
             recorder.save_episode(bool(columns[SUCCESS][end - 1]))
-    a, b = read(StateEnv(RECIPE), root, 3, True, GAMMA), read(StateEnv(RECIPE), moves, 3, True, GAMMA)
+    a, b = read(root), read(moves)
     for name in a.columns:
         np.testing.assert_array_equal(a.columns[name], b.columns[name])

@@ -10,15 +10,15 @@ from rl_toys import GAMMA, SMALL, run, stored
 
 from vla_stack.methods.off_policy import learner as learners
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source
-from vla_stack.methods.wsrl import Phase, Wsrl, WsrlRecipe
+from vla_stack.methods.wsrl import Phase, Wsrl, WsrlLearner
 from vla_stack.policies.gaussian import LARGEST
 
-RECIPE = WsrlRecipe("bc", replace(SMALL, lr_actor=1e-2), offline_steps=3, warmup=6)
+METHOD = Wsrl(arm="bc", sac=replace(SMALL, lr_actor=1e-2), offline_steps=3, warmup=6)
 
 
 def learner(horizon=1, **settings):
     online = ReplayBuffer(200, 2, 1, 1, GAMMA, -1 / (1 - GAMMA))
-    return Wsrl(replace(RECIPE, **settings), stored(), online, horizon, seed=0)
+    return WsrlLearner(replace(METHOD, horizon=horizon, **settings), stored(), online, seed=0)
 
 
 def copied(modules):

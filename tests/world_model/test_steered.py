@@ -14,18 +14,19 @@ from small_vla import make_config, make_stats
 
 import sim
 from sim.arm import ARM7
+from vla_stack import envs
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
-from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
-from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv
+from vla_stack.methods.off_policy.collecting import options_of, practised
+from vla_stack.methods.off_policy.loop import OffPolicyLoop
+from vla_stack.methods.practice import simulated, time_limit
 from vla_stack.methods.reinflow.loop import ReinFlowLoop
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import OBS_STATE, image_key
-from vla_stack.training.recipe import make
-from vla_stack.training.recipe_tree import build
+from vla_stack.training.recipe import TaskRecipe, make
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
@@ -88,23 +89,21 @@ def test_the_same_actions_are_the_same_commands_in_both(world: str) -> None:
 def test_practice_is_imagined_and_evaluations_are_not(world: str, policy: str, tmp_path: Path) -> None:
     sac = {"actor": [8], "critic": [8], "num_critics": 2, "batch": 8, "utd": 1, "layer_norm": True}
     expo = {"sac": sac, "base": [8], "base_steps": 2, "samples": 2, "edits": 1}
-    size = {"steps": 8, "eval_every": 8, "eval_episodes": 1, "eval_envs": 1, "horizon": 2, "num_envs": 1}
-    env = {"id": world, "features": policy, "limit": 4}
-    tree = {"method": "expo", "env": env, "offline": {"episodes": 1, "failures": True}, "expo": expo, **size}
-    loop = OffPolicyLoop(build(OffPolicyRecipe, tree, "test"), tmp_path / "run")
+    own = {"name": "expo", **expo, "features": policy, "offline": {"episodes": 1}, "steps": 8, "horizon": 2}
+    task = {"id": world, "options": {"max_episode_steps": 4}}
+    where = {"task": task, "eval": {"every": 8, "episodes": 1, "num_envs": 1}, "device": "cpu"}
+    loop = OffPolicyLoop(make({**where, "method": own}, "test"), tmp_path / "run")
     loop.run()
     assert loop.step == 8
     saved = load_policy(tmp_path / "run" / "checkpoints" / "last" / "pretrained_model")
     assert saved.policy.config.base.encoder.type == "vla" and saved.spec.robot.rate_hz == HZ
-    again = evaluate(
-        saved, "sim/pick-v0", 1, loop.recipe.eval_seed, ExecutorConfig("sync"), env_options=loop.recipe.env.extra
-    )
+    seed, options = loop.recipe.eval.seed, options_of(loop.task, loop.method)
+    again = evaluate(saved, "sim/pick-v0", 1, seed, ExecutorConfig("sync"), env_options=options)
     assert again.success_rate == loop.evaluate()["success"]
 
-    env = StateEnv(EnvRecipe(world, features=policy))
-    assert env.limit == sim.TASKS["pick"].limit(HZ) and env.obs_dim == StateEnv(env.recipe.real()).obs_dim
-    with pytest.raises(UserError, match="no scripted expert for imagined"):
-        env.expert(0.0, 0)
+    imagined = envs.make(practised(make({"task": world, "method": {**own}, "eval": {"every": 40}}, "test")).id)
+    assert imagined.robot.state == loop.seen.robot.state and imagined.robot.action == loop.seen.robot.action
+    assert time_limit(imagined.row(0)) == sim.TASKS["pick"].limit(HZ) == 2 * sim.TASKS["pick"].limit(10)
 
 
 def test_reinflow_practises_in_the_world_model(world: str, policy: str, tmp_path: Path) -> None:
@@ -117,20 +116,13 @@ def test_reinflow_practises_in_the_world_model(world: str, policy: str, tmp_path
 
 
 def test_what_does_not_go_together_is_said(world: str, policy: str, tmp_path: Path) -> None:
-    recipe = EnvRecipe(world, features=policy)
-    for changes, why in (
-        ({"features": ""}, "no poses of objects -- set method.features"),
-        ({"reward": "own"}, "judges of its own -- leave out method.judge"),
-        ({"judge": "run"}, "judges of its own"),
-        ({"id": f"imagined:{tmp_path}"}, "holds no world model"),
-    ):
-        with pytest.raises(UserError, match=why):
-            StateEnv(replace(recipe, **changes))
+    with pytest.raises(UserError, match="holds no world model"):
+        simulated(TaskRecipe(f"imagined:{tmp_path}"))
     model = load_world(world.removeprefix("imagined:"))
     model.config = replace(model.config, env="")
     model.save(tmp_path / "real")
-    for of in (EnvRecipe.real, StateEnv):
+    for of in (simulated, lambda task: envs.make(task.id.replace("imagined", "steered"))):
         with pytest.raises(UserError, match="the world model is of ''"):  # a real robot's has no simulated task
-            of(replace(recipe, id=f"imagined:{tmp_path / 'real'}"))
+            of(TaskRecipe(f"imagined:{tmp_path / 'real'}"))
     with pytest.raises(UserError, match="front in 32 pixels, wrist in 32 pixels.*looks at wrist in 64"):
         SteeredEnv(world, ("wrist",), 64)

@@ -9,8 +9,12 @@ import torch
 from world_toys import ROBOT, SIZE, TASKS
 
 from sim.tasks.pick import Pick
+from vla_stack import envs
+from vla_stack.envs.making import observe
 from vla_stack.errors import UserError
-from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv
+from vla_stack.methods.off_policy.collecting import plan_of, practised, rows_of
+from vla_stack.methods.practice import paid
+from vla_stack.training.recipe import Recipe, make
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
@@ -80,21 +84,31 @@ def test_success_is_the_judges_threshold_over_the_film_so_far(tmp_path):
     assert steps == [(0.0, False)] * at + [(1.0, True)]
 
 
+def recipe(task, **method) -> Recipe:
+    return make({"task": task, "method": {"name": "wsrl", **method}, "eval": {"every": 1}}, "test")
+
+
 def test_a_recipe_names_the_judges_and_shows_the_policy_nothing_of_them(tmp_path):
     saved(tmp_path / "yes", tuple(Pick.instruct(v) for v in Pick.variants), limits=Limits(success=-1.0))
-    recipe = EnvRecipe("sim/pick-v0", reward="step", judge=str(tmp_path / "yes"))
-    judged, plain = StateEnv(recipe), StateEnv(replace(recipe, judge=""))
-    np.testing.assert_array_equal(judged.reset(3), plain.reset(3))
-    action = np.zeros(judged.action_dim, np.float32)
-    a, b = judged.step(action), plain.step(action)
-    np.testing.assert_array_equal(a[0], b[0])
-    assert a[1:] == (0.0, True, False) and b[1:] == (-1.0, False, False) and judged.success
-    with pytest.raises(UserError, match="method.reward=own pays none"):
-        StateEnv(replace(recipe, reward="own"))
+    judge, shown = str(tmp_path / "yes"), []
+    for name in (judge, ""):
+        made = recipe("sim/pick-v0", judge=name)
+        robot = rows_of(made.task, made.method, None).robot
+        plan = plan_of(practised(made), made.method, robot)
+        rows = envs.make(plan.env_id, 1, plan.policy, plan.options)
+        first, after = rows.reset([0], [3])[0], rows.step([0], np.zeros((1, 5), np.float32))[0]
+        shown.append(([observe(step.observation, robot, "", 0) for step in (first, after)], paid("step", after)))
+    (a, paid_by_judges), (b, paid_by_task) = shown
+    for seen, plain in zip(a, b, strict=True):
+        np.testing.assert_array_equal(seen.state, plain.state)
+        assert seen.images == plain.images == {}
+    assert paid_by_judges == (0.0, True, False) and paid_by_task == (-1.0, False, False)
+    with pytest.raises(UserError, match="method.reward=task pays none"):
+        recipe("sim/pick-v0", judge=judge, reward="task")
     with pytest.raises(UserError, match="CartPole-v1 is none"):
-        StateEnv(replace(recipe, id="CartPole-v1"))
+        practised(recipe("CartPole-v1", judge=judge))
     with pytest.raises(UserError, match="see pictures of 16 pixels, the policy such of 32"):
-        showing(recipe.judge, {"cameras": ("wrist",), "image_size": 32})
+        showing(judge, {"cameras": ("wrist",), "image_size": 32})
 
 
 def test_judges_of_something_else_are_refused(tmp_path):

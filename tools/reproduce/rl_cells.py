@@ -6,15 +6,15 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from claims import Cell
 
-from vla_stack.methods.off_policy.loop import OffPolicyLoop, OffPolicyRecipe
+from vla_stack.methods.off_policy.loop import OffPolicyLoop
 from vla_stack.registry import METHODS
-from vla_stack.training.recipe import make
+from vla_stack.training.recipe import Recipe, make
 from vla_stack.training.recipe_tree import read_tree
 
 SHARED = ("offline.safetensors", "pretraining.jsonl", "metrics.jsonl", "checkpoints")
@@ -37,7 +37,7 @@ class Arm:
     loop: type[OffPolicyLoop] = OffPolicyLoop
 
 
-def recipe(config: Path, overrides: Sequence[str], seed: int) -> OffPolicyRecipe:
+def recipe(config: Path, overrides: Sequence[str], seed: int) -> Recipe:
     """The recipe of a configuration; stored episodes differ by seed.
 
     An arm of another method leaves out the configuration's keys that its method does not have.
@@ -46,8 +46,7 @@ def recipe(config: Path, overrides: Sequence[str], seed: int) -> OffPolicyRecipe
     tree = read_tree(config, [*overrides, f"seed={seed}", f"method.offline.seed={seed}"])
     known = {key.name for key in fields(METHODS.get(tree["method"]["name"]))}
     tree["method"] = {key: value for key, value in tree["method"].items() if key in known or key not in own}
-    made = make(tree, str(config))
-    return made.method.loop_recipe(made)
+    return make(tree, str(config))
 
 
 def run_cell(cell: Cell, arm: Arm, config: Path, overrides: Sequence[str], out: Path) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def run_cell(cell: Cell, arm: Arm, config: Path, overrides: Sequence[str], out: 
     base = out / "runs" / f"{cell.task}-base-seed{cell.seed}"
     run = out / "runs" / cell.name
     began = time.process_time()
-    OffPolicyLoop(replace(recipe(config, overrides, cell.seed), steps=0), base).run()
+    OffPolicyLoop(recipe(config, [*overrides, "method.steps=0"], cell.seed), base).run()
     if not run.exists():
         partial = run.with_name(f"{run.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -70,7 +69,7 @@ def run_cell(cell: Cell, arm: Arm, config: Path, overrides: Sequence[str], out: 
     loop.run()
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for record in log:  # fragments of actors pass the step of an evaluation by some: arms are compared on its grid
-        record["step"] -= record["step"] % plan.eval_every
+        record["step"] -= record["step"] % plan.eval.every
     keys = (
         "step",
         "eval/success",
@@ -89,8 +88,8 @@ def run_cell(cell: Cell, arm: Arm, config: Path, overrides: Sequence[str], out: 
         "arm": cell.arm,
         "seed": cell.seed,
         "stored_success": loop.offline_success,
-        "episodes": plan.eval_episodes,
-        "warmup": plan.wsrl.warmup if plan.method == "wsrl" else plan.expo.warmup,
+        "episodes": plan.eval.episodes,
+        "warmup": plan.method.warmup,
         "curve": [{k: r[k] for k in keys if k in r} for r in log],
         "cpu_s": time.process_time() - began,
     }

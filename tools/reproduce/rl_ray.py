@@ -22,7 +22,7 @@ from wsrl import FROM_NOTHING  # noqa: E402
 
 from results import ROOT, Check, write  # noqa: E402
 from vla_stack.methods.off_policy.loop import OffPolicyLoop  # noqa: E402
-from vla_stack.methods.off_policy.rollout_workers import RayRollouts, Rollouts  # noqa: E402
+from vla_stack.methods.off_policy.workers import RayRollouts, Rollouts  # noqa: E402
 from vla_stack.rollout.records import EpisodeRecord  # noqa: E402
 from vla_stack.training.stop import Stop  # noqa: E402
 
@@ -40,7 +40,7 @@ class Bereft(OffPolicyLoop):
 
     def _note(self, finished: list[EpisodeRecord]) -> None:
         super()._note(finished)
-        if self._actors is not None and self.step >= self.recipe.steps // 2:
+        if self._actors is not None and self.step >= self.method.steps // 2:
             import ray
 
             ray.kill(self._actors.actors[0])

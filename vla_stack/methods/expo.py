@@ -15,28 +15,32 @@ beta.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_stack.methods.off_policy.deployed import Seen
+from vla_stack.errors import UserError
+from vla_stack.methods.off_policy.recipe import OffPolicy
 from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source, mix
 from vla_stack.methods.sac import Sac, SacRecipe, step
-from vla_stack.policies.configuration_expo import ExpoConfig
-from vla_stack.policies.configuration_state import StateFlowConfig
-from vla_stack.policies.critics import polyak
-from vla_stack.policies.modeling_expo import ExpoPolicy, best
-from vla_stack.policies.modeling_state import StateFlowPolicy
+from vla_stack.policies.critics import best, polyak
 from vla_stack.policies.state_flow import StateFlow
+from vla_stack.training.recipe_tree import Count, Natural, NotNegative
+
+if TYPE_CHECKING:
+    from vla_stack.methods.off_policy.deployed import Seen
+    from vla_stack.policies.modeling_expo import ExpoPolicy
 
 ALONE = {"samples": 1, "edits": 0, "unedited": True}  # candidates where the base acts as it is
 
 
 @dataclass(frozen=True)
-class ExpoRecipe:
-    """A run of EXPO; the baselines are settings of it.
+class Expo(OffPolicy):
+    """A flow policy that imitates, an edit policy, and the best of what they offer: EXPO (arXiv:2507.07986).
+
+    The baselines are settings of it.
 
     Attributes:
         sac: Networks and rates of critics and edit policy.
@@ -55,6 +59,7 @@ class ExpoRecipe:
         warmup: Control steps before the first update.
     """
 
+    name: Literal["expo"] = "expo"
     sac: SacRecipe = field(
         default_factory=lambda: SacRecipe(
             actor=(256, 256, 256), critic=(256, 256, 256), num_critics=10, layer_norm=True, target_entropy=-0.5,
@@ -62,49 +67,63 @@ class ExpoRecipe:
         )
     )  # fmt: skip
     base: tuple[int, ...] = (256, 256, 256)
-    euler_steps: int = 4
+    euler_steps: Count = 4
     lr_base: float = 3e-4
     base_ema: float = 0.001
-    base_steps: int = 2000
-    samples: int = 8
-    edits: int = 8
-    beta: float = 0.1
+    base_steps: Natural = 2000
+    samples: Count = 8
+    edits: Natural = 8
+    beta: NotNegative = 0.1
     unedited: bool = True
     successes: bool = False
     learn: bool = True
-    warmup: int = 0
+    warmup: Natural = 0
+
+    def check(self) -> None:
+        """Options go together; raises :class:`UserError`."""
+        if self.edits > self.samples:
+            raise UserError(
+                f"'method.edits' is {self.edits}, there are {self.samples} samples to edit, 'method.samples'",
+                f"set method.edits={self.samples} or less",
+            )
+        if not self.edits and not self.unedited:
+            raise UserError(
+                "'method.edits' is 0 and 'method.unedited' is false: there is nothing to choose",
+                "set method.unedited=true",
+            )
+        if self.successes and self.reward == "task":
+            raise UserError(
+                "'method.successes' is true, and reward=task knows no success",
+                "set method.successes=false or method.reward=step",
+            )
+
+    def learner(self, offline: ReplayBuffer, store: ReplayBuffer, seed: int, device: str = "cpu") -> ExpoLearner:
+        return ExpoLearner(self, offline, store, seed, device)
 
 
-class Expo:
+class ExpoLearner:
     """The learner.
 
     Args:
-        recipe: The run.
+        method: Options.
         offline: Demonstrations.
         store: The online buffer, empty.
-        horizon: Steps of a chunk, h.
         seed: Of weights, noise and batches.
         device: Where the networks are.
     """
 
     def __init__(
-        self,
-        recipe: ExpoRecipe,
-        offline: ReplayBuffer,
-        store: ReplayBuffer,
-        horizon: int,
-        seed: int,
-        device: str = "cpu",
+        self, method: Expo, offline: ReplayBuffer, store: ReplayBuffer, seed: int, device: str = "cpu"
     ) -> None:
-        self.recipe, self.horizon, self.offline, self.store = recipe, horizon, offline, store
+        self.method, self.horizon, self.offline, self.store = method, method.horizon, offline, store
         obs, self.action_dim = (offline.columns[name].shape[1] for name in ("obs", "action"))
-        self.width = horizon * self.action_dim
-        self.agent = Sac(recipe.sac, obs, self.width, seed, actor_inputs=obs + self.width, device=device)
+        self.width = self.horizon * self.action_dim
+        self.agent = Sac(method.sac, obs, self.width, seed, actor_inputs=obs + self.width, device=device)
         g = self.agent.generator
-        shape = (obs, horizon, self.action_dim, recipe.base, recipe.euler_steps)
+        shape = (obs, self.horizon, self.action_dim, method.base, method.euler_steps)
         self.base, self.average = (StateFlow(*shape, generator=g).to(device) for _ in range(2))
         self.average.load_state_dict(self.base.state_dict())
-        self.base_optimizer = torch.optim.AdamW(self.base.parameters(), lr=recipe.lr_base, fused=True)
+        self.base_optimizer = torch.optim.AdamW(self.base.parameters(), lr=method.lr_base, fused=True)
         self.rng = np.random.default_rng(seed)
         self.pretrained = 0  # imitation steps done
         self.modules: dict[str, nn.Module] = {"agent": self.agent, "base": self.base, "average": self.average}
@@ -120,13 +139,13 @@ class Expo:
     def edit(self, obs: Tensor, actions: Tensor, g: torch.Generator) -> tuple[Tensor, Tensor]:
         """Edited chunks clip(a + beta y) and the log-density of beta y, for chunks ``[b, h * a]``."""
         y, log_y = self.agent.actor.sample(torch.cat([obs, actions], -1), g)
-        beta = self.recipe.beta
+        beta = self.method.beta
         edited = (actions + beta * y).clamp(-1.0, 1.0)
         return edited, log_y - self.width * float(np.log(beta)) if beta else log_y
 
     def candidates(self, obs: Tensor, base: StateFlow, g: torch.Generator) -> Tensor:
         """What may be chosen for each observation, ``[b, n, h * a]``."""
-        r, b = self.recipe, len(obs)
+        r, b = self.method, len(obs)
         drawn = base.sample(obs.repeat_interleave(r.samples, 0), g).view(b, r.samples, self.width)
         groups = [drawn] if r.unedited else []
         if r.edits:
@@ -150,7 +169,7 @@ class Expo:
 
     @property
     def pretrain_steps(self) -> int:
-        return self.recipe.base_steps
+        return self.method.base_steps
 
     @property
     def source(self) -> Source:
@@ -159,9 +178,9 @@ class Expo:
     def pretrain(self) -> dict[str, Tensor]:
         """One imitation step of the base on demonstrations."""
         rate = 0.5 * (1.0 + np.cos(np.pi * self.pretrained / max(1, self.pretrain_steps)))
-        self.base_optimizer.param_groups[0]["lr"] = self.recipe.lr_base * max(0.02, float(rate))
+        self.base_optimizer.param_groups[0]["lr"] = self.method.lr_base * max(0.02, float(rate))
         self.pretrained += 1
-        batch = self.offline.sample(self.recipe.sac.batch, self.horizon, self.rng)
+        batch = self.offline.sample(self.method.sac.batch, self.horizon, self.rng)
         metrics = self.imitate(batch.to(self.agent.device))
         if self.pretrained == self.pretrain_steps:
             self.average.load_state_dict(self.base.state_dict())
@@ -176,7 +195,12 @@ class Expo:
 
         It has no mode: what it gives is drawn, for transitions of any source as in an evaluation.
         """
-        r, fields = self.recipe, seen.fields(self.agent.device)
+        from vla_stack.policies.configuration_expo import ExpoConfig  # on demand: LeRobot is heavy, and this module is
+        from vla_stack.policies.configuration_state import StateFlowConfig  # read for its recipe as well
+        from vla_stack.policies.modeling_expo import ExpoPolicy
+        from vla_stack.policies.modeling_state import StateFlowPolicy
+
+        r, fields = self.method, seen.fields(self.agent.device)
         waiting = self._waiting if source is None else source is Source.WARMUP
         chooses = r.learn and not waiting
         shape: dict[str, Any] = {"chunk_size": self.horizon, "n_action_steps": self.horizon}
@@ -201,9 +225,9 @@ class Expo:
 
     def update(self) -> dict[str, Tensor]:
         """The updates of one executed chunk: ``utd`` critic steps, then one each of base, edit and temperature."""
-        sac = self.recipe.sac
+        sac = self.method.sac
         rows = sac.batch * sac.utd // 2
-        if not self.recipe.learn or self._waiting:
+        if not self.method.learn or self._waiting:
             return {}
         try:
             own = self.store.sample(rows, self.horizon, self.rng)
@@ -213,13 +237,13 @@ class Expo:
         for i in range(sac.utd):
             part = Batch(*(x[i * sac.batch : (i + 1) * sac.batch] for x in batch))
             metrics = self.agent.critic_step(part, self.target(part))
-        self.base_optimizer.param_groups[0]["lr"] = self.recipe.lr_base
-        metrics |= self.imitate(self._to_imitate() if self.recipe.successes else part)
-        return metrics | self.edit_step(part) if self.recipe.edits else metrics
+        self.base_optimizer.param_groups[0]["lr"] = self.method.lr_base
+        metrics |= self.imitate(self._to_imitate() if self.method.successes else part)
+        return metrics | self.edit_step(part) if self.method.edits else metrics
 
     def _to_imitate(self) -> Batch:
         """Chunks of episodes that succeeded, half of them demonstrations; these alone, until an episode has."""
-        n = self.recipe.sac.batch // 2
+        n = self.method.sac.batch // 2
         try:
             own = self.store.sample(n, self.horizon, self.rng, succeeded=True)
         except ValueError:
@@ -237,16 +261,16 @@ class Expo:
         actions = batch.actions.view(-1, self.horizon, self.action_dim)
         loss = self.base.imitation_loss(batch.obs, actions, self.agent.generator)
         step(self.base_optimizer, loss, [*self.base.parameters()])
-        polyak(self.average, self.base, self.recipe.base_ema)
+        polyak(self.average, self.base, self.method.base_ema)
         return {"base": loss.detach()}
 
     def edit_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """E[alpha log p - Q(o, clip(a + beta y))] of edits of the batch's own actions, and log p of y, [b]."""
         edited, log_p = self.edit(batch.obs, batch.actions, self.agent.generator)
         q = self.agent.critic(torch.cat([batch.obs, edited], -1))
-        value = q.mean(0) if self.recipe.sac.actor_q == "mean" else q.amin(0)
+        value = q.mean(0) if self.method.sac.actor_q == "mean" else q.amin(0)
         loss = (self.agent.temperature.detach() * log_p - value).mean()
-        own = log_p + self.width * float(np.log(self.recipe.beta)) if self.recipe.beta else log_p
+        own = log_p + self.width * float(np.log(self.method.beta)) if self.method.beta else log_p
         return loss, own.detach()
 
     def edit_step(self, batch: Batch) -> dict[str, Tensor]:
@@ -258,4 +282,4 @@ class Expo:
 
     @property
     def _waiting(self) -> bool:
-        return self.store.total < self.recipe.warmup
+        return self.store.total < self.method.warmup

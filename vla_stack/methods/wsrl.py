@@ -13,18 +13,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
 
 from vla_stack.methods import cal_ql
 from vla_stack.methods.cal_ql import CalQlRecipe
-from vla_stack.methods.off_policy.deployed import Seen
+from vla_stack.methods.off_policy.recipe import OffPolicy
 from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source, mix
 from vla_stack.methods.sac import Sac, SacRecipe, step
-from vla_stack.policies.configuration_state import StateGaussianConfig
-from vla_stack.policies.modeling_state import StateGaussianPolicy
+from vla_stack.training.recipe_tree import Natural
+
+if TYPE_CHECKING:
+    from vla_stack.methods.off_policy.deployed import Seen
+    from vla_stack.policies.modeling_state import StateGaussianPolicy
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Arm:
 
     Attributes:
         pretrain: Cal-QL on the stored episodes first.
-        imitate: In place of Cal-QL the actor imitates them (:meth:`Wsrl.imitate`), and the critics begin online.
+        imitate: In place of Cal-QL the actor imitates them (:meth:`WsrlLearner.imitate`), and the critics begin online.
         warmup: Who acts in the first K steps, in which nothing is updated; ``none`` updates from the start.
         retain: Half of each online batch is of the stored episodes.
         conservative: Cal-QL's loss online as well.
@@ -59,17 +62,18 @@ ArmName = Literal["wsrl", "no_warmup", "random_warmup", "cal_ql", "rlpd", "sac",
 
 
 @dataclass(frozen=True)
-class WsrlRecipe:
-    """A run of WSRL or of one of its baselines.
+class Wsrl(OffPolicy):
+    """Offline reinforcement learning, a warm-up, and online learning without old data: WSRL (arXiv:2412.07762).
 
     Attributes:
-        arm: One of ``ARMS``.
+        arm: WSRL, or one of its baselines.
         sac: Networks and rates, the same offline and online.
         cal_ql: The conservative loss.
         offline_steps: Steps of offline training.
-        warmup: K, control steps.
+        warmup: K, control steps of the frozen policy that begin the online buffer.
     """
 
+    name: Literal["wsrl"] = "wsrl"
     arm: ArmName = "wsrl"
     sac: SacRecipe = field(
         default_factory=lambda: SacRecipe(
@@ -77,8 +81,16 @@ class WsrlRecipe:
         )
     )
     cal_ql: CalQlRecipe = field(default_factory=CalQlRecipe)
-    offline_steps: int = 20_000
-    warmup: int = 5000
+    offline_steps: Natural = 20_000
+    warmup: Natural = 5000
+
+    @property
+    def learns_from_stored(self) -> str:
+        arm = ARMS[self.arm]
+        return f"method.arm={self.arm}" if arm.retain or (arm.pretrain and self.offline_steps > 0) else ""
+
+    def learner(self, offline: ReplayBuffer, store: ReplayBuffer, seed: int, device: str = "cpu") -> WsrlLearner:
+        return WsrlLearner(self, offline, store, seed, device)
 
 
 class Phase(StrEnum):
@@ -87,31 +99,24 @@ class Phase(StrEnum):
     ONLINE = "online"
 
 
-class Wsrl:
+class WsrlLearner:
     """The learner.
 
     Args:
-        recipe: The run.
+        method: Options.
         offline: Stored episodes.
         store: The online buffer, empty.
-        horizon: Steps of a chunk, h.
         seed: Of weights, noise and batches.
         device: Where the networks are.
     """
 
     def __init__(
-        self,
-        recipe: WsrlRecipe,
-        offline: ReplayBuffer,
-        store: ReplayBuffer,
-        horizon: int,
-        seed: int,
-        device: str = "cpu",
+        self, method: Wsrl, offline: ReplayBuffer, store: ReplayBuffer, seed: int, device: str = "cpu"
     ) -> None:
-        self.recipe, self.arm, self.horizon = recipe, ARMS[recipe.arm], horizon
+        self.method, self.arm, self.horizon = method, ARMS[method.arm], method.horizon
         self.offline, self.store = offline, store
         self.obs_dim, self.action_dim = (offline.columns[name].shape[1] for name in ("obs", "action"))
-        self.agent = Sac(recipe.sac, self.obs_dim, horizon * self.action_dim, seed, device=device)
+        self.agent = Sac(method.sac, self.obs_dim, self.horizon * self.action_dim, seed, device=device)
         self.rng = np.random.default_rng(seed)
         self.pretrained = 0  # offline steps done
 
@@ -122,24 +127,24 @@ class Wsrl:
     @property
     def pretrain_steps(self) -> int:
         """Offline steps that this arm takes."""
-        return self.recipe.offline_steps if self.arm.pretrain else 0
+        return self.method.offline_steps if self.arm.pretrain else 0
 
     @property
     def phase(self) -> Phase:
         if self.pretrained < self.pretrain_steps:
             return Phase.OFFLINE
-        if self.arm.warmup != "none" and self.store.total < self.recipe.warmup:
+        if self.arm.warmup != "none" and self.store.total < self.method.warmup:
             return Phase.WARMUP
         return Phase.ONLINE
 
     def pretrain(self) -> dict[str, Tensor]:
         """One offline step."""
-        batch = self.offline.sample(self.recipe.sac.batch, self.horizon, self.rng, closed=True)
+        batch = self.offline.sample(self.method.sac.batch, self.horizon, self.rng, closed=True)
         batch = batch.to(self.agent.device)
         self.pretrained += 1
         if self.arm.imitate:
             return self.imitate(batch)
-        return cal_ql.update(self.agent, batch, self.recipe.cal_ql)
+        return cal_ql.update(self.agent, batch, self.method.cal_ql)
 
     def imitate(self, batch: Batch) -> dict[str, Tensor]:
         """One step of the actor on -E[log pi(a|o)] of stored chunks; critics and temperature stand still."""
@@ -159,7 +164,10 @@ class Wsrl:
 
     def network(self, seen: Seen, source: Source | None = None) -> StateGaussianPolicy:
         """The policy, whose weights are the actor's: its mode, or, for transitions of a source, its draws."""
-        sac = self.recipe.sac
+        from vla_stack.policies.configuration_state import StateGaussianConfig  # on demand: LeRobot is heavy, and
+        from vla_stack.policies.modeling_state import StateGaussianPolicy  # this module is read for its recipe as well
+
+        sac = self.method.sac
         shape: dict[str, Any] = {"chunk_size": self.horizon, "n_action_steps": self.horizon, "hidden": sac.actor}
         config = StateGaussianConfig(**seen.fields(self.agent.device), **shape, layer_norm=sac.layer_norm)
         config.noise_scale = 0.0 if source is None else 1.0
@@ -169,7 +177,7 @@ class Wsrl:
         """The updates of one executed chunk: none in the warm-up, then ``utd`` critic steps and one of the actor."""
         if self.phase is not Phase.ONLINE:
             return {}
-        sac, conservative = self.recipe.sac, self.arm.conservative
+        sac, conservative = self.method.sac, self.arm.conservative
         rows = sac.batch * sac.utd // (2 if self.arm.retain else 1)
         try:  # a chunk, or for Cal-QL an episode, has to end before there is anything to learn from
             batch = self.store.sample(rows, self.horizon, self.rng, closed=conservative)
@@ -179,5 +187,5 @@ class Wsrl:
             batch = mix(batch, self.offline.sample(rows, self.horizon, self.rng, closed=conservative))
         batch = batch.to(self.agent.device)
         if conservative:
-            return cal_ql.update(self.agent, batch, self.recipe.cal_ql, sac.utd)
+            return cal_ql.update(self.agent, batch, self.method.cal_ql, sac.utd)
         return self.agent.update(batch, sac.utd)

@@ -81,3 +81,9 @@ def draw_members(members: int, count: int, generator: torch.Generator) -> Tensor
 def polyak(target: nn.Module, source: nn.Module, tau: float) -> None:
     """target <- (1 - tau) target + tau source, in place."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+
+
+def best(offered: Float[Tensor, "b n d"], values: Float[Tensor, "b n"]) -> Float[Tensor, "b d"]:
+    """The candidate of each row's largest value."""
+    chosen = values.argmax(1)[:, None, None].expand(-1, 1, offered.shape[2])
+    return offered.gather(1, chosen)[:, 0]

@@ -15,7 +15,7 @@ from vla_stack.policies import flow
 from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_expo import ExpoConfig
 from vla_stack.policies.contract import FlowPolicy, NoisePolicy
-from vla_stack.policies.critics import Ensemble
+from vla_stack.policies.critics import Ensemble, best
 from vla_stack.policies.gaussian import GaussianActor
 from vla_stack.policies.registry import blank_policy
 from vla_stack.schema import ACTION, OBS_STATE
@@ -131,9 +131,3 @@ class ExpoPolicy(PreTrainedPolicy, NoisePolicy):
 def _each(x: Float[Tensor, "b f"], n: int) -> Float[Tensor, "b n f"]:
     """Each row ``n`` times."""
     return x[:, None].expand(-1, n, -1)
-
-
-def best(offered: Float[Tensor, "b n d"], values: Float[Tensor, "b n"]) -> Float[Tensor, "b d"]:
-    """The candidate of each row's largest value."""
-    chosen = values.argmax(1)[:, None, None].expand(-1, 1, offered.shape[2])
-    return offered.gather(1, chosen)[:, 0]

@@ -1,4 +1,4 @@
-"""Keys of old recipes, each with what it is called now: they are answered by one line, and not read."""
+"""Keys and values of old recipes, each with what it is called now: they are answered by one line, and not read."""
 
 from __future__ import annotations
 
@@ -40,18 +40,21 @@ RENAMED = {
     "stages": "three keys: method.train_vae, method.train_dynamics, method.train_heads",
     "method.stages": "three keys: method.train_vae, method.train_dynamics, method.train_heads",
 }
+VALUES = {("method.reward", "own"): "task"}
 
 
 def check_names(tree: Mapping[str, Any], source: str) -> None:
-    """Raise a :class:`UserError` for the first key of an old recipe, naming the new one."""
-    for name in _names(tree):
+    """Raise a :class:`UserError` for the first key or value of an old recipe, naming the new one."""
+    for name, value in _entries(tree):
         if name in RENAMED:
             raise UserError(f"{source}: '{name}' is no longer a key", f"it is now {RENAMED[name]}; docs/recipes.md")
+        if isinstance(value, str) and (new := VALUES.get((name, value))):
+            raise UserError(f"{source}: '{name}={value}' is no longer a value", f"it is now {new}; docs/recipes.md")
 
 
-def _names(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of a mapping's keys and of those below them."""
+def _entries(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of a mapping's keys and of those below them."""
     for key, value in tree.items():
-        yield f"{prefix}{key}"
+        yield f"{prefix}{key}", value
         if isinstance(value, Mapping):
-            yield from _names(value, f"{prefix}{key}.")
+            yield from _entries(value, f"{prefix}{key}.")

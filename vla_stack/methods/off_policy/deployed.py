@@ -1,10 +1,11 @@
-"""What is left of a learner when it is deployed: a LeRobot policy directory, and the same policy in memory."""
+"""What networks observe, and what is left of a learner when it is deployed: a LeRobot policy, directory and memory."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,13 +15,53 @@ from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.policies import PreTrainedPolicy
 from numpy.typing import NDArray
 
+from vla_stack.errors import UserError
 from vla_stack.methods.replay_buffer import Source
-from vla_stack.policies.chunk_policy import ChunkPolicy
+from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.observer import Observer
 from vla_stack.policies.processor_state import CLIP, state_processors
 from vla_stack.schema import ACTION, OBS_STATE, Observation, PolicySpec, RobotSpec, image_key
 
 Vector = NDArray[np.float32]
+
+
+@cache
+def frozen_policy(path: str) -> ChunkPolicy | None:
+    """The flow policy, native or LeRobot's, whose features are observed, once a process; None where ``path`` is empty.
+
+    Raises:
+        UserError: There is no policy, or none with features.
+    """
+    if not path:
+        return None
+    policy = load_policy(path)
+    if not isinstance(policy.policy, FlowPolicy):
+        raise UserError(f"'method.features': {path} is no flow policy", "give a vla, moh, smolvla, pi0 or pi05 policy")
+    return policy
+
+
+def measured(observations: Sequence[Observation], frozen: ChunkPolicy | None) -> Vector:
+    """What is observed [n, o], not normalised: the encoder's features, where there is one, and the state."""
+    state = np.stack([o.state for o in observations])
+    if frozen is None:
+        return state
+    robot, policy = frozen.spec.robot, frozen.policy
+    shown = [replace(o, state=o.state[: len(robot.state)]) for o in observations]
+    with torch.inference_mode():
+        features = policy.features(policy.encode(frozen.preprocess(shown)))
+    return np.concatenate([features.float().numpy(force=True), state], -1)
+
+
+def normalised(obs: Vector, mean: Vector, std: Vector) -> Vector:
+    """Observations [..., o] in standard deviations, at most ``CLIP`` of them."""
+    return np.clip((obs - mean) / std, -CLIP, CLIP).astype(np.float32)
+
+
+def in_range(robot: RobotSpec, commands: Vector) -> Vector:
+    """Commands [n, a] as actions in [-1, 1] of a robot's range."""
+    low, high = robot.action_low, robot.action_high
+    return np.clip((commands - (high + low) / 2) / ((high - low) / 2), -1.0, 1.0).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -39,25 +80,9 @@ class Seen:
     std: Vector
     frozen: ChunkPolicy | None = None
 
-    def raw(self, observations: Sequence[Observation]) -> Vector:
-        """The vectors [n, o] of observations, not normalised."""
-        state = np.stack([o.state for o in observations])
-        if self.frozen is None:
-            return state
-        robot, policy = self.frozen.spec.robot, self.frozen.policy
-        shown = [replace(o, state=o.state[: len(robot.state)]) for o in observations]
-        with torch.inference_mode():
-            features = policy.features(policy.encode(self.frozen.preprocess(shown)))
-        return np.concatenate([features.float().numpy(force=True), state], -1)
-
     def vectors(self, observations: Sequence[Observation]) -> Vector:
-        """What networks see [n, o], as the processors of the policy have it."""
-        return np.clip((self.raw(observations) - self.mean) / self.std, -CLIP, CLIP).astype(np.float32)
-
-    def actions(self, commands: Vector) -> Vector:
-        """Commands [n, a] as actions in [-1, 1] of the robot's range."""
-        low, high = self.robot.action_low, self.robot.action_high
-        return np.clip((commands - (high + low) / 2) / ((high - low) / 2), -1.0, 1.0).astype(np.float32)
+        """What networks see [n, o] of observations, as the processors of the policy have it."""
+        return normalised(measured(observations, self.frozen), self.mean, self.std)
 
     @property
     def encoder(self) -> PreTrainedPolicy | None:

@@ -1,4 +1,4 @@
-"""Loop ``off_policy``: stored episodes, offline training, then one actor-learner loop, for WSRL, EXPO, baselines.
+"""Stored episodes, offline training, then one actor-learner loop: for WSRL, EXPO and their baselines.
 
 A run directory holds ``offline.safetensors`` (the stored episodes), ``metrics.jsonl``, ``learning_curve.png`` and
 ``checkpoints/``. A checkpoint begins new episodes, and online there is one at each evaluation alone: a run that is
@@ -13,83 +13,109 @@ import json
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from vla_stack.envs import options_for
-from vla_stack.envs.from_vector import FromVector
+from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
-from vla_stack.methods.expo import Expo
 from vla_stack.methods.learning_curve import draw_curve
 from vla_stack.methods.off_policy import learner as learners
-from vla_stack.methods.off_policy.collecting import Acting, Collector
-from vla_stack.methods.off_policy.deployed import Seen, deployed, save
-from vla_stack.methods.off_policy.frozen_features import frozen_features
+from vla_stack.methods.off_policy.collecting import (
+    EXECUTOR,
+    Acting,
+    Collector,
+    options_of,
+    plan_of,
+    practised,
+    rows_of,
+)
+from vla_stack.methods.off_policy.deployed import Seen, Vector, deployed, frozen_policy, save
 from vla_stack.methods.off_policy.human_intervention import at_endpoint
 from vla_stack.methods.off_policy.learner import Learner
-from vla_stack.methods.off_policy.recipe import OffPolicyRecipe, check_evaluations, check_resumed
-from vla_stack.methods.off_policy.rollout_workers import SEEDS, Begin, LocalRollouts, RayRollouts, Rollouts
-from vla_stack.methods.off_policy.scene_sampling import SceneSampler
-from vla_stack.methods.off_policy.scripted import stored, success_rate
-from vla_stack.methods.off_policy.state_env import EnvRecipe, StateEnv, Vector
+from vla_stack.methods.off_policy.stored import stored, success_rate
+from vla_stack.methods.off_policy.workers import SEEDS, Begin, LocalRollouts, RayRollouts, Rollouts, SceneSampler
+from vla_stack.methods.practice import LIMIT, simulated, time_limit, unpaid
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
-from vla_stack.methods.wsrl import Wsrl
 from vla_stack.policies.device import find_device
 from vla_stack.rollout.agents import PolicyAgent
 from vla_stack.rollout.plan import Agent, Episode, Plan, Start
 from vla_stack.rollout.records import EpisodeRecord
-from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.operator_port import OperatorPort
-from vla_stack.schema import PolicySpec, RobotSpec
+from vla_stack.schema import RobotSpec
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.log import Log, Window, truncate
+from vla_stack.training.recipe import Recipe
 from vla_stack.training.recipe_tree import plain
 from vla_stack.training.stop import Stop
 
+if TYPE_CHECKING:
+    from vla_stack.methods.off_policy.recipe import OffPolicy
+
 OFFLINE_SAVE = 2000  # steps of offline training between checkpoints
-EXECUTOR = ExecutorConfig("sync")  # whole chunks
 RECENT = 20  # episodes that the logged training success is of
+UNLIMITED = 1000  # steps that an episode is taken to last at most where its environment has no time limit
 
 
-def make_learner(recipe: OffPolicyRecipe, offline: ReplayBuffer, capacity: int) -> Learner:
+def make_learner(recipe: Recipe, offline: ReplayBuffer, capacity: int) -> Learner:
     """The learner of a recipe, with an empty buffer of ``capacity`` control steps an environment."""
-    device = str(find_device(recipe.device))
+    method: OffPolicy = recipe.method
     obs, action = (offline.columns[name].shape[1] for name in ("obs", "action"))
-    store = ReplayBuffer(capacity, obs, action, recipe.slots, recipe.gamma, offline.tail)
-    if recipe.method == "wsrl":
-        return Wsrl(recipe.wsrl, offline, store, recipe.horizon, recipe.seed, device)
-    return Expo(recipe.expo, offline, store, recipe.horizon, recipe.seed, device)
+    store = ReplayBuffer(capacity, obs, action, method.slots, method.gamma, offline.tail)
+    return method.learner(offline, store, recipe.seed, str(find_device(recipe.device)))
 
 
-def plan_of(r: OffPolicyRecipe, robot: RobotSpec, agent: Callable[[Episode], Agent] = PolicyAgent) -> Plan:
-    """What is practised: whole chunks, as they are one action to the critics."""
-    spec = PolicySpec(robot, r.horizon, extras={"n_action_steps": r.horizon})
-    options = options_for(r.env.practised, spec, r.env.extra)
-    return Plan(r.env.practised, options, spec, agent, executor=EXECUTOR)
-
-
-def collector(r: OffPolicyRecipe, acting: Acting, plan: Plan, starts: Iterable[Start]) -> Collector:
-    """Begin episodes."""
-    return Collector(acting, plan, r.env.reward, starts, r.num_envs)
-
-
-def make_worker(r: OffPolicyRecipe, robot: RobotSpec, scale: tuple[Vector, Vector]) -> tuple[Learner, Begin]:
+def make_worker(recipe: Recipe, robot: RobotSpec, scale: tuple[Vector, Vector]) -> tuple[Learner, Begin]:
     """What an actor elsewhere needs: a learner that only acts, on its CPU, and what begins episodes with it."""
-    seen = Seen(robot, *scale, frozen_features(r.env.features).policy if r.env.features else None)
-    learner = make_learner(
-        dataclasses.replace(r, device="cpu"), ReplayBuffer(1, len(seen.mean), len(robot.action), 1, r.gamma), 1
-    )
-    return learner, partial(collector, r, Acting(learner, seen), plan_of(r, robot))
+    method: OffPolicy = recipe.method
+    seen = Seen(robot, *scale, frozen_policy(method.features))
+    nothing = ReplayBuffer(1, len(seen.mean), len(robot.action), 1, method.gamma)
+    learner = make_learner(dataclasses.replace(recipe, device="cpu"), nothing, 1)
+    return learner, partial(collector, method, Acting(learner, seen), plan_of(practised(recipe), method, robot))
 
 
-def seen_in(recipe: EnvRecipe, scale: tuple[Vector, Vector]) -> Seen:
-    """What policies that learn in an environment observe."""
-    env = StateEnv(recipe)
-    robot = getattr(env.env.unwrapped, "spec_robot", None) or FromVector(env.env, recipe.id).spec_robot
-    env.close()
-    return Seen(robot, *scale, frozen_features(recipe.features).policy if recipe.features else None)
+def collector(method: OffPolicy, acting: Acting, plan: Plan, starts: Iterable[Start]) -> Collector:
+    """Begin episodes."""
+    return Collector(acting, plan, method.reward, starts, method.num_envs)
+
+
+def check_evaluations(recipe: Recipe, limit: int) -> None:
+    """Refuse evaluations so close together that no episode between them would reach its limit.
+
+    Raises:
+        UserError: They are.
+    """
+    method, every = recipe.method, recipe.eval.every
+    least = method.num_envs * limit
+    if method.rollouts == "local" and every < least:
+        raise UserError(
+            f"'eval.every' is {every}, and an evaluation begins new episodes: in {method.num_envs} environments none "
+            f"would reach its limit of {limit} steps",
+            f"set eval.every={least} or more, or task.options.{LIMIT}={max(1, every // method.num_envs)}",
+        )
+
+
+def experience_of(recipe: Recipe) -> dict[str, Any]:
+    """The keys of a recipe that decide what its stored experience is, as JSON has them."""
+    method = dataclasses.asdict(recipe.method)
+    own = ("reward", "judge", "features", "offline", "horizon", "gamma", "num_envs")
+    about = {"task": dataclasses.asdict(recipe.task), "data.root": recipe.data.root, "seed": recipe.seed}
+    return plain(about | {key: method[key] for key in own})
+
+
+def check_resumed(recipe: Recipe, before: dict[str, Any]) -> None:
+    """Refuse to go on with a run whose stored experience, by its :func:`experience_of`, is of something else.
+
+    Raises:
+        UserError: It is.
+    """
+    for key, value in experience_of(recipe).items():
+        if value != before.get(key):
+            raise UserError(
+                f"the run that is to go on has {key}={before.get(key)}, not {value}",
+                "start a new run, with an output_dir of its own",
+            )
 
 
 def grown(store: ReplayBuffer, steps: int) -> ReplayBuffer:
@@ -120,24 +146,29 @@ class OffPolicyLoop:
         UserError: A value is out of range, values do not go together, or Ray is asked for and not installed.
     """
 
-    def __init__(self, recipe: OffPolicyRecipe, run_dir: Path) -> None:
-        torch.set_num_threads(recipe.threads)
+    def __init__(self, recipe: Recipe, run_dir: Path) -> None:
+        torch.set_num_threads(recipe.threads or 1)
         self.recipe, self.run_dir = recipe, run_dir
-        env = StateEnv(recipe.env.real() if recipe.env.imagined else recipe.env)  # experts act in the simulator
-        check_evaluations(recipe, env.limit)
+        self.method: OffPolicy = recipe.method
+        self.task = simulated(recipe.task)  # where experts act, and what is evaluated on
+        frozen = frozen_policy(self.method.features)
+        rows = rows_of(self.task, self.method, frozen)
+        limit = time_limit(rows.row(0)) or UNLIMITED
+        check_evaluations(recipe, limit)
         self.checkpoint = ckpt.latest(run_dir / "checkpoints")
         facts: dict[str, Any] = {}
         if self.checkpoint is not None:
             facts = json.loads((self.checkpoint / ckpt.STATE / "state.json").read_text())
-            check_resumed(recipe, facts["recipe"])
-        offline, self.scale = stored(run_dir / "offline.safetensors", env, recipe.offline, recipe.gamma)
-        env.close()
+            check_resumed(recipe, facts.get("experience", {}))
+        offline, self.scale = stored(run_dir / "offline.safetensors", recipe, rows)
+        assert rows.robot is not None
+        self.seen = Seen(rows.robot, *self.scale, frozen)
+        rows.close()
         self.offline_success = success_rate(offline)
-        if recipe.operator:
-            offline = grown(offline, recipe.steps)
-        self.learner = make_learner(recipe, offline, max(1, -(-recipe.steps // recipe.slots)) + env.limit)
-        self.seen = seen_in(recipe.env.real(), self.scale)
-        self.scenes = SceneSampler(recipe.scenes, recipe.seed) if recipe.scenes else None
+        if self.method.operator:
+            offline = grown(offline, self.method.steps)
+        self.learner = make_learner(recipe, offline, max(1, -(-self.method.steps // self.method.slots)) + limit)
+        self.scenes = SceneSampler(self.method.scenes, recipe.seed) if self.method.scenes else None
         self.episodes = self.version = 0
         self.recent: list[bool] = []
         self.started = False  # whether the offline training is done and evaluated
@@ -148,7 +179,7 @@ class OffPolicyLoop:
             self.recent = facts.get("recent", [])
             if self.scenes is not None:
                 self.scenes.counts[:] = facts["scenes"]
-            if recipe.operator:
+            if self.method.operator:
                 for row in self.learner.store.rows():
                     keep_interventions(offline, self.learner.store.at(row))
 
@@ -163,10 +194,10 @@ class OffPolicyLoop:
         Raises:
             KeyboardInterrupt: A signal asked to stop; what is not saved will be computed again.
         """
-        r = self.recipe
+        r, every = self.method, self.recipe.eval.every
         if not self.started:
             truncate(self.run_dir / "metrics.jsonl", -1)  # a first record that no checkpoint followed
-        with Stop() as stop, Log(self.run_dir, r.steps, self.step, r.wandb, r.name) as log:
+        with Stop() as stop, Log(self.run_dir, r.steps, self.step, r.wandb, self.recipe.name) as log:
             if not self.started:
                 self._pretrain(stop)
                 self._report(log, {})
@@ -175,7 +206,7 @@ class OffPolicyLoop:
             rollouts = self._rollouts(stop)
             try:
                 while self.step < r.steps:
-                    end = min(r.steps, (self.step // r.eval_every + 1) * r.eval_every)
+                    end = min(r.steps, (self.step // every + 1) * every)
                     means = self._until(end, rollouts, log, stop)
                     self.episodes = rollouts.episodes
                     if self.step >= end:
@@ -195,19 +226,21 @@ class OffPolicyLoop:
 
     def evaluate(self) -> dict[str, float]:
         """Success and return of what would be saved now, in the task itself, as ``vla eval --mode sync`` has them."""
-        r, policy = self.recipe, deployed(self.learner, self.seen)
+        e, reward = self.recipe.eval, self.method.reward
         result = evaluate(
-            policy,
-            r.env.real().id,
-            r.eval_episodes,
-            r.eval_seed,
+            deployed(self.learner, self.seen),
+            self.task.id,
+            e.episodes,
+            e.seed,
             EXECUTOR,
-            num_envs=r.eval_envs,
-            env_options=r.env.extra,
+            num_envs=e.num_envs,
+            workers=e.workers,
+            rollouts=e.rollouts,
+            env_options=options_of(self.task, self.method),
         )
-        returns = r.env.tail * np.array([e.steps for e in result.episodes]) + result.outcomes
-        if r.env.reward == "own":
-            returns = np.array([e.rewards.sum() for e in result.episodes])
+        returns = unpaid(reward) * np.array([episode.steps for episode in result.episodes]) + result.outcomes
+        if reward == "task":
+            returns = np.array([episode.rewards.sum() for episode in result.episodes])
         return {"success": result.success_rate, "return": float(np.mean(returns))}
 
     # Parts ----------------------------------------------------------------------------------------------------------
@@ -219,7 +252,7 @@ class OffPolicyLoop:
         with path.open("a") as file:
             while learner.pretrained < learner.pretrain_steps:
                 window.add(learner.pretrained, learner.pretrain())
-                if learner.pretrained % self.recipe.log_every == 0:
+                if learner.pretrained % self.method.log_every == 0:
                     record = {"step": learner.pretrained, **window.means()}
                     file.write(json.dumps(record) + "\n")
                     told = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k != "step")
@@ -232,13 +265,13 @@ class OffPolicyLoop:
 
     def _until(self, end: int, rollouts: Rollouts, log: Log, stop: Stop) -> dict[str, float]:
         """Act and learn until a number of control steps, or until a stop is asked for; returns what there is to log."""
-        learner, window, horizon = self.learner, Window(), self.recipe.horizon
+        learner, window, horizon = self.learner, Window(), self.method.horizon
         while self.step < end and not stop.asked:
             for fragment in rollouts.collect(learner, self.version):
                 for transition in fragment.steps:
                     before = self.step
                     learner.store.add(transition, fragment.slots)
-                    if self.recipe.operator:
+                    if self.method.operator:
                         keep_interventions(learner.offline, transition)
                     for _ in range(self.step // horizon - before // horizon):  # one update for each executed chunk
                         window.add(self.step, learner.update())
@@ -251,7 +284,7 @@ class OffPolicyLoop:
     def _cut(self) -> None:
         """Close what is open: a checkpoint follows, which begins new episodes."""
         self.learner.store.cut()
-        if self.recipe.operator:  # an intervention across it is two episodes among the demonstrations as well
+        if self.method.operator:  # an intervention across it is two episodes among the demonstrations as well
             self.learner.offline.cut()
 
     def _note(self, finished: list[EpisodeRecord]) -> None:
@@ -265,13 +298,13 @@ class OffPolicyLoop:
         evaluated = {f"eval/{name}": value for name, value in self.evaluate().items()}
         recent = {"train/success": float(np.mean(self.recent))} if self.recent else {}
         log.record(self.step, means | recent | evaluated)
-        draw_curve(self.run_dir, self.recipe.env.reward != "own", self.recipe.eval_episodes)
+        draw_curve(self.run_dir, self.method.reward != "task", self.recipe.eval.episodes)
 
     def _save(self) -> None:
         counts = self.scenes.counts.tolist() if self.scenes is not None else []
         state = {"episodes": self.episodes, "version": self.version, "scenes": counts, "started": self.started}
         state |= {"recent": [bool(success) for success in self.recent]}
-        state |= {"recipe": plain(dataclasses.asdict(self.recipe))}
+        state |= {"experience": experience_of(self.recipe)}
 
         def fill(directory: Path) -> None:
             learners.save(self.learner, directory / ckpt.STATE)
@@ -287,22 +320,24 @@ class OffPolicyLoop:
         return self._first_seed + (self.scenes.draw(number) if self.scenes is not None else number)
 
     def _rollouts(self, stop: Stop) -> Rollouts:
-        r = self.recipe
+        r, robot = self.method, self.seen.robot
         agent: Callable[[Episode], Agent] = PolicyAgent
         if r.rollouts == "ray":
-            make = partial(make_worker, r, self.seen.robot, self.scale)
-            how = (r.ray.workers, r.num_envs, self._episode_seed, self.episodes, r.ray.fragment, r.ray.max_lag)
+            make = partial(make_worker, self.recipe, robot, self.scale)
+            how = (r.workers, r.num_envs, self._episode_seed, self.episodes, r.fragment, r.max_lag)
             return RayRollouts(make, *how)
         if r.operator:
-            agent, self._port = at_endpoint(r.env.id, self.seen.robot, r.operator, lambda: stop.asked)
-        begin = partial(collector, r, Acting(self.learner, self.seen), plan_of(r, self.seen.robot, agent))
+            agent, self._port = at_endpoint(self.recipe.task.id, robot, r.operator, lambda: stop.asked)
+        plan = plan_of(practised(self.recipe), r, robot, agent)
+        begin = partial(collector, r, Acting(self.learner, self.seen), plan)
         return LocalRollouts(begin, r.num_envs, self._episode_seed, self.episodes)
 
 
-def main(recipe: OffPolicyRecipe, run_dir: Path) -> None:
+def main(recipe: Recipe, run_dir: Path) -> None:
     """Train to the end."""
-    OffPolicyLoop(recipe, run_dir).run()
-    if recipe.env.reward != "own":
-        limit = f" --max-steps {recipe.env.limit}" if recipe.env.limit else ""
-        seeds = f"--seed {recipe.eval_seed} --episodes {recipe.eval_episodes}"
-        print(f"its evaluation: vla eval --policy {run_dir} --env {recipe.env.real().id} --mode sync {seeds}{limit}")
+    loop = OffPolicyLoop(recipe, run_dir)
+    loop.run()
+    if recipe.method.reward != "task":
+        limit = f" --max-steps {loop.task.options[LIMIT]}" if loop.task.options.get(LIMIT) else ""
+        seeds = f"--seed {recipe.eval.seed} --episodes {recipe.eval.episodes}"
+        print(f"its evaluation: vla eval --policy {run_dir} --env {loop.task.id} --mode sync {seeds}{limit}")

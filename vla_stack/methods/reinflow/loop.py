@@ -18,7 +18,7 @@ from vla_stack.envs.making import observe as observation_of
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.advantages import Experience
-from vla_stack.methods.off_policy.state_env import EnvRecipe
+from vla_stack.methods.practice import judged, simulated
 from vla_stack.methods.reinflow.loss import Learner, observe
 from vla_stack.methods.reinflow.rollouts import FINAL, Explorer, FinalObservation
 from vla_stack.policies.anatomy import is_flow
@@ -67,9 +67,8 @@ class ReinFlowLoop:
         steps = "num_steps" if hasattr(config, "num_steps") else "num_inference_steps"
         setattr(config, steps, self.method.denoising_steps)  # what the saved policy will be served with
         assert network.inference_steps == self.method.denoising_steps
-        task, judge = recipe.task, self.method.judge
-        practised = f"judged:{judge}@{task.id}" if judge else task.id
-        options = envs.options_for(practised, self.policy.spec, task.options)
+        practised = judged(recipe.task.id, self.method.judge)
+        options = envs.options_for(practised, self.policy.spec, recipe.task.options)
         self.plan = Plan(practised, options, self.policy.spec, PolicyAgent, {FINAL: FinalObservation}, EXECUTOR)
         one = envs.make(practised, 1, self.policy.spec, options)
         raw, *_, info = one.reset([0], [0])[0]
@@ -139,17 +138,17 @@ class ReinFlowLoop:
 
         Where a world model judges or imagines the task, success is the task's own.
         """
-        task, e = self.recipe.task, self.recipe.eval
+        task, e = simulated(self.recipe.task), self.recipe.eval
         result = evaluate(
             self.policy,
-            EnvRecipe(task.id).real().id,
+            task.id,
             e.episodes,
             e.seed,
             EXECUTOR,
             num_envs=e.num_envs,
             workers=e.workers,
             rollouts=e.rollouts,
-            env_options={} if EnvRecipe(task.id).imagined else task.options,
+            env_options=task.options,
         )
         success = [int(episode.success) for episode in result.episodes]
         return {"eval": float(np.mean(success)), "eval_success": success}

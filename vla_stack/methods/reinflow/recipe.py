@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from vla_stack.errors import UserError
-from vla_stack.methods.off_policy.state_env import EnvRecipe
+from vla_stack.methods.practice import is_imagined, simulated
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.recipe_tree import Above, AtLeast, Count, Natural, NotNegative, Positive, Share, Within
 
@@ -95,7 +95,7 @@ class ReinFlow:
             raise UserError("'policy.pretrained' is missing", "give policy=DIR, a trained policy to start from")
         if not recipe.task.id:
             raise UserError("'task' is missing", "for example task=sim/place-v0")
-        if self.judge and EnvRecipe(recipe.task.id).imagined:
+        if self.judge and is_imagined(recipe.task):
             raise UserError(f"task={recipe.task.id} has judges of its own", "leave 'method.judge' out")
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:
@@ -104,5 +104,5 @@ class ReinFlow:
         from vla_stack.training.checkpoint import PRETRAINED
 
         policy = ReinFlowLoop(recipe, run_dir).run() / PRETRAINED
-        env = EnvRecipe(recipe.task.id).real().id
+        env = simulated(recipe.task).id
         print(f"curve: {run_dir / CURVE}; try it: vla eval --policy {policy} --env {env} --mode sync")

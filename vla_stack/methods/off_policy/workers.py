@@ -1,4 +1,4 @@
-"""Where rollouts come from: this process, or actors on Ray.
+"""Which episodes are practised, and where rollouts come from: this process, or actors on Ray.
 
 Both give fragments of transitions to the one learner, which updates in proportion to what it got and publishes its
 weights as a version. An actor on Ray holds a copy of the acting networks; weights go to it through the object store,
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.collecting import Collector, Fragment
@@ -24,7 +25,39 @@ from vla_stack.rollout.plan import Start
 from vla_stack.rollout.workers import DEATHS
 
 SEEDS = 1_000_000  # episode seeds of a run; of each worker a share
+FORGET = 0.9  # what an episode's outcome still counts after the scene's next one
 Begin = Callable[[Iterable[Start]], Collector]
+
+
+class SceneSampler:
+    """Draws of N scenes by the variance of their success, p (1 - p).
+
+    A scene that always succeeds or always fails teaches little; one of either kind is still drawn now and then, since p
+    is estimated with a uniform prior and old outcomes fade.
+
+    Args:
+        scenes: N.
+        seed: Of the draws.
+    """
+
+    def __init__(self, scenes: int, seed: int) -> None:
+        self._seed = seed
+        self.counts: NDArray[np.float64] = np.zeros((scenes, 2))  # faded failures and successes
+
+    @property
+    def probabilities(self) -> NDArray[np.float64]:
+        """How often each scene is drawn, [N]."""
+        p = (self.counts[:, 1] + 1.0) / (self.counts.sum(1) + 2.0)
+        variance = p * (1.0 - p)
+        return variance / variance.sum()
+
+    def draw(self, episode: int) -> int:
+        """Scene of an episode, by its number."""
+        return int(np.random.default_rng((self._seed, episode)).choice(len(self.counts), p=self.probabilities))
+
+    def record(self, scene: int, success: bool) -> None:
+        self.counts[scene] *= FORGET
+        self.counts[scene, int(success)] += 1.0
 
 
 class Rollouts(Protocol):

@@ -1,0 +1,82 @@
+"""Where a method that rolls out practises, where it is evaluated, and what a step there pays.
+
+A policy may practise in the task itself, in the task with a world model's judges saying what success is, or in a world
+model that imagines the task. Experts act, and evaluations are made, in the task itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from gymnasium.wrappers import TimeLimit
+
+from vla_stack.envs.making import is_benchmark
+from vla_stack.envs.vector import EnvStep
+from vla_stack.errors import UserError
+from vla_stack.training.recipe import TaskRecipe
+
+IMAGINED = "imagined:"  # of a task's id, followed by the directory of the world model that imagines it
+LIMIT = "max_episode_steps"
+
+Reward = Literal["step", "success", "task"]
+
+
+def is_imagined(task: TaskRecipe) -> bool:
+    """Whether a world model is the environment."""
+    return task.id.startswith(IMAGINED)
+
+
+def simulated(task: TaskRecipe) -> TaskRecipe:
+    """The task itself: of an imagined one, what its world model learnt from, at that rate.
+
+    Raises:
+        UserError: There is no such world model, or it is of no task of ``sim``.
+    """
+    if not is_imagined(task):
+        return task
+    from vla_stack.world_model.dreams import shared, task_of  # on demand: it imports torch
+
+    model = shared(task.id.removeprefix(IMAGINED))
+    limit = {LIMIT: task.options[LIMIT]} if LIMIT in task.options else {}
+    return TaskRecipe(task_of(model).id, {"control_hz": model.robot.rate_hz, **limit})
+
+
+def judged(env_id: str, judge: str) -> str:
+    """Id of an environment in which a world model says what success is; the same id where ``judge`` is empty.
+
+    Raises:
+        UserError: The environment has no cameras that it could look through.
+    """
+    if not judge:
+        return env_id
+    if not env_id.startswith("sim/") and not is_benchmark(env_id):
+        raise UserError(f"'method.judge' looks at a robot, {env_id} is none", "use a task of sim or metaworld")
+    return f"judged:{judge}@{env_id}"
+
+
+def time_limit(env: Any) -> int | None:
+    """Control steps after which a gymnasium environment cuts an episode off; None where it never does."""
+    while env is not None and not isinstance(env, TimeLimit):
+        env = getattr(env, "env", None)
+    return None if env is None else env._max_episode_steps
+
+
+def paid(reward: Reward, after: EnvStep) -> tuple[float, bool, bool]:
+    """Reward, terminated and truncated of a control step; never both of the latter.
+
+    Success ends an episode. What ended otherwise has failed for good: that is cut off, so that a failure never looks
+    like relief.
+
+    Args:
+        reward: ``step``: -1 until success; ``success``: 1 at success; ``task``: the environment's own.
+        after: What came of the step.
+    """
+    if reward == "task":
+        return after.reward, after.terminated, after.truncated and not after.terminated
+    success = bool(after.info["is_success"])
+    return float(success) - (reward == "step"), success, (after.truncated or after.terminated) and not success
+
+
+def unpaid(reward: Reward) -> int:
+    """What an endless failure goes on earning a step."""
+    return -1 if reward == "step" else 0
