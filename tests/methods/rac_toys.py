@@ -41,4 +41,4 @@ def play(
             assert infer is not None
             answer = infer([wanted.observation], [wanted.seed]).row(0)
         else:
-            answer = EnvStep(*env.step(wanted))
+            answer = EnvStep(*env.step(wanted.command))
