@@ -1,5 +1,6 @@
 """The robot's side of a remote robot: offers a connected driver, ``robot_drivers.remote`` drives it from elsewhere.
 
+This is a driver's far end and no control loop: it plans nothing, it forwards readings one way and commands the other.
 Every command passes the envelope here. One that answers no reading, or one that is too old on the clock here, is
 refused. A STOP lasts until a command says that the other side was re-armed since, or an episode begins. One computer
 drives at a time: its lease is bound to its key, outlives its connection for ``LEASE_S``, and ends when it leaves or its

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sim import privileged
 from sim.arm import ARM7, CAMERAS, DELTA_RATE, Arm, ControlMode, InverseKinematics, tool_yaw
+from sim.drives import Drives
 from sim.randomisation import LEVELS, Randomiser
 from sim.rendering import Renderer, Visuals, cheapen
 from sim.task import TaskConfig, ToolGoal, Variant
@@ -105,8 +106,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._stage = 0
         self._world_seed = 0
         self._delay = 0.0
-        # Targets of joints and gripper (the first actuators) in the last three control steps, newest last; the tool's.
-        self._drives: NDArray[np.float64] = np.zeros((3, self._joints + 1))
+        self._drives = Drives(self._joints + 1, self.arm.interpolates)  # of the first actuators
         self._tool_command: NDArray[np.float64] = np.zeros(5)
 
         low, high = self._spec_robot.action_low, self._spec_robot.action_high
@@ -253,11 +253,11 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     @property
     def joint_command(self) -> NDArray[np.float32]:
         """Joint targets [J] in radians that realised the last action."""
-        return self._drives[-1, : self._joints].astype(np.float32)
+        return self._drives.joints.astype(np.float32)
 
     def set_command(self, action: NDArray) -> None:
         """Take joint targets and opening ratio [J+1] as the last command, where not :meth:`step` drives the model."""
-        self._drives[:] = np.append(action[:-1], self.arm.finger(action[-1]))
+        self._drives.rest_at(np.append(action[:-1], self.arm.finger(action[-1])))
         self._tool_command = np.append(self._ik.forward(action[:-1]), action[-1])
 
     @property
@@ -301,18 +301,18 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         state = np.empty(mujoco.mj_stateSize(self.model, _STATE))
         mujoco.mj_getState(self.model, self.data, state, _STATE)
         counters = [self._variant, self._world_seed, self._stage]
-        return np.concatenate([state, counters, self._tool_command, self._drives.ravel()])
+        return np.concatenate([state, counters, self._tool_command, self._drives.targets.ravel()])
 
     def set_state(self, state: NDArray[np.float64]) -> None:
         """Return to a state of :meth:`get_state` of the same task and level; the same actions give the same future."""
         size = mujoco.mj_stateSize(self.model, _STATE)
-        expected = size + 3 + 5 + self._drives.size
+        expected = size + 3 + 5 + self._drives.targets.size
         if np.shape(state) != (expected,):
             raise ValueError(f"state has shape {np.shape(state)}, {self.name} has ({expected},)")
         parts = np.split(np.array(state, np.float64), [size, size + 3, size + 8])
         physics, counters, self._tool_command, drives = parts
         self._variant, self._world_seed, self._stage = (int(c) for c in counters)
-        self._drives = drives.reshape(self._drives.shape)
+        self._drives.targets = drives.reshape(self._drives.targets.shape)
         self._instruction = self.instruct(self.variant)
         self._delay = self._randomiser.apply(self._world_seed)
         mujoco.mj_setState(self.model, self.data, physics, _STATE)
@@ -341,7 +341,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self.data.qpos[: self._joints] = q
         self.data.qpos[self._joints : self._joints + self.arm.fingers] = self.arm.opened
         self.data.ctrl[: self._joints + 1] = drive
-        self._drives[:] = drive
+        self._drives.rest_at(drive)
 
     def _targets(self, action: NDArray) -> NDArray[np.float64]:
         """Joint and gripper targets [J+1] for an action, and the tool target as a side effect."""
@@ -349,7 +349,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         if a.shape != self.action_space.shape or not np.isfinite(a).all():
             raise ValueError(f"action must be {self.action_space.shape} finite numbers, got {action}")
         a = np.clip(a, self._spec_robot.action_low, self._spec_robot.action_high)
-        last = self._drives[-1, : self._joints]
+        last = self._drives.joints
         if self.control_mode == "joint_abs":
             joints, gripper = a[: self._joints], a[-1]
         else:
@@ -364,15 +364,9 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def _advance(self, drive: NDArray[np.float64]) -> None:
         """Run the physics of one control step; targets move in a line, or at once, late by the delay."""
-        self._drives = np.vstack([self._drives[1:], drive])
-        oldest, old, new = self._drives
         late = self._delay * self._spec_robot.rate_hz  # in control steps, below one
-        s = np.arange(1, self._substeps + 1)[:, None] / self._substeps - late
-        path = np.where(s >= 0, old + s * (new - old), old + s * (old - oldest))
-        jumps = slice(-1 if self.arm.interpolates else 0, None)  # a gripper is switched, not moved along a line
-        path[:, jumps] = np.where(s > 0, new[jumps], old[jumps])
         ctrl = self.data.ctrl[: self._joints + 1]
-        for targets in path:
+        for targets in self._drives.path(drive, self._substeps, late):
             ctrl[:] = targets
             mujoco.mj_step(self.model, self.data)
         mujoco.mj_forward(self.model, self.data)

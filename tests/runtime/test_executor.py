@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from vla_stack.errors import UserError
 from vla_stack.runtime import executor as executor_module
-from vla_stack.runtime.executor import DelayEstimator, Dispatch, Executor, ExecutorConfig, Request, State
+from vla_stack.runtime.dispatch import Dispatch, Request, State
+from vla_stack.runtime.executor import DelayEstimator, Executor, ExecutorConfig
 from vla_stack.schema import CONTINUE, ActionChunk, Dim, PolicySpec, RobotSpec
 
 HORIZON = 16

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vla_stack.errors import UserError
-from vla_stack.runtime.executor import State
+from vla_stack.runtime.dispatch import State
 from vla_stack.runtime.safety import SafetyConfig, SafetyEnvelope
 from vla_stack.schema import Dim, RobotSpec
 

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from sim.arm import ARM7
 from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.control import ControlLoop
+from vla_stack.runtime.dispatch import Request, State
 from vla_stack.runtime.driver import Capabilities, Fault
 from vla_stack.runtime.episode_log import Row
-from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
+from vla_stack.runtime.executor import Executor, ExecutorConfig
 from vla_stack.runtime.kinematics import Kinematics
 from vla_stack.runtime.limits import make_envelope
 from vla_stack.runtime.safety import SafetyConfig

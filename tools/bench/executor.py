@@ -20,8 +20,9 @@ import numpy as np
 
 from vla_stack.runtime.clock import RealClock
 from vla_stack.runtime.control import ControlLoop
+from vla_stack.runtime.dispatch import Request, State
 from vla_stack.runtime.episode_log import Row
-from vla_stack.runtime.executor import Executor, ExecutorConfig, Request, State
+from vla_stack.runtime.executor import Executor, ExecutorConfig
 from vla_stack.runtime.link import Link, ObservationSlots
 from vla_stack.runtime.safety import SafetyEnvelope
 from vla_stack.schema import ActionChunk, Camera, Dim, Observation, PolicySpec, RobotSpec

@@ -27,11 +27,12 @@ from vla_stack.data.layout import INFO
 from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.errors import UserError
 from vla_stack.intervention import Mode, Phase, Segment
+from vla_stack.runtime.episode_log import Episode
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
 from vla_stack.runtime.frames import Frame
 from vla_stack.runtime.link import Link
-from vla_stack.runtime.node import Episode, Operator, RobotNode
+from vla_stack.runtime.node import Operator, RobotNode
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.schema import ACTION, OBS_STATE
 

@@ -11,7 +11,8 @@ from vla_stack import envs
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
 from vla_stack.rollout.plan import Agent, Decision, Episode, Plan, Query, Recorder, Reply
-from vla_stack.runtime.executor import Executor, Request, State
+from vla_stack.runtime.dispatch import Request, State
+from vla_stack.runtime.executor import Executor
 from vla_stack.schema import ActionChunk, Observation, PolicySpec
 
 HASH_BITS = 2  # dropped of a hashed seed, so that every generator takes it

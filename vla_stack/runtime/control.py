@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.runtime.clock import Clock
-from vla_stack.runtime.driver import Driver, EpisodicDriver, Guarded, JointDriver, SelfChecking
+from vla_stack.runtime.dispatch import Dispatch, Request, State
+from vla_stack.runtime.driver import Driver, EpisodicDriver, Guarded, JointDriver
 from vla_stack.runtime.episode_log import EpisodeLog, Row
-from vla_stack.runtime.executor import Dispatch, Executor, Request, State
+from vla_stack.runtime.executor import Executor
 from vla_stack.runtime.link import Message
 from vla_stack.runtime.merging import blender
 from vla_stack.runtime.operator_lane import Act, OperatorLane, Order
 from vla_stack.runtime.safety import SafetyEnvelope
+from vla_stack.runtime.stopping import Outlet
 from vla_stack.schema import ActionChunk, Observation
 
 PHASE = 0.02  # of a step between a reading's capture and the tick that uses it, for the reading to get here
@@ -69,14 +71,13 @@ class ControlLoop:
     ) -> None:
         self._driver, self._executor, self._envelope = driver, executor, envelope
         self._clock, self._port, self._lane = clock, port, lane
+        self._outlet = Outlet(driver, executor, envelope, clock, lane, port.announce)
         self._joint_driver = driver if isinstance(driver, JointDriver) else None
-        self._self_checking = driver if isinstance(driver, SelfChecking) else None
         self._beat = driver.beat if isinstance(driver, Guarded) else None
         self._dt_ns = round(1e9 / driver.spec.rate_hz)
         self._dims = len(driver.spec.action)
         self._commands = executor.config.interpolate if executor else 1  # a control step
         self._blend, self._gripper = blender(driver.spec), driver.spec.gripper_mask
-        self._state = State.HOLD
 
     def run(self, seed: int, max_ticks: int | None = None) -> EpisodeLog:
         """One episode, until the driver says that it is done, ``max_ticks`` are over or an ``abort`` arrives."""
@@ -87,8 +88,7 @@ class ControlLoop:
             self._executor.counters.clear()
         self._envelope.counters.clear()
         obs = self._driver.read()
-        self._envelope.reset(obs.state[: self._dims])
-        self._state, self._last = State.HOLD, obs.state[: self._dims].copy()
+        self._outlet.begin(obs)
         self._row: Row | None = None
         self._flushes = 0
         log = EpisodeLog(seed, task or obs.task)
@@ -130,12 +130,11 @@ class ControlLoop:
                 return False
             elif item == "renew" and self._executor is not None:
                 self._executor.forget_request()
-            elif item == "rearm" and self._state is State.STOP:
-                if self._lane is None or self._lane.machine.policy_may_act:  # an operator's stop is the operator's
-                    self._rearm(k, obs)
+            elif item == "rearm":
+                self._outlet.node_rearms(k, obs)
         order = self._ask_operator(k, obs, log)
         if order.act is Act.END:
-            self._publish(k, obs, log, order.why, self._last)
+            self._publish(k, obs, log, order.why, self._outlet.last)
             return False
         planning = order.act is Act.POLICY and self._executor is not None
         self._port.offer(obs, self._executor.plan(k) if planning and self._executor is not None else None)
@@ -148,27 +147,20 @@ class ControlLoop:
             if report.accepted:
                 log.delays.append(report.delay)
 
-    def _rearm(self, k: int, obs: Observation) -> None:
-        if self._executor is not None:
-            self._executor.rearm(k)
-        self._envelope.reset(obs.state[: self._dims])
-        self._last = obs.state[: self._dims].copy()
-
     def _ask_operator(self, k: int, obs: Observation, log: EpisodeLog) -> Order:
         """Whose tick this is; where the policy comes or goes, its plan ends and its requests are void."""
         if self._lane is None:
             return Order(Act.POLICY)
-        order = self._lane.step(k, self._clock.now_ns(), obs, log.status, self._last)
+        order = self._lane.step(k, self._clock.now_ns(), obs, log.status, self._outlet.last)
         if order.flush and self._executor is not None:
             self._executor.reset(k, _flush_seed(log.seed, self._flushes))
             self._flushes += 1
-        if order.rearm or (self._state is State.STOP and order.act in (Act.HOLD, Act.COMMAND)):
-            self._rearm(k, obs)
+        self._outlet.operator_rearms(k, obs, order)
         return order
 
     def _act(self, k: int, obs: Observation, log: EpisodeLog, order: Order) -> None:
         due = self._now = self._due(k, order)
-        state, why, sent = self._send(k, due, due.action, obs, order.why or "no action is due")
+        state, why, sent = self._outlet.send(k, due, due.action, obs, order.why or "no action is due")
         log.states[state.value] += 1
         log.rids.append(due.chunk_rid if state is State.RUN else -1)
         log.actions.append(obs.state[: self._dims] if sent is None else sent)
@@ -181,10 +173,10 @@ class ControlLoop:
         due = self._now
         for i in range(1, self._commands):
             at_ns = start_ns + i * self._dt_ns // self._commands
-            if self._state is State.STOP or self._clock.now_ns() > at_ns:
+            if self._outlet.state is State.STOP or self._clock.now_ns() > at_ns:
                 continue
             self._clock.sleep_until_ns(at_ns, self._beat)
-            self._send(k, due, self._on_the_way(due, i / self._commands), obs, "no action is due")
+            self._outlet.send(k, due, self._on_the_way(due, i / self._commands), obs, "no action is due")
 
     def _on_the_way(self, due: Dispatch, share: float) -> NDArray[np.float32] | None:
         if due.action is None or due.following is None:
@@ -192,31 +184,6 @@ class ControlLoop:
         action = self._blend(due.action[None], due.following[None], np.full(1, share, np.float32))[0]
         action[self._gripper] = due.action[self._gripper]  # it closes when it is told to, not before
         return action
-
-    def _send(
-        self, k: int, due: Dispatch, action: NDArray[np.float32] | None, obs: Observation, why: str
-    ) -> tuple[State, str, NDArray[np.float32] | None]:
-        """One command through the envelope to the robot; returns the state that it leads to, why, and what was sent."""
-        state, sent = due.state, None
-        if state is not State.STOP:
-            age_s = (self._clock.now_ns() - obs.t_capture_ns) * 1e-9
-            fault = self._self_checking.fault if self._self_checking else None
-            if fault and fault.stop:
-                self._envelope.stop(fault.kind)
-            verdict = self._envelope.filter(action if state is State.RUN else None, age_s, fault.kind if fault else "")
-            sent = verdict.command
-            if verdict.state is not state or fault:
-                state, why = verdict.state, fault.why if fault else ", ".join(verdict.changes)
-        if sent is not None:
-            sent = self._last = self._driver.write(sent)
-        elif self._state is not State.STOP:
-            self._driver.stop()
-        if self._lane is not None and state is State.STOP and due.state is not State.STOP:
-            self._lane.trip(k, why)
-        if state is not self._state:
-            self._port.announce(k, state, "" if state is State.RUN else why)
-        self._state = state
-        return state, why, sent
 
     def _due(self, k: int, order: Order) -> Dispatch:
         if order.act is Act.POLICY and self._executor is not None:
@@ -252,7 +219,7 @@ class ControlLoop:
                 k,
                 self._clock.now_ns(),
                 obs,
-                run=self._state.value,
+                run=self._outlet.state.value,
                 why=why,
                 action=None if sent is None else [float(x) for x in sent],
                 stage=log.status.get("stage", -1),

@@ -87,3 +87,25 @@ class EpisodeLog:
             "shape": list(actions.shape),
             "rids": np.array(self.rids, np.int32).tobytes(),
         }
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode as it was driven.
+
+    Attributes:
+        summary: Plain values, see :meth:`EpisodeLog.to_message`.
+        actions: float32 [T, A], commands as sent.
+        rids: int32 [T], request id of the chunk behind each command, -1 while holding.
+    """
+
+    summary: Message
+    actions: NDArray[np.float32]
+    rids: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, message: Message) -> Episode:
+        """Of the message that the control process sends at its end."""
+        summary = {k: v for k, v in message.items() if k not in ("kind", "actions", "shape", "rids")}
+        actions = np.frombuffer(message["actions"], np.float32).reshape(message["shape"])
+        return cls(summary, actions, np.frombuffer(message["rids"], np.int32))

@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.runtime.delay import DelayEstimator
+from vla_stack.runtime.dispatch import Dispatch, Request, State
 from vla_stack.runtime.merging import CROSSFADE_STEPS, blender, merge_rule
 from vla_stack.runtime.timeline import MergeReport, Timeline, merge
 from vla_stack.schema import CONTINUE, ActionChunk, Continuation, PolicySpec, RobotSpec
@@ -39,14 +39,6 @@ from vla_stack.schema import CONTINUE, ActionChunk, Continuation, PolicySpec, Ro
 AGE_CAP_S = 1.0  # asynchronous motion rests on no older observation by default, whatever the horizon
 MODES = ("sync", "naive", "ensemble", *CONTINUE, "future_state")
 DEADLINE_CAP_S = 8.0  # resends slow down, one to the next, to at most this
-
-
-class State(Enum):
-    """RUN: the plan is followed. HOLD: nothing to follow, stand still. STOP: safe stop until somebody re-arms."""
-
-    RUN = "run"
-    HOLD = "hold"
-    STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,54 +73,6 @@ class ExecutorConfig:
     timeout_s: float = 1.0
     interpolate: int = 1
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Ask the policy, with the observation of control step ``k_obs``; answer with a chunk of the same rid and epoch.
-
-    Attributes:
-        rid: Counts the requests of an executor.
-        epoch: The executor's.
-        origin: Control step of the first action that is wanted.
-        k_obs: Control step of the observation.
-        seed: Of the policy's noise.
-        deadline: Control step at which the executor gives up on this request.
-        continuation: The plan to continue, where the mode has one.
-        state: float32 [A], where the plan will have led to at ``origin``: what the policy is to be shown instead of the
-            measured ``state[:A]``. None: what is measured.
-    """
-
-    rid: int
-    epoch: int
-    origin: int
-    k_obs: int
-    seed: int
-    deadline: int
-    continuation: Continuation | None = None
-    state: NDArray[np.float32] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """What to send at one control step.
-
-    Attributes:
-        action: float32 [A] command; in HOLD the last command, zero for velocities and forces (zeros, gripper kept,
-            where actions are deltas), or None before the first; None in STOP.
-        state: RUN, HOLD or STOP.
-        chunk_rid: Request id of the chunk behind the action, -1 if none.
-        index: Position of the action in that chunk, -1 if none.
-        k_obs: Control step of the observation behind the action, -1 if none.
-        following: float32 [A], the plan's action of the next control step; None where there is none.
-    """
-
-    action: NDArray[np.float32] | None
-    state: State
-    chunk_rid: int = -1
-    index: int = -1
-    k_obs: int = -1
-    following: NDArray[np.float32] | None = None
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from vla_stack.runtime.dispatch import Request, State
 from vla_stack.runtime.episode_log import Row
-from vla_stack.runtime.executor import Request, State
 from vla_stack.runtime.link import Link, Message, ObservationSlots
 from vla_stack.schema import ActionChunk, Observation
 

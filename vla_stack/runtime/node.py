@@ -17,12 +17,12 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.intervention import MODES, Control, Mode
 from vla_stack.runtime.control_process import control_process
 from vla_stack.runtime.driver import Driver, Guard
+from vla_stack.runtime.episode_log import Episode
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
 from vla_stack.runtime.frames import Frame, FrameQueue, version_number
@@ -31,12 +31,12 @@ from vla_stack.runtime.link_port import chunk_fields
 from vla_stack.runtime.operator_messages import ENDPOINT
 from vla_stack.runtime.operator_port import OperatorPort
 from vla_stack.runtime.safety import SafetyConfig
+from vla_stack.runtime.stopping import AutomaticRearm
 from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
 from vla_stack.serving.client import PolicyClient
 from vla_stack.serving.keys import KeyFolder
 
 PING_S = 0.5
-REARM_S = 1.0  # between a STOP and re-arming
 BUSY_WAIT_S, IDLE_WAIT_S = 0.002, 0.02  # longest wait for the control process while a chunk may arrive, and otherwise
 CONNECT_TIMEOUT_S = 90.0
 RECORDING_SLOTS, RECORDING_BYTES = 16, 64 << 20  # observations that may wait for the node, as long as memory suffices
@@ -59,21 +59,6 @@ class Operator:
     keys: KeyFolder | None = None
     on_event: Callable[[str, dict[str, Any]], str | None] | None = None
     familiar: Familiar | None = None
-
-
-@dataclass(frozen=True)
-class Episode:
-    """An episode as it was driven.
-
-    Attributes:
-        summary: Plain values, see :meth:`vla_stack.runtime.episode_log.EpisodeLog.to_message`.
-        actions: float32 [T, A], commands as sent.
-        rids: int32 [T], request id of the chunk behind each command, -1 while holding.
-    """
-
-    summary: dict[str, Any]
-    actions: NDArray[np.float32]
-    rids: NDArray[np.int32]
 
 
 class RobotNode:
@@ -114,7 +99,8 @@ class RobotNode:
             raise UserError("neither a policy nor an operator would drive the robot", "name a server or an operator")
         self._server, self._make_driver = server, make_driver
         self._executor, self._safety = executor or ExecutorConfig(), safety or SafetyConfig()
-        self._may_rearm, self._on_state, self._hello_timeout_s = rearm, on_state, hello_timeout_s
+        self._rearming = AutomaticRearm(rearm, self.rearm)
+        self._on_state, self._hello_timeout_s = on_state, hello_timeout_s
         self.counters: Counter[str] = Counter()
         self._process: mp.process.BaseProcess | None = None
         self._client: PolicyClient | None = None
@@ -129,8 +115,7 @@ class RobotNode:
         self._aborting = False
         self.policy: PolicySpec | None = None
         self._epoch, self._awaited = 0, False
-        self._next_ping = self._rearm_at = 0.0
-        self._stopped = False
+        self._next_ping = 0.0
 
     def __enter__(self) -> RobotNode:
         """Start the control process, connect the robot, open a session with the server.
@@ -213,7 +198,8 @@ class RobotNode:
         mode = mode or ("teleop" if self._server is None else "rac")
         if mode not in MODES or (self._server is None and mode != "teleop"):
             raise UserError(f"mode '{mode}' needs a policy server, or is none of {', '.join(MODES)}")
-        self._stopped = self._aborting = False
+        self._aborting = False
+        self._rearming.begin()
         self._instruction, self._seen = "", None
         self._recording = FrameQueue(on_frame) if on_frame is not None else None
         film = on_observation is not None or on_frame is not None or self._operator is not None
@@ -223,7 +209,7 @@ class RobotNode:
         finally:
             if self._recording is not None:
                 self._recording.close()
-        return _episode(message)
+        return Episode.of(message)
 
     def _until_finished(self, on_observation: Callable[[Observation], None] | None) -> Message:
         aborted = False
@@ -301,8 +287,7 @@ class RobotNode:
         elif message["kind"] == "frame":
             self._record(message)
         elif message["kind"] == "state":
-            self._stopped = message["state"] == "stop"
-            self._rearm_at = time.monotonic() + REARM_S
+            self._rearming.note(message["state"])
             self.counters[f"to {message['state']}"] += 1
             if self._on_state is not None:
                 self._on_state(message["tick"], message["state"], message["why"])
@@ -372,10 +357,7 @@ class RobotNode:
             self.policy = policy
             self.counters["sessions renewed"] += 1
             self._link.send("renew")
-        if self._stopped and now >= self._rearm_at:
-            self._rearm_at = now + REARM_S
-            if self._may_rearm():
-                self.rearm()
+        self._rearming.ask(now)
 
     # -- the control process --------------------------------------------------------------------------------------
 
@@ -400,9 +382,3 @@ class RobotNode:
             if message["kind"] == "failed":
                 raise UserError(message["error"])
         return messages
-
-
-def _episode(message: Message) -> Episode:
-    summary = {k: v for k, v in message.items() if k not in ("kind", "actions", "shape", "rids")}
-    actions = np.frombuffer(message["actions"], np.float32).reshape(message["shape"])
-    return Episode(summary, actions, np.frombuffer(message["rids"], np.int32))

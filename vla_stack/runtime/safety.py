@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
-from vla_stack.runtime.executor import State
+from vla_stack.runtime.dispatch import State
 from vla_stack.schema import RobotSpec
 
 FloatArray = NDArray[np.float64]

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from robot_drivers.jog import jog
 from vla_stack.errors import UserError
 from vla_stack.runtime.clock import RealClock
-from vla_stack.runtime.driver import Driver, EpisodicDriver, Guarded, Releasing, SelfChecking
+from vla_stack.runtime.driver import Driver, EpisodicDriver, Releasing, SelfChecking
 from vla_stack.runtime.limits import check_limits, describe_limits, make_envelope
 from vla_stack.schema import RobotSpec
 from vla_stack.verbs.arguments import number, positive
@@ -61,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         driver.connect()
         if limits := robot_limits(args):
             check_limits(limits, driver.spec)
-        if isinstance(driver, EpisodicDriver):
+        if isinstance(driver, EpisodicDriver) and args.what != "jog":  # its control loop does
             driver.reset(0)
         return {"check": _check, "jog": _jog, "serve": _serve}[args.what](args, driver)
     finally:
@@ -125,40 +126,14 @@ def _check(args: argparse.Namespace, driver: Driver) -> int:
 
 def _jog(args: argparse.Namespace, driver: Driver) -> int:
     """Move one dimension by a distance and back, through the envelope; say how well it followed."""
-    spec = driver.spec
-    names = [d.name for d in spec.action]
+    names = [d.name for d in driver.spec.action]
     if args.joint not in names:
         raise UserError(f"there is no '{args.joint}'", f"the robot has {', '.join(names)}")
     i = names.index(args.joint)
-    envelope = make_envelope(spec, robot_safety(args))
-    start = driver.read().state[: len(names)].astype(np.float64)
-    envelope.reset(start)
-    checking = driver if isinstance(driver, SelfChecking) else None
-    clock, dt_ns, k = RealClock(), round(1e9 * spec.dt), 0
-    t_0, reached = clock.now_ns(), []
-    for goal in (start[i] + args.by, start[i]):
-        target = start.copy()
-        target[i] = goal
-        ticks = round((1.0 + 2.0 * abs(args.by) / min(spec.action[i].max_rate, 1.0)) * spec.rate_hz)
-        for _ in range(ticks):
-            clock.sleep_until_ns(t_0 + k * dt_ns, driver.beat if isinstance(driver, Guarded) else None)
-            k += 1
-            obs = driver.read()
-            fault = checking.fault if checking else None
-            if fault and fault.stop:
-                envelope.stop(fault.kind)
-            age_s = (clock.now_ns() - obs.t_capture_ns) * 1e-9
-            verdict = envelope.filter(target, age_s, fault.kind if fault else "")
-            if verdict.command is None:
-                driver.stop()
-                why = fault.why if fault else ", ".join(verdict.changes)
-                raise UserError(f"stopped: {why}", "vla robot check says more")
-            driver.write(verdict.command)
-        reached.append(float(obs.state[i]))
-    driver.hold()
-    unit, asked = spec.action[i].unit, start[i] + args.by
-    print(f"{args.joint}: {start[i]:.3f} -> {reached[0]:.3f} (asked for {asked:.3f}) -> {reached[1]:.3f} {unit}")
-    error = abs(reached[0] - asked)
+    moved = jog(driver, make_envelope(driver.spec, robot_safety(args)), i, args.by)
+    unit, asked = driver.spec.action[i].unit, moved.start + args.by
+    print(f"{args.joint}: {moved.start:.3f} -> {moved.there:.3f} (asked for {asked:.3f}) -> {moved.back:.3f} {unit}")
+    error = abs(moved.there - asked)
     follows = error < 0.2 * abs(args.by)
     print("it follows" if follows else f"it is {error:.3f} {unit} off: a load, a limit, or a blocked joint")
     return 0

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from vla_stack.errors import UserError
+from vla_stack.runtime.episode_log import Episode
 from vla_stack.runtime.film import Film
-from vla_stack.runtime.node import Episode, RobotNode
+from vla_stack.runtime.node import RobotNode
 from vla_stack.serving.client import PolicyClient
 from vla_stack.statistics import wilson
 from vla_stack.verbs.arguments import count, positive, whole

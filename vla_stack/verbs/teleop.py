@@ -20,9 +20,10 @@ from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.errors import UserError
 from vla_stack.intervention import Phase
 from vla_stack.registry import TELEOPERATORS
+from vla_stack.runtime.episode_log import Episode
 from vla_stack.runtime.frames import Frame
 from vla_stack.runtime.link import ignored_interrupts
-from vla_stack.runtime.node import Episode, Operator, RobotNode
+from vla_stack.runtime.node import Operator, RobotNode
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.verbs.arguments import count, positive, whole
 from vla_stack.verbs.holding import leave_holding
