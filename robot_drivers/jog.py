@@ -66,8 +66,8 @@ class _OneChunk:
         if request is not None:
             actions = np.repeat(obs.state[None, : self._dims], 2 * self._ticks, 0)
             actions[: self._ticks, self._dimension] += self._by
-            ids = {"rid": request.rid, "epoch": request.epoch}
-            self._replies.append(ActionChunk(actions, request.origin, request.k_obs, **ids))
+            origin, rid, epoch = request.origin, request.rid, request.epoch
+            self._replies.append(ActionChunk(actions, origin, request.k_obs, rid=rid, epoch=epoch))
 
     def receive(self) -> list[ActionChunk | str]:
         replies, self._replies = self._replies, []

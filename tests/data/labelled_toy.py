@@ -48,5 +48,5 @@ def make_labelled(root: Path, episodes: tuple[tuple[str, bool], ...], hold_befor
     with open_labelled(root) as recorder:
         for i, (segments, success) in enumerate(episodes):
             add_episode(recorder, segments, i, hold_before)
-            recorder.save_episode(success, uid=i + 1, facts=EpisodeFacts(mode="rac", round=i, seed=i))
+            recorder.save_episode(success, uid=i + 1, facts=EpisodeFacts(mode="rac", iteration=i, seed=i))
     return root

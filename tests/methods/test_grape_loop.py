@@ -75,15 +75,15 @@ def train(policy: Path, out: Path, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def run(policy, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("rounds") / "run"
+    out = tmp_path_factory.mktemp("iterations") / "run"
     train(policy, out)
     return out
 
 
 def test_a_round_leaves_rollouts_pairs_a_policy_and_a_report(run, policy):
-    records = [read_json(p) for p in sorted(run.glob("round-*/record.json"))]
-    assert [r["round"] for r in records] == [0, 1] and records[1]["rollouts"] == 6 and records[1]["beta"] > 0
-    root = run / "round-001"
+    records = [read_json(p) for p in sorted(run.glob("iteration-*/record.json"))]
+    assert [r["iteration"] for r in records] == [0, 1] and records[1]["rollouts"] == 6 and records[1]["beta"] > 0
+    root = run / "iteration-001"
     scores, pairs = read_scores(root), read_pairs(root)
     assert len(scores) == 6 and 1 <= len(pairs) <= 2 and all(p.winner[:10] == p.loser[:10] for p in pairs)
     assert {s["name"] for s in scores[0].stages} == {"cross", "grasp", "lift"}
@@ -101,7 +101,7 @@ def test_a_round_leaves_rollouts_pairs_a_policy_and_a_report(run, policy):
 
 
 def test_a_stopped_run_goes_on_with_the_same_rollouts(run):
-    root = run / "round-001"
+    root = run / "iteration-001"
     before = {p.name: p.read_bytes() for p in rollout_files(root)}
     record = read_json(root / "record.json")
     for name in ("record.json", "pairs.parquet", f"rollouts/{rollout_files(root)[2].name}"):
@@ -190,11 +190,11 @@ def test_a_policy_that_is_not_there_leaves_no_run(tmp_path, capsys):
 )
 def test_other_arms_run(policy, tmp_path, options):
     train(policy, tmp_path / "run", "method.films=0", *options)
-    lines = (tmp_path / "run" / "round-001" / "train" / "metrics.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run" / "iteration-001" / "train" / "metrics.jsonl").read_text().splitlines()
     logged = [json.loads(line) for line in lines]
     assert logged[0]["tpo"] == pytest.approx(np.log(2), rel=1e-3)
     if options[0].startswith("method.sigma"):
-        rollout = read_rollout(rollout_files(tmp_path / "run" / "round-001")[0])
+        rollout = read_rollout(rollout_files(tmp_path / "run" / "iteration-001")[0])
         assert rollout.decisions["chain"].shape[1:] == (3, 6, 5)
 
 

@@ -21,19 +21,19 @@ def table(monkeypatch):
     return module
 
 
-def runs(success: float, collided: float, steps: int, rounds: int = 1, seeds: int = 3):
+def runs(success: float, collided: float, steps: int, iterations: int = 1, seeds: int = 3):
     def record(k: int) -> dict:
         won, hit = ([int(i < share * N) for i in range(N)] for share in (success, collided))
         means = {"success_rate": success, "collision_rate": collided, "mean_steps": float(steps)}
         ticks = [steps if w else 60 for w in won]
-        return {"round": k, "pairs": 5, "success": won, "collided": hit, "steps": ticks, **means}
+        return {"iteration": k, "pairs": 5, "success": won, "collided": hit, "steps": ticks, **means}
 
-    return {seed: [record(k) for k in range(rounds + 1)] for seed in range(seeds)}
+    return {seed: [record(k) for k in range(iterations + 1)] for seed in range(seeds)}
 
 
 def test_checks_say_what_holds(table):
     records = {
-        "base": runs(0.5, 0.4, 30, rounds=0),
+        "base": runs(0.5, 0.4, 30, iterations=0),
         "filtered": runs(0.6, 0.4, 29),
         "grape-success": runs(0.7, 0.3, 28),
         "grape-safety": runs(0.5, 0.2, 31),

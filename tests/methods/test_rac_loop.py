@@ -1,4 +1,4 @@
-"""The loop of rounds at toy size: what it writes, that it continues anywhere, and its verb."""
+"""The loop of iterations at toy size: what it writes, that it continues anywhere, and its verb."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ TOY += ["eval.episodes=2"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("rounds") / "run"
+    out = tmp_path_factory.mktemp("iterations") / "run"
     assert cli.main(["train", str(CONFIG), *TOY, f"output_dir={out}"]) == 0
     return out
 
 
-def test_rounds_aggregate_demonstrations_and_interventions(run: Path) -> None:
-    records = [read_json(p) for p in sorted(run.glob("round-*/record.json"))]
+def test_iterations_aggregate_demonstrations_and_interventions(run: Path) -> None:
+    records = [read_json(p) for p in sorted(run.glob("iteration-*/record.json"))]
     dataset, facts = open_dataset(run / "data"), read_facts(run / "data")
     assert check(run / "data") == []
-    assert [r["round"] for r in records] == [0, 1] and records[0]["episodes"] == 3
+    assert [r["iteration"] for r in records] == [0, 1] and records[0]["episodes"] == 3
     assert records[1]["episodes"] == dataset.num_episodes > 3
     demos = dataset.columns["episode_index"] < 3
     assert (dataset.columns["segment_type"][demos] == 0).all() and (dataset.columns["segment_type"][~demos] > 0).all()
     human = int((dataset.columns["control_source"] == 1).sum())
     assert records[1]["human_frames"] == human >= records[0]["human_frames"] + 30
-    assert {row["round"] for row in facts.values()} == {0, 1}
+    assert {row["iteration"] for row in facts.values()} == {0, 1}
     assert len(records[1]["success"]) == 2 and 0.0 <= records[1]["progress"] <= 1.0
     assert yaml.safe_load((run / "recipe.yaml").read_text())["method"]["iterations"] == 1
 
 
 def test_a_stopped_run_continues_with_the_same_data(run: Path, capsys) -> None:
     before = {k: v.copy() for k, v in open_dataset(run / "data").columns.items()}
-    record = read_json(run / "round-001" / "record.json")
+    record = read_json(run / "iteration-001" / "record.json")
     for name in ("record.json", "rollouts.json"):  # as if it had died while it wrote down what it had collected
-        (run / "round-001" / name).unlink()
+        (run / "iteration-001" / name).unlink()
     assert cli.main(["train", "--resume", str(run)]) == 0
     assert "recovery:correction" in capsys.readouterr().out
     for name, column in open_dataset(run / "data").columns.items():
         np.testing.assert_array_equal(column, before[name])
-    assert read_json(run / "round-001" / "record.json") == record
+    assert read_json(run / "iteration-001" / "record.json") == record
     assert cli.main(["train", str(CONFIG), *TOY, f"output_dir={run}"]) == 1
     assert "already holds a run" in capsys.readouterr().err
 

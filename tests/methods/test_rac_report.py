@@ -26,7 +26,7 @@ def record(k: int, rate: float, recoveries: int = 0) -> dict:
     outcome = {"success": success, "ticks": [50] * 40, "episode_recoveries": [recoveries] * 40}
     means = {"progress": 0.5 + rate / 2, "recoveries": float(recoveries), "takeovers": 3, "supervision_s": 60.0}
     counts = {"human_frames": 343 + 525 * k, "discarded": 1, "collected": 3, "frames": FRAMES}
-    return {"round": k, **outcome, **means, **counts}
+    return {"iteration": k, **outcome, **means, **counts}
 
 
 def runs(rates, seeds=3, recoveries=0):
@@ -43,11 +43,11 @@ def test_checks_say_what_holds_and_why_not(report) -> None:
     table = {arm: report.curve(of) for arm, of in records.items()}
     assert [r["human_frames"] for r in table["rac"]] == [343, 868, 1393]
     assert [r["operator_s"] for r in table["rac"]] == [60, 120, 180]
-    assert table["rac"][1]["corrections_per_recovery"] == 2.0 and [r["round"] for r in table["masked"]] == [2]
+    assert table["rac"][1]["corrections_per_recovery"] == 2.0 and [r["iteration"] for r in table["masked"]] == [2]
     capped = {arm: [r["success"] for r in report.capped_curve(of, 2)] for arm, of in records.items()}
     assert capped["rac"] == pytest.approx([0.0, 0.6, 0.6, 0.6, 0.6]) and capped["demos"][0] == pytest.approx(0.8)
     checks = {c.name: c for c in report.checks(records, table)}
-    assert checks["success after round 0, at most"].holds and checks["success after round 0, at least"].holds
+    assert checks["success after iteration 0, at most"].holds and checks["success after iteration 0, at least"].holds
     assert checks["RaC minus hg_dagger, from mid-budget"].value == pytest.approx(0.15)
     assert checks["RaC minus hg_dagger, lower end"].holds
     assert not checks["RaC minus demos, from mid-budget"].holds and checks["RaC minus demos, from mid-budget"].why
@@ -78,7 +78,7 @@ def test_what_recoveries_add_has_an_interval_and_is_held_against_the_other_arms(
     own, against = checks["RaC, capped recoveries: S_4 minus S_0"], checks["S_4 minus S_0: RaC minus hg_dagger"]
     assert own.value == pytest.approx(0.1) and own.interval[0] < 0.1 < own.interval[1]
     assert against.value == pytest.approx(-0.2) and against.interval[1] < 0 and not against.holds and against.why
-    assert "S_4 minus S_0: RaC minus demos" not in checks  # has not done the last round
+    assert "S_4 minus S_0: RaC minus demos" not in checks  # has not done the last iteration
     first, *_, last = report.capped_curve(records["rac"], 1)
     assert last["success"] - first["success"] == pytest.approx(0.1) and last["interval"][0] < 0.5 < last["interval"][1]
 
@@ -96,6 +96,6 @@ def test_cells_of_other_settings_are_not_mixed(report, monkeypatch, tmp_path) ->
 
 def test_the_interval_of_a_difference_covers_chance(report) -> None:
     rng = np.random.default_rng(0)
-    arms = [{s: [{"round": 1, "success": rng.integers(0, 2, 40).tolist()}] for s in range(3)} for _ in range(2)]
+    arms = [{s: [{"iteration": 1, "success": rng.integers(0, 2, 40).tolist()}] for s in range(3)} for _ in range(2)]
     value, (low, high) = report.difference(*arms, [1])
     assert low < value < high and low < 0 < high

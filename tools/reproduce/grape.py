@@ -10,9 +10,9 @@ Claim (arXiv:2411.19309): from a half-trained policy, preferences between its ow
 success, or lower collisions, or shorten episodes, whichever the constraints weigh; more than imitating its successes.
 
 The demonstrations are of mixed quality: some brush the wall, some are slow, and nothing that is observed says which.
-All arms of a seed share the policy that they begin with and its rollouts; later rounds roll out as many; all do as many
-updates of as many pairs. Training starts and evaluation starts are disjoint, and all policies are evaluated on the same
-ones with the same seeds of their noise. A collision is any touch of the wall, whatever constraints say.
+All arms of a seed share the policy that they begin with and its rollouts; later iterations roll out as many; all do as
+many updates of as many pairs. Training starts and evaluation starts are disjoint, and all policies are evaluated on
+the same ones with the same seeds of their noise. A collision is any touch of the wall, whatever constraints say.
 Observations hold the poses of the objects (``sim.privileged``): about algorithms, not about seeing.
 """
 
@@ -51,7 +51,7 @@ def work(settings: Any, seeds: Sequence[int], out: Path) -> None:
 
     torch.set_num_threads(1)
     for name, seed in cells(ORDER, seeds):
-        last = out / f"{name}-seed{seed}" / f"round-{settings.rounds:03d}" / "record.json"
+        last = out / f"{name}-seed{seed}" / f"iteration-{settings.iterations:03d}" / "record.json"
         with claimed(out / "locks" / f"base-{seed}") as ours:
             if not ours:
                 continue
@@ -63,13 +63,13 @@ def work(settings: Any, seeds: Sequence[int], out: Path) -> None:
 
 
 def load_records(out: Path, pilot: bool = False) -> dict[str, dict[int, list[dict[str, Any]]]]:
-    """Arm -> seed -> records of its rounds, as far as they are done; of the pilot's seed, or of all others."""
+    """Arm -> seed -> records of its iterations, as far as they are done; of the pilot's seed, or of all others."""
     table: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for run in sorted(out.glob("*-seed*")):
         name, _, seed = run.name.rpartition("-seed")
-        rounds = [json.loads(p.read_text()) for p in sorted(run.glob("round-*/record.json"))]
-        if rounds and seed.isdigit() and (int(seed) == PILOT_SEED) == pilot:
-            table.setdefault(name, {})[int(seed)] = rounds
+        iterations = [json.loads(p.read_text()) for p in sorted(run.glob("iteration-*/record.json"))]
+        if iterations and seed.isdigit() and (int(seed) == PILOT_SEED) == pilot:
+            table.setdefault(name, {})[int(seed)] = iterations
     return table
 
 

@@ -42,8 +42,8 @@ class Settings:
         sft_steps: Updates of that training: few, so that there is something to improve.
         starts: Starts that are rolled out.
         rollouts: Rollouts from each.
-        rounds: Rounds of an arm.
-        updates: Updates of a round.
+        iterations: Iterations of an arm.
+        updates: Updates of an iteration.
         batch: Pairs an update.
         lr: Of these updates.
         beta: Of the preference loss. On a seed that is not reported 20 updates without anchors opened a gap of 1 (beta
@@ -59,7 +59,7 @@ class Settings:
     sft_steps: int = 250
     starts: int = 64
     rollouts: int = 8
-    rounds: int = 1
+    iterations: int = 1
     updates: int = 80
     batch: int = 8
     lr: float = 1e-4
@@ -173,7 +173,7 @@ def recipe(settings: Settings, name: str, seed: int, policy: Path) -> Recipe:
         objective=arm.objective,  # type: ignore[arg-type]
         weights=WEIGHTS[arm.objective],
         pairs=PairRecipe(arm.how, winner_succeeds=True) if s.half_trained else PairRecipe(),  # type: ignore[arg-type]
-        iterations=s.rounds,
+        iterations=s.iterations,
         starts=s.starts,
         rollouts_per_start=s.rollouts,
         start_seed=100_000 + 10_000 * seed,
@@ -204,14 +204,14 @@ def run_base(settings: Settings, seed: int, out: Path) -> None:
 
 
 def run_cell(settings: Settings, name: str, seed: int, out: Path) -> None:
-    """All rounds of an arm on a seed, from where an earlier run stopped."""
+    """All iterations of an arm on a seed, from where an earlier run stopped."""
     base, run = out / f"base-seed{seed}", out / f"{name}-seed{seed}"
     if not run.exists():
         shutil.rmtree(partial := run.with_name(f"{run.name}.partial"), ignore_errors=True)
-        (partial / "round-000").mkdir(parents=True)
-        shutil.copy(base / "round-000" / RECORD, partial / "round-000" / RECORD)
-        (partial / "round-001" / ROLLOUTS).mkdir(parents=True)
-        for rollout in (base / "round-001" / ROLLOUTS).glob("*.safetensors"):
-            os.link(rollout, partial / "round-001" / ROLLOUTS / rollout.name)
+        (partial / "iteration-000").mkdir(parents=True)
+        shutil.copy(base / "iteration-000" / RECORD, partial / "iteration-000" / RECORD)
+        (partial / "iteration-001" / ROLLOUTS).mkdir(parents=True)
+        for rollout in (base / "iteration-001" / ROLLOUTS).glob("*.safetensors"):
+            os.link(rollout, partial / "iteration-001" / ROLLOUTS / rollout.name)
         partial.rename(run)
     GrapeLoop(recipe(settings, name, seed, out / f"sft-seed{seed}"), run).run()

@@ -9,7 +9,7 @@ import numpy as np
 
 from results import RESULTS, Check, write
 
-Runs = dict[int, list[dict[str, Any]]]  # seed -> rounds
+Runs = dict[int, list[dict[str, Any]]]  # seed -> iterations
 BOOTSTRAP = 2000
 ORDER = ("base", "filtered", "random", "grape-success", "grape-safety", "grape-efficiency", "tpo-success", "tpo-safety",
          "tpo-efficiency", "shuffled")  # fmt: skip
@@ -36,9 +36,10 @@ def report(name: str, records: dict[str, Runs], settings: dict[str, Any]) -> Non
     if "base" not in arms:
         print("nothing is done yet")
         return
-    rounds = max(len(run) for runs in arms.values() for run in runs.values())
+    iterations = max(len(run) for runs in arms.values() for run in runs.values())
     done = {
-        arm: {s: run for s, run in runs.items() if arm == "base" or len(run) == rounds} for arm, runs in arms.items()
+        arm: {s: run for s, run in runs.items() if arm == "base" or len(run) == iterations}
+        for arm, runs in arms.items()
     }
     done = {arm: runs for arm, runs in done.items() if runs}
     table = {arm: row(runs) for arm, runs in done.items()}
@@ -46,24 +47,24 @@ def report(name: str, records: dict[str, Runs], settings: dict[str, Any]) -> Non
         cells = (f"{m} {r[m]:.3g} [{r[f'{m}_interval'][0]:.3g}, {r[f'{m}_interval'][1]:.3g}]" for m in METRICS)
         print(f"{arm:<17}", *cells)
     seeds = sorted({seed for runs in done.values() for seed in runs})
-    write(name, checks(done, table), {"settings": settings, "arms": table, "rounds": rounds - 1}, seeds)
+    write(name, checks(done, table), {"settings": settings, "arms": table, "iterations": iterations - 1}, seeds)
     plot(name, table)
 
 
 def episodes(runs: Runs, seeds: list[int]) -> dict[str, np.ndarray]:
-    """Last round's episodes, [seeds, starts]."""
+    """Last iteration's episodes, [seeds, starts]."""
     return {key: np.array([runs[s][-1][key] for s in seeds], float) for key in ("success", "collided", "steps")}
 
 
 def row(runs: Runs) -> dict[str, Any]:
-    """An arm's figures over its seeds, with intervals, and what each seed and round came to."""
+    """An arm's figures over its seeds, with intervals, and what each seed and iteration came to."""
     e = episodes(runs, sorted(runs))
     out: dict[str, Any] = {"seeds": sorted(runs)}
     for key, metric in METRICS.items():
         out[key] = metric(e)
         out[f"{key}_interval"] = interval([metric(d) for d in resampled([e])[0]])
         out[f"{key}_by_seed"] = [metric(episodes(runs, [s])) for s in sorted(runs)]
-    out["rounds"] = [
+    out["iterations"] = [
         {
             k: float(np.mean([run[i][k] for run in runs.values()]))
             for k in ("success_rate", "collision_rate", "mean_steps")

@@ -8,8 +8,8 @@ Claim (arXiv 2509.07953): where a person who takes over first goes back to famil
 with the intervention (rule 2), a policy becomes better for the same number of human frames than by HG-DAgger or by
 more demonstrations, because it learns to recover.
 
-All arms of a seed share the demonstrations and the policy of round 0, the scenes, the simulated person's luck and the
-training settings; every round trains from scratch on all data so far. ``masked`` is RaC's own data without the
+All arms of a seed share the demonstrations and the policy of iteration 0, the scenes, the simulated person's luck and
+the training settings; every iteration trains from scratch on all data so far. ``masked`` is RaC's own data without the
 recoveries. Observations hold the poses of the objects (``sim.privileged``): about algorithms, not about seeing.
 """
 
@@ -102,7 +102,7 @@ def settings(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def run_cell(name: str, seed: int, out: Path, overrides: Sequence[str]) -> None:
-    """All rounds of an arm on a seed, from where an earlier run stopped."""
+    """All iterations of an arm on a seed, from where an earlier run stopped."""
     from vla_stack.methods.rac.loop import RacLoop
 
     plan, base = recipe(name, seed, overrides), out / f"base-seed{seed}"
@@ -110,7 +110,7 @@ def run_cell(name: str, seed: int, out: Path, overrides: Sequence[str]) -> None:
     if ARMS[name].masked:
         loop = RacLoop(plan, out / f"rac-seed{seed}")
         records = loop.folder.records()
-        path = run / f"round-{plan.method.iterations:03d}" / "record.json"  # of the last round alone
+        path = run / f"iteration-{plan.method.iterations:03d}" / "record.json"  # of the last iteration alone
         if len(records) > plan.method.iterations and not path.exists():
             policy = loop.train(len(records) - 1, "no_recovery", "train_masked", records[-1]["episodes"])
             write_json(path, {**records[-1], **loop.evaluate(policy)})
@@ -144,13 +144,13 @@ def work(pairs: Sequence[tuple[str, int]], out: Path, overrides: Sequence[str]) 
 
 
 def load_records(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
-    """Arm -> seed -> records of its rounds, as far as they are done."""
+    """Arm -> seed -> records of its iterations, as far as they are done."""
     table: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for name in ARMS:
         for run in sorted(out.glob(f"{name}-seed*")):
             if run.name.removeprefix(f"{name}-seed").isdigit():
-                rounds = [read_json(p) for p in sorted(run.glob("round-*/record.json"))]
-                table.setdefault(name, {})[int(run.name.removeprefix(f"{name}-seed"))] = rounds
+                iterations = [read_json(p) for p in sorted(run.glob("iteration-*/record.json"))]
+                table.setdefault(name, {})[int(run.name.removeprefix(f"{name}-seed"))] = iterations
     return table
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from results import RESULTS, Check, write
 
-Records = dict[str, dict[int, list[dict[str, Any]]]]  # arm -> seed -> rounds
+Records = dict[str, dict[int, list[dict[str, Any]]]]  # arm -> seed -> iterations
 Interval = tuple[float, float]
 BOOTSTRAP = 4000
 MOST = 4  # recoveries of the capped curve
@@ -23,26 +23,26 @@ def report(name: str, about: dict[str, str], records: Records, quiet: bool = Fal
             print(f"{arm:<10}", *(f"{r['human_frames']:.0f}: {r['success']:.2f}" for r in rows), flush=True)
         return
     seeds = sorted({seed for runs in records.values() for seed in runs})
-    capped = {arm: capped_curve(records[arm], table["rac"][-1]["round"]) for arm in finished(table)}
+    capped = {arm: capped_curve(records[arm], table["rac"][-1]["iteration"]) for arm in finished(table)}
     write(name, checks(records, table), {"about": about, "arms": table, "capped": capped}, seeds)
     plot(name, about, table, capped)
 
 
 def curve(runs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row a round that all seeds have done."""
+    """One row an iteration that all seeds have done."""
     rows = []
-    by_round = [{r["round"]: r for r in run} for run in runs.values()]
-    for k in sorted(set.intersection(*map(set, by_round))):
-        of = [run[k] for run in by_round]
+    by_iteration = [{r["iteration"]: r for r in run} for run in runs.values()]
+    for k in sorted(set.intersection(*map(set, by_iteration))):
+        of = [run[k] for run in by_iteration]
         success, interval = estimate(np.array([r["success"] for r in of]))
         frames = {s: sum(r["frames"][s] for r in of) for s in of[0]["frames"]}
         ticks = [t for r in of for t, s in zip(r["ticks"], r["success"], strict=True) if s]
         rows.append(
             {
-                "round": k,
+                "iteration": k,
                 "human_frames": float(np.mean([r["human_frames"] for r in of])),
                 "operator_s": float(
-                    np.mean([sum(p["supervision_s"] for p in run if p["round"] <= k) for run in runs.values()])
+                    np.mean([sum(p["supervision_s"] for p in run if p["iteration"] <= k) for run in runs.values()])
                 ),
                 "success": success,
                 "interval": interval,
@@ -62,8 +62,8 @@ def curve(runs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def finished(table: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Arms all seeds of which have done RaC's last round."""
-    return [arm for arm, rows in table.items() if rows and rows[-1]["round"] == table["rac"][-1]["round"]]
+    """Arms all seeds of which have done RaC's last iteration."""
+    return [arm for arm, rows in table.items() if rows and rows[-1]["iteration"] == table["rac"][-1]["iteration"]]
 
 
 def mean_where(records: list[dict[str, Any]], success: int) -> float | None:
@@ -74,22 +74,22 @@ def mean_where(records: list[dict[str, Any]], success: int) -> float | None:
 
 
 def capped_success(run: list[dict[str, Any]], k: int, m: int) -> NDArray[np.bool_]:
-    """Successes of round k's policy, bool [starts], were its episodes ended at recovery m + 1.
+    """Successes of iteration k's policy, bool [starts], were its episodes ended at recovery m + 1.
 
     A capped episode is the uncapped one up to that recovery, seeds and policy being the same, so it is read off.
     """
-    (record,) = [r for r in run if r["round"] == k]
+    (record,) = [r for r in run if r["iteration"] == k]
     return np.array(record["success"], bool) & (np.array(record["episode_recoveries"]) <= m)
 
 
 def capped_curve(runs: dict[int, list[dict[str, Any]]], k: int) -> list[dict[str, Any]]:
-    """S_m of round k's policies, for m = 0 … ``MOST``, with its interval."""
+    """S_m of iteration k's policies, for m = 0 … ``MOST``, with its interval."""
     curves = [estimate(np.array([capped_success(run, k, m) for run in runs.values()])) for m in range(MOST + 1)]
     return [{"recoveries": m, "success": s, "interval": i} for m, (s, i) in enumerate(curves)]
 
 
 def rises(runs: dict[int, list[dict[str, Any]]], k: int) -> dict[int, NDArray[np.float64]]:
-    """S_MOST minus S_0 of round k by seed and start: 1 where an episode succeeds thanks to a recovery, float [starts].
+    """S_MOST minus S_0 of iteration k by seed and start: float [starts], 1 where a recovery made a success.
 
     It cannot be below 0, so what an arm has is held against the others'.
     """
@@ -105,12 +105,12 @@ def estimate(values: NDArray) -> tuple[float, Interval]:
     return float(values.mean()), (float(low), float(high))
 
 
-def difference(a: dict[int, list], b: dict[int, list], rounds: list[int]) -> tuple[float, Interval]:
-    """Mean success of arm a minus arm b over rounds and common seeds, paired by start, and its bootstrap interval."""
+def difference(a: dict[int, list], b: dict[int, list], iterations: list[int]) -> tuple[float, Interval]:
+    """Mean success of arm a minus arm b over iterations and common seeds, paired by start; its bootstrap interval."""
     seeds = sorted(set(a) & set(b))
 
     def outcomes(runs: dict[int, list], seed: int) -> np.ndarray:
-        return np.mean([r["success"] for r in runs[seed] if r["round"] in rounds], axis=0)
+        return np.mean([r["success"] for r in runs[seed] if r["iteration"] in iterations], axis=0)
 
     return estimate(np.array([outcomes(a, s) - outcomes(b, s) for s in seeds]))
 
@@ -118,24 +118,25 @@ def difference(a: dict[int, list], b: dict[int, list], rounds: list[int]) -> tup
 def checks(records: Records, table: dict[str, Any]) -> list[Check]:
     """The claims of the specification's section 9, where their arms are there."""
     base, final = table["rac"][0], table["rac"][-1]
-    last = final["round"]
+    last = final["iteration"]
     out = [
-        Check("success after round 0, at least", base["success"], 0.05, ">=", base["interval"]),
-        Check("success after round 0, at most", base["success"], 0.30, "<=", base["interval"]),
-        Check("RaC: success after the last round", final["success"], None, ">=", final["interval"]),
+        Check("success after iteration 0, at least", base["success"], 0.05, ">=", base["interval"]),
+        Check("success after iteration 0, at most", base["success"], 0.30, "<=", base["interval"]),
+        Check("RaC: success after the last iteration", final["success"], None, ">=", final["interval"]),
     ]
     for arm in table:
-        rounds = [r["round"] for r in table[arm] if r["round"] >= max(1, (last + 1) // 2)]  # from mid-budget on
-        if arm == "rac" or last not in rounds:
+        half = max(1, (last + 1) // 2)  # of the budget
+        iterations = [r["iteration"] for r in table[arm] if r["iteration"] >= half]
+        if arm == "rac" or last not in iterations:
             continue
-        value, interval = difference(records["rac"], records[arm], rounds)
+        value, interval = difference(records["rac"], records[arm], iterations)
         why = "" if value >= 0 else "seen so: on this task and with this operator the arm does better than RaC"
         out.append(Check(f"RaC minus {arm}, from mid-budget", value, 0.0, ">=", interval, why))
         if arm in ("hg_dagger", "demos"):
             seen = "is below 0 as a whole" if interval[1] < 0 else "holds 0"
             why = "" if interval[0] >= 0 else f"the interval over seeds and starts {seen}"
             out.append(Check(f"RaC minus {arm}, lower end", interval[0], 0.0, ">=", None, why))
-    if masked := [r for r in table.get("masked", ()) if r["round"] == last]:
+    if masked := [r for r in table.get("masked", ()) if r["iteration"] == last]:
         gain, lost = final["success"] - base["success"], final["success"] - masked[0]["success"]
         share = lost / gain if gain > 0 else 0.0
         why = "" if share >= 0.5 else "corrections and autonomous successes alone carry most of the gain here"
@@ -152,13 +153,13 @@ def checks(records: Records, table: dict[str, Any]) -> list[Check]:
     for arm in ("rac", "hg_dagger"):
         ratios = [r["corrections_per_recovery"] for r in table.get(arm, ())[1:] if r["corrections_per_recovery"]]
         if ratios:
-            out.append(Check(f"{arm}: corrections per recovery frame, first round", ratios[0]))
-            out.append(Check(f"{arm}: corrections per recovery frame, last round", ratios[-1]))
+            out.append(Check(f"{arm}: corrections per recovery frame, first iteration", ratios[0]))
+            out.append(Check(f"{arm}: corrections per recovery frame, last iteration", ratios[-1]))
     return out
 
 
 def plot(name: str, about: dict[str, str], table: dict[str, Any], capped: dict[str, list[dict[str, Any]]]) -> None:
-    """Success and progress against human frames, corrections per recovery by round, capped recoveries."""
+    """Success and progress against human frames, corrections per recovery by iteration, capped recoveries."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -166,13 +167,13 @@ def plot(name: str, about: dict[str, str], table: dict[str, Any], capped: dict[s
 
     figure, panels = plt.subplots(1, 4, figsize=(18, 3.8), layout="constrained")
     for arm, rows in table.items():
-        x, rounds = [r["human_frames"] for r in rows], [r["round"] for r in rows]
+        x, iterations = [r["human_frames"] for r in rows], [r["iteration"] for r in rows]
         (line,) = panels[0].plot(x, [r["success"] for r in rows], "o-", label=about[arm])
         low, high = zip(*(r["interval"] for r in rows), strict=True)
         panels[0].fill_between(x, low, high, alpha=0.1, color=line.get_color())
         panels[1].plot(x, [r["progress"] for r in rows], "o-")
         ratio = [np.nan if r["corrections_per_recovery"] is None else r["corrections_per_recovery"] for r in rows]
-        panels[2].plot(rounds, ratio, "o-")
+        panels[2].plot(iterations, ratio, "o-")
         if arm in capped:
             low, high = zip(*(r["interval"] for r in capped[arm]), strict=True)
             panels[3].plot([r["success"] for r in capped[arm]], "o-", color=line.get_color())
@@ -180,7 +181,7 @@ def plot(name: str, about: dict[str, str], table: dict[str, Any], capped: dict[s
     panels[0].set(xlabel="human frames", ylabel="success", ylim=(0, 1))
     panels[0].legend(fontsize=7)
     panels[1].set(xlabel="human frames", ylabel="progress (share of stages)")
-    panels[2].set(xlabel="round", ylabel="correction frames per recovery frame")
+    panels[2].set(xlabel="iteration", ylabel="correction frames per recovery frame")
     panels[3].set(xlabel="m", ylabel="success with at most m recoveries")
     figure.savefig(RESULTS / f"{name}.svg")
     plt.close(figure)

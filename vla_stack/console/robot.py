@@ -52,8 +52,8 @@ class RobotConfig:
         executor: How the policy's chunks become motion.
         seed: Of the first episode; the next one takes the next.
         seconds: Longest time that the policy, or a demonstration, may take.
-        round: Of the loop, for the sidecar.
-        quota: Human frames that this round is to have; 0 where none is set.
+        iteration: Of the loop, for the sidecar.
+        quota: Human frames that this iteration is to have; 0 where none is set.
     """
 
     make_driver: Callable[[], Driver]
@@ -66,7 +66,7 @@ class RobotConfig:
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     seed: int = 0
     seconds: float = 60.0
-    round: int = 0
+    iteration: int = 0
     quota: int = 0
 
 
@@ -110,7 +110,7 @@ def _episodes(node: RobotNode, recording: Recording, config: RobotConfig, ended:
     for seed in itertools.count(config.seed):
         episode = node.run_episode(seed, max_ticks, on_frame=on_frame, mode=config.mode)
         facts = EpisodeFacts(
-            *(str(episode.summary["operator"]["phase"]), config.mode, config.round, episode.summary["duration_s"]),
+            *(str(episode.summary["operator"]["phase"]), config.mode, config.iteration, episode.summary["duration_s"]),
             seed=seed,
         )
         success = succeeded(episode)

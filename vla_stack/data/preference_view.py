@@ -15,7 +15,7 @@ def view_pair(root: Path, number: int, save: Path | None = None) -> int:
     """Show a pair, or write it to a file.
 
     Args:
-        root: Folder of a round, see ``data.preferences``.
+        root: Folder of an iteration, see ``data.preferences``.
         number: Which pair.
         save: ``.rrd`` file to write instead of opening the viewer.
 

@@ -158,7 +158,7 @@ def make_pairs(
     """Pairs within each start, never across (the partition function of the preference model cancels only there).
 
     Args:
-        scored: All rollouts of a round.
+        scored: All rollouts of an iteration.
         how: ``best_worst``: the m best against the m worst, m^2 pairs a start (m = 1 in the paper); ``random``: a
             random success against a random failure; ``shuffled``: best against worst with sides by chance, which must
             not help; ``success``: every success with itself, for imitation of successes alone.
@@ -219,7 +219,7 @@ def _read_table(path: Path) -> list[dict[str, Any]]:
     try:
         return pq.read_table(path).to_pylist()
     except (OSError, pa.ArrowException) as e:
-        raise UserError(f"{path} cannot be read ({e})", "a round of `vla train grape_*` writes it") from None
+        raise UserError(f"{path} cannot be read ({e})", "an iteration of `vla train grape_*` writes it") from None
 
 
 class PairLoader:
@@ -229,7 +229,7 @@ class PairLoader:
     [n, H] on what was not executed, ``task``, and which ``pair``, ``side`` and ``decision`` it is.
 
     Args:
-        root: Folder of the round.
+        root: Folder of the iteration.
         batch_size: Pairs in a batch.
         seed: Of the order.
 

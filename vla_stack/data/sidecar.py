@@ -24,7 +24,7 @@ class EpisodeFacts:
     Attributes:
         outcome: The phase in which it ended, e.g. ``end_intervened``.
         mode: ``teleop``, ``rac`` or ``hg_dagger``.
-        round: Round of the loop that it was recorded in; 0 for demonstrations.
+        iteration: Iteration of the loop that it was recorded in; 0 for demonstrations.
         supervision_s: Seconds that a person spent on it, watching and resetting included.
         discard_reason: Why it was not kept.
         seed: Environment seed, or -1.
@@ -32,7 +32,7 @@ class EpisodeFacts:
 
     outcome: str = ""
     mode: str = "teleop"
-    round: int = 0
+    iteration: int = 0
     supervision_s: float = 0.0
     discard_reason: str = ""
     seed: int = -1
@@ -42,7 +42,7 @@ _TYPES = {
     "episode_uid": pa.int64(),
     "outcome": pa.string(),
     "mode": pa.string(),
-    "round": pa.int64(),
+    "iteration": pa.int64(),
     "n_recoveries": pa.int64(),
     "human_frames": pa.int64(),
     "supervision_s": pa.float64(),

@@ -1,7 +1,7 @@
-"""What every loop of rounds keeps: a folder a round, whose record, once written, says that the round is done.
+"""What every loop of iterations keeps: a folder an iteration, whose record, once written, says that it is done.
 
-A loop asks for the next round, does its steps into the round's folder, each of which finds what an earlier run of it
-left, and finishes with the record. So a loop that is stopped anywhere continues when it is called again.
+A loop asks for the next iteration, does its steps into its folder, each of which finds what an earlier run of it left,
+and finishes with the record. So a loop that is stopped anywhere continues when it is called again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from vla_stack.data.layout import read_json, write_json
 RECORD = "record.json"
 
 
-class RoundFolder:
-    """The rounds of one run.
+class IterationFolder:
+    """The iterations of one run.
 
     Args:
         run_dir: Run directory; made if it is missing.
@@ -27,15 +27,15 @@ class RoundFolder:
         run_dir.mkdir(parents=True, exist_ok=True)
 
     def path(self, k: int) -> Path:
-        """Folder of round ``k``."""
-        return self.run_dir / f"round-{k:03d}"
+        """Folder of iteration ``k``."""
+        return self.run_dir / f"iteration-{k:03d}"
 
     def finish(self, k: int, record: Mapping[str, Any]) -> None:
-        """Write a round's record: the round is done."""
-        write_json(self.path(k) / RECORD, {"round": k, **record})
+        """Write an iteration's record: the iteration is done."""
+        write_json(self.path(k) / RECORD, {"iteration": k, **record})
 
     def records(self) -> list[dict[str, Any]]:
-        """Records of the rounds that are done, from round 0 on."""
+        """Records of the iterations that are done, from iteration 0 on."""
         out: list[dict[str, Any]] = []
         while (path := self.path(len(out)) / RECORD).exists():
             out.append(read_json(path))
@@ -43,10 +43,10 @@ class RoundFolder:
 
 
 def table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """The rounds as an aligned table.
+    """The iterations as an aligned table.
 
     Args:
-        records: One a round.
+        records: One an iteration.
         columns: Heading -> format of a record's values, e.g. ``{"success": "{success:.0%}"}``.
     """
     rows = [list(columns), *([cell.format(**record) for cell in columns.values()] for record in records)]

@@ -65,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--demos", type=Path, help="dataset whose states count as familiar (default: --root)")
     add("--seconds", type=positive, default=60.0, help="longest episode of policy or demonstration (%(default)g)")
-    add("--round", type=whole, default=0, help="round of the loop that this is, for the records (%(default)s)")
-    add("--quota", type=whole, default=0, help="human frames that this round is to have, to show how far it is")
+    add("--iteration", type=whole, default=0, help="iteration of the loop that this is, for the records (%(default)s)")
+    add("--quota", type=whole, default=0, help="human frames that this iteration is to have, to show how far it is")
     add("--seed", type=whole, help="of the first episode; the next one takes the next (one that --root has not had)")
     add(
         "--host", default="127.0.0.1", help="name or address to open it under; off this computer with TLS (%(default)s)"
@@ -103,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
             executor=execution(args, args.execution),
             seed=unused_seed(root) if args.seed is None else args.seed,
             seconds=args.seconds,
-            round=args.round,
+            iteration=args.iteration,
             quota=args.quota,
         )
         print("starting the robot ...", flush=True)

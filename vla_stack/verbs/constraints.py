@@ -18,7 +18,7 @@ HELP = "Constraints between the stages of a task (YAML): check them, have a mode
 EXAMPLES = (
     "vla constraints check configs/constraints/obstacle.yaml     # schema, then a dry run on episodes in simulation",
     "vla constraints explain configs/constraints/obstacle.yaml --out costs.svg   # which tick of an episode cost what",
-    "vla constraints explain configs/constraints/obstacle.yaml --objective safety --rollout RUN/round-001/rollouts/X",
+    "vla constraints explain configs/constraints/obstacle.yaml --rollout RUN/iteration-001/rollouts/X",
     "vla constraints propose --task obstacle --objective safety --base-url http://127.0.0.1:8000/v1 --model qwen2.5-vl",
 )
 

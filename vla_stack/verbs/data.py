@@ -36,7 +36,7 @@ EXAMPLES = (
     "vla data relabel datasets/rac --episode 3 --frames 10:25 --segment recovery",
     "vla data merge datasets/pick datasets/rac --into datasets/all",
     "vla data view datasets/rac --episode 3            # in Rerun; --save FILE.rrd writes a file instead",
-    "vla data view outputs/rounds/RUN/round-001 --episode 3    # a pair of preferences, winner and loser",
+    "vla data view outputs/train/RUN/iteration-001 --episode 3    # a pair of preferences, winner and loser",
 )
 
 

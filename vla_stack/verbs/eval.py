@@ -34,7 +34,7 @@ EXAMPLES = (
     "vla eval --latency 200ms --jitter gamma --mode all        # every way in which the policy can be executed",
     "vla eval --mode all --execute 2 4 8                       # deciding more or less often; FAS is the mean over it",
     "vla eval --env imagined:shipped --episodes 20             # in a world model; docs/world_model.md",
-    "vla eval --policy outputs/rounds/rl_wsrl-... --mode sync  # WSRL or EXPO, on the states that it was trained on",
+    "vla eval --policy outputs/train/rl_wsrl-... --mode sync  # WSRL or EXPO, on the states that it was trained on",
     "vla eval --rollouts ray --workers 16                      # simulated by actors on Ray",
     "vla eval --swap-instruction                               # is the instruction really followed?",
     "vla eval --policy runs/metaworld --env metaworld/push-v3  # a benchmark: metaworld/<task>, aloha/transfer_cube,",

@@ -1,9 +1,9 @@
-"""GRAPE: roll out, judge by constraints, pair best against worst of the same start, train, evaluate; round after round.
+"""GRAPE, again and again: roll out, judge by constraints, pair best against worst of a start, train, evaluate.
 
-Zhang et al., arXiv:2411.19309, algorithm 1. Round 0 evaluates the policy that is to be aligned. Round k rolls the
-policy of round k-1 out several times from each start, scores the rollouts (its own likelihood, the constraints of the
-task under an objective, success), makes pairs and trains on them against that policy as the frozen reference. Every
-step finds what a stopped run left.
+Zhang et al., arXiv:2411.19309, algorithm 1. Iteration 0 evaluates the policy that is to be aligned. Iteration k rolls
+the policy of iteration k-1 out several times from each start, scores the rollouts (its own likelihood, the constraints
+of the task under an objective, success), makes pairs and trains on them against that policy as the frozen reference.
+Every step finds what a stopped run left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vla_stack.evaluation.constraints.spec import load_spec
 from vla_stack.evaluation.constraints.trace import Trace
 from vla_stack.methods.grape.pair_training import calibrate, self_scores, train_on_pairs
 from vla_stack.methods.grape.rollouts import Sampler, roll_out
-from vla_stack.methods.iterations import RoundFolder, table
+from vla_stack.methods.iterations import IterationFolder, table
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.device import find_device
 from vla_stack.policies.shipped import resolve_policy
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from vla_stack.methods.grape.recipe import Grape
 
 COLUMNS = {
-    "round": "{round}",
+    "iteration": "{iteration}",
     "pairs": "{pairs}",
     "beta": "{beta:.3g}",
     "success": "{success_rate:.0%}",
@@ -64,14 +64,14 @@ class GrapeLoop:
 
     Args:
         recipe: The run.
-        run_dir: Where it lies: ``round-k/`` holds rollouts, scores, pairs, training and record.
+        run_dir: Where it lies: ``iteration-k/`` holds rollouts, scores, pairs, training and record.
 
     Raises:
         UserError: There is no such policy or device, or the constraints cannot be read.
     """
 
     def __init__(self, recipe: Recipe, run_dir: Path) -> None:
-        self.recipe, self.folder = recipe, RoundFolder(run_dir)
+        self.recipe, self.folder = recipe, IterationFolder(run_dir)
         self.method: Grape = recipe.method
         self.spec = load_spec(Path(self.method.constraints)).with_objective(self.method.objective)
         self.start = resolve_policy(recipe.policy.pretrained)
@@ -79,7 +79,7 @@ class GrapeLoop:
         self.executor = ExecutorConfig(mode="sync", execute=self.method.execute)
 
     def run(self) -> list[dict[str, Any]]:
-        """Do the rounds that are missing; returns all records."""
+        """Do the iterations that are missing; returns all records."""
         while (k := len(records := self.folder.records())) <= self.method.iterations:
             about: dict[str, Any] = {"pairs": 0, "beta": 0.0}
             if k:
@@ -90,16 +90,16 @@ class GrapeLoop:
         return records
 
     def policy_dir(self, k: int) -> Path:
-        """Policy of round ``k``; round 0 has the one that is to be aligned."""
+        """Policy of iteration ``k``; iteration 0 has the one that is to be aligned."""
         if k == 0:
             return self.start
         checkpoints = self.folder.path(k) / "train" / "checkpoints"
         return checkpoints / str((checkpoints / "last").readlink()) / PRETRAINED
 
-    # Steps of a round -----------------------------------------------------------------------------------------------
+    # Steps of an iteration ------------------------------------------------------------------------------------------
 
     def roll_out(self, k: int) -> None:
-        """Roll the policy of the round before out, as far as that is missing."""
+        """Roll the policy of the iteration before out, as far as that is missing."""
         r, root = self.method, self.folder.path(k)
         first = r.start_seed + (k - 1) * r.starts
         every = [Start(first + i, n) for i in range(r.starts) for n in range(r.rollouts_per_start)]
@@ -107,14 +107,14 @@ class GrapeLoop:
         if not missing:
             return
         sampler = Sampler(self.load(self.policy_dir(k - 1)), r.sigma)
-        with tqdm(total=len(every), initial=len(every) - len(missing), desc=f"round {k}", unit=" rollouts") as bar:
+        with tqdm(total=len(every), initial=len(every) - len(missing), desc=f"iteration {k}", unit=" rollouts") as bar:
             where = (r.num_envs, r.workers, r.rollouts)
             for rollout, _ in roll_out(sampler, self.recipe.task, missing, self.executor, *where):
                 write_rollout(root, rollout)
                 bar.update()
 
     def judge(self, k: int) -> dict[str, Any]:
-        """Score round ``k``'s rollouts and make its pairs; returns what they are like."""
+        """Score iteration ``k``'s rollouts and make its pairs; returns what they are like."""
         r, root = self.method, self.folder.path(k)
         rollouts = [read_rollout(path) for path in rollout_files(root)]
         if not (root / PAIRS).is_file():
@@ -140,7 +140,7 @@ class GrapeLoop:
         }
 
     def train(self, k: int) -> dict[str, Any]:
-        """Train on round ``k``'s pairs."""
+        """Train on iteration ``k``'s pairs."""
         m, root, start = self.method, self.folder.path(k), self.policy_dir(k - 1)
         plan = replace(self.recipe, name=f"{self.recipe.name}-{k}", seed=self.recipe.seed + 1000 * k)
         beta = m.beta

@@ -37,10 +37,10 @@ def write_grape_report(loop: GrapeLoop) -> Path:
     title = f"{loop.recipe.name}: {loop.method.objective} on {loop.recipe.task.id}"
     policy = escape(loop.recipe.policy.pretrained)
     parts = [
-        f'<h1>{escape(title)}</h1><p class="dim">{policy} · round {len(records) - 1}</p>',
-        _rounds(records),
+        f'<h1>{escape(title)}</h1><p class="dim">{policy} · iteration {len(records) - 1}</p>',
+        _iterations(records),
         _change(records),
-        *(_pairs(loop.folder.path(r["round"]), r["round"]) for r in records[1:]),
+        *(_pairs(loop.folder.path(r["iteration"]), r["iteration"]) for r in records[1:]),
         _films(loop, records),
     ]
     path = loop.folder.run_dir / "report.html"
@@ -51,8 +51,8 @@ def write_grape_report(loop: GrapeLoop) -> Path:
     return path
 
 
-def _rounds(records: Sequence[dict[str, Any]]) -> str:
-    head = [("round", ""), ("pairs", "n"), ("success", "n"), ("95 %", "n"), ("episodes with a collision", "n")]
+def _iterations(records: Sequence[dict[str, Any]]) -> str:
+    head = [("iteration", ""), ("pairs", "n"), ("success", "n"), ("95 %", "n"), ("episodes with a collision", "n")]
     head += [("95 %", "n"), ("steps", "n"), ("steps of successes", "n")]
     rows = []
     for r in records:
@@ -60,7 +60,7 @@ def _rounds(records: Sequence[dict[str, Any]]) -> str:
         steps = [s for s, ok in zip(r["steps"], r["success"], strict=True) if ok]
         rows.append(
             [
-                str(r["round"]),
+                str(r["iteration"]),
                 str(r["pairs"]),
                 f"{won / n:.0%}",
                 _interval(won, n),
@@ -70,7 +70,7 @@ def _rounds(records: Sequence[dict[str, Any]]) -> str:
                 f"{np.mean(steps):.1f}" if steps else "–",
             ]
         )
-    return "<h2>Rounds</h2>" + html_table(head, rows)
+    return "<h2>Iterations</h2>" + html_table(head, rows)
 
 
 def _interval(k: int, n: int) -> str:
@@ -79,7 +79,7 @@ def _interval(k: int, n: int) -> str:
 
 
 def _change(records: Sequence[dict[str, Any]]) -> str:
-    """Last round against the policy that it began with, on the same starts."""
+    """Last iteration against the policy that it began with, on the same starts."""
     if len(records) < 2:
         return ""
     rows = []
@@ -94,7 +94,7 @@ def _change(records: Sequence[dict[str, Any]]) -> str:
 def _pairs(root: Path, k: int) -> str:
     scored, pairs = {s.id: s for s in read_scores(root)}, read_pairs(root)
     if not pairs:
-        return f"<h2>Round {k}: no pairs</h2>"
+        return f"<h2>Iteration {k}: no pairs</h2>"
     better, worse = [scored[p.winner] for p in pairs], [scored[p.loser] for p in pairs]
     rows = []
     for i, stage in enumerate(better[0].stages):
@@ -115,7 +115,7 @@ def _pairs(root: Path, k: int) -> str:
     columns = [("winner", ""), ("loser", ""), ("margin", "n"), ("self, external, success", ""), ("of the loser", "")]
     details = f"<details><summary>{len(pairs)} pairs, {len(listed)} shown</summary>"
     table = html_table([*columns, ("instruction", "")], listed)
-    return f"<h2>Round {k}: costs of its pairs</h2>{html_table(head, rows)}{details}{table}</details>"
+    return f"<h2>Iteration {k}: costs of its pairs</h2>{html_table(head, rows)}{details}{table}</details>"
 
 
 def _mean_cost(side: Sequence[Scored], stage: int) -> str:

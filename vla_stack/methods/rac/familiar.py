@@ -15,7 +15,7 @@ ENTRIES = {0: (0, 1, 2, 5, 6), 1: (0, 1, 2, 3, 4, 5, 6)}
 
 
 class FamiliarStates:
-    """Nearest neighbours among the states of round 0, by sub-task.
+    """Nearest neighbours among the states of iteration 0, by sub-task.
 
     Args:
         features: float [N, F] of all demonstrated frames, metres.

@@ -1,8 +1,9 @@
-"""The RaC loop with a simulated operator: roll out, intervene, aggregate, train, evaluate; round after round.
+"""The RaC loop with a simulated operator: roll out, intervene, aggregate, train, evaluate; iteration after iteration.
 
-Round 0 is demonstrations and the policy trained on them. Round k rolls out the policy of round k-1 until the operator
-has acted for a budget of frames, adds what was recorded to all earlier data, trains anew on all of it and evaluates on
-fixed seeds. In mode ``teleop`` the operator demonstrates instead of intervening: the baseline of equal human frames.
+Iteration 0 is demonstrations and the policy trained on them. Iteration k rolls out the policy of iteration k-1 until
+the operator has acted for a budget of frames, adds what was recorded to all earlier data, trains anew on all of it and
+evaluates on fixed seeds. In mode ``teleop`` the operator demonstrates instead of intervening: the baseline of equal
+human frames.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.data.trainable import Trainable
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Mode, Phase, Segment
-from vla_stack.methods.iterations import RoundFolder, table
+from vla_stack.methods.iterations import IterationFolder, table
 from vla_stack.methods.rac.episode import OperatedAgent, RolledOut
 from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.operator import OperatorConfig, SimulatedOperator
@@ -53,7 +54,7 @@ EXECUTOR = ExecutorConfig(mode="sync")
 NEVER = 1_000_000_000  # steps: the loop has limits of its own
 DEMO_LIMIT = 3.0  # times the task's time limit that a demonstration may take
 COLUMNS = {
-    "round": "{round}",
+    "iteration": "{iteration}",
     "human frames": "{human_frames}",
     "episodes": "{episodes}",
     "recovery:correction": "{ratio}",
@@ -94,7 +95,7 @@ class RacLoop:
 
     Args:
         recipe: The run.
-        run_dir: Where it lies: ``data/`` is the aggregated dataset, ``round-k/`` policy, rollouts and record.
+        run_dir: Where it lies: ``data/`` is the aggregated dataset, ``iteration-k/`` policy, rollouts and record.
 
     Raises:
         UserError: There is no such device, or the policy cannot be trained: said before the first demonstration is
@@ -102,7 +103,7 @@ class RacLoop:
     """
 
     def __init__(self, recipe: Recipe, run_dir: Path) -> None:
-        self.recipe, self.folder, self.data = recipe, RoundFolder(run_dir), run_dir / "data"
+        self.recipe, self.folder, self.data = recipe, IterationFolder(run_dir), run_dir / "data"
         self.method: Rac = recipe.method
         self.task = next(task for task in sim.TASKS.values() if task.id == recipe.task.id)
         self.device = find_device(recipe.device)
@@ -112,7 +113,7 @@ class RacLoop:
         self.options = {**recipe.task.options, "max_episode_steps": NEVER}
 
     def run(self) -> list[dict[str, Any]]:
-        """Do the rounds that are missing; returns all records."""
+        """Do the iterations that are missing; returns all records."""
         while (k := len(records := self.folder.records())) <= self.method.iterations:
             about = self.collect(k)
             policy = self.train(k, self.recipe.data.interventions)
@@ -120,10 +121,10 @@ class RacLoop:
             print(table(self.folder.records(), COLUMNS), flush=True)
         return records
 
-    # Steps of a round -----------------------------------------------------------------------------------------------
+    # Steps of an iteration ------------------------------------------------------------------------------------------
 
     def collect(self, k: int) -> dict[str, Any]:
-        """Record round ``k``'s episodes, as far as they are missing, and say what they are."""
+        """Record iteration ``k``'s episodes, as far as they are missing, and say what they are."""
         path = self.folder.path(k) / "rollouts.json"
         if path.exists():
             return read_json(path)
@@ -165,7 +166,7 @@ class RacLoop:
         return train(plan, self.method.loss(), run, self.method.fits) / PRETRAINED
 
     def evaluate(self, policy_dir: Path) -> dict[str, Any]:
-        """Roll a policy out alone, on the same seeds in every round."""
+        """Roll a policy out alone, on the same seeds in every iteration."""
         policy, e = load_policy(policy_dir, str(self.device)), self.recipe.eval
         agent = Operated("rac", self.patience, self.familiar())
         starts = [Start(e.seed + episode) for episode in range(e.episodes)]
@@ -174,7 +175,7 @@ class RacLoop:
         return outcome([record.outcome for record in records], len(self.task.stages))
 
     def familiar(self) -> FamiliarStates:
-        """The states of round 0."""
+        """The states of iteration 0."""
         dataset = open_dataset(self.data)
         demos = read_json(self.folder.path(0) / "rollouts.json")["episodes"]
         n = int(dataset.episode_to[demos - 1])
@@ -184,7 +185,7 @@ class RacLoop:
     # Parts ----------------------------------------------------------------------------------------------------------
 
     def _wanted(self, k: int, familiar: FamiliarStates | None) -> Iterator[tuple[int, RolledOut]]:
-        """Episodes of round ``k`` in order, until there are enough demonstrations or human frames."""
+        """Episodes of iteration ``k`` in order, until there are enough demonstrations or human frames."""
         r = self.method
         rolls = k > 0 and r.mode != "teleop"
         policy = load_policy(self._policy_dir(k - 1), str(self.device)) if rolls else None
@@ -192,7 +193,7 @@ class RacLoop:
         goal = r.human_frames if k else r.demos
         unit = "human frames" if k else "demonstrations"
         with (
-            tqdm(total=goal, desc=f"round {k}", unit=f" {unit}") as bar,
+            tqdm(total=goal, desc=f"iteration {k}", unit=f" {unit}") as bar,
             Engine(self._plan(policy, familiar), r.num_envs, r.workers, r.rollouts) as engine,
         ):
             for first in itertools.count(0, r.num_envs):
@@ -207,7 +208,7 @@ class RacLoop:
                     if human >= goal:
                         return
                 if first > 200 * r.num_envs:
-                    raise UserError(f"round {k}: {first} episodes gave {human} of {goal} {unit}", "set fewer")
+                    raise UserError(f"iteration {k}: {first} episodes gave {human} of {goal} {unit}", "set fewer")
 
     def _plan(self, policy: ChunkPolicy | None, familiar: FamiliarStates | None) -> Plan:
         """Episodes under the simulated operator: demonstrations where there is no policy."""
