@@ -148,9 +148,10 @@ class Page:
 def frame(body: bytes, kind: int = TEXT, fin: bool = True, says: int | None = None) -> bytes:
     """A frame of a client, masked with zeros; ``says``: another length than it has."""
     size = len(body) if says is None else says
-    length = bytes([128 | size]) if size < 126 else b"\xfe" + struct.pack(">H", size)
-    if size > 65535:
-        length = b"\xff" + struct.pack(">Q", size)
+    if size < 126:
+        length = bytes([128 | size])
+    else:
+        length = b"\xfe" + struct.pack(">H", size) if size < 1 << 16 else b"\xff" + struct.pack(">Q", size)
     return bytes([FIN * fin | kind]) + length + bytes(4) + body
 
 
