@@ -38,6 +38,10 @@ class Page:
         access: Of the console.
         cookie: A session; without one nothing is said at first.
         path: ``/ws``, or ``/stop`` of the e-stop's port.
+        buffer: Bytes that this end takes before it reads; the system's default by 0.
+
+    Attributes:
+        taken: Bytes of :meth:`push` that the other end's computer has taken, whether or not anybody read them.
     """
 
     def __init__(self, access: Access, cookie: str, path: str = "/ws", buffer: int = 0) -> None:
@@ -48,7 +52,7 @@ class Page:
         self.socket.settimeout(20.0)
         self.socket.connect(("127.0.0.1", self.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._data, self._rest = b"", b""
+        self._data, self._rest, self.taken = b"", b"", 0
         self.page = bool(cookie)
         if self.page:
             self.socket.sendall(
@@ -68,23 +72,18 @@ class Page:
     def send(self, **message: Any) -> None:
         self.socket.sendall(frame(json.dumps(message).encode()))
 
-    def push(self, data: bytes) -> int:
+    def push(self, data: bytes) -> None:
         """Send what the other end takes at once of ``data``, and more of it once that has been taken as a whole.
-
-        Returns:
-            Bytes that it took.
 
         Raises:
             OSError: The connection has ended.
         """
         self.socket.setblocking(False)
-        taken = 0
         with suppress(BlockingIOError):
             self._rest = self._rest or data
             while self._rest:
                 n = self.socket.send(self._rest)
-                self._rest, taken = self._rest[n:], taken + n
-        return taken
+                self._rest, self.taken = self._rest[n:], self.taken + n
 
     # -- what is heard --------------------------------------------------------------------------------------------
 
@@ -171,24 +170,24 @@ def many_flood(connect: Connect, end: float) -> int:
 def flood(connect: Connect, end: float, number: int) -> tuple[int, int]:
     """Connections made, and commands that were taken, whether or not anybody read them."""
     pages: dict[int, Page] = {}
-    made, taken, again = 0, 0, dict.fromkeys(range(number), 0.0)
+    again = dict.fromkeys(range(number), 0.0)
+    opened: list[Page] = []
     while time.monotonic() < end:
         for n in range(number):
             try:
                 if n not in pages and time.monotonic() > again[n]:
                     again[n] = time.monotonic() + 0.05
                     pages[n] = connect(n)
-                    made += 1
+                    opened.append(pages[n])
                 if n in pages:
-                    message = pages[n].message
-                    taken += pages[n].push(2000 * message) // len(message)
+                    pages[n].push(2000 * pages[n].message)
             except OSError:
                 if n in pages:
                     pages.pop(n).close()
         time.sleep(0.001)
     for page in pages.values():
         page.close()
-    return made, taken
+    return len(opened), sum(page.taken // len(page.message) for page in opened)
 
 
 def slow(connect: Connect, end: float) -> int:
