@@ -239,11 +239,11 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def achieved(self, instruction: str) -> bool:
         """Whether what ``instruction`` (one of ``task_variants``) asks for holds now."""
-        dealt, self._variant = self._variant, self.task_variants.index(instruction)
+        own, self._variant = self._variant, self.task_variants.index(instruction)
         try:
             return bool(self.progress()[-1])
         finally:
-            self._variant = dealt
+            self._variant = own
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "diffusion": "vla_stack.policies.adapters.diffusion:Diffusion",
     },
     "environments": {  # `make(rest, num_envs, **options) -> envs.VectorEnv`, for ids `<name>:<rest>`
-        "imagined": "vla_stack.world_model.dreams:make",
+        "imagined": "vla_stack.world_model.world_backend:make",
         "judged": "vla_stack.world_model.success:make",
         "steered": "vla_stack.world_model.steered:make",
     },

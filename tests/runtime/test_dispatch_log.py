@@ -113,7 +113,7 @@ def test_a_jumping_wall_clock_changes_nothing(mode, monkeypatch):
 def test_nothing_between_policy_and_motor_reads_the_time_of_day():
     parts = {
         "runtime": "clock control control_process executor link link_port merging node safety timeline".split(),
-        "serving": "baton client connection dialer listener messages rates reception server sessions wire".split(),
+        "serving": "client connection dialer listener messages ownership rates reception server sessions wire".split(),
     }
     root = Path(__file__).resolve().parents[2] / "vla_stack"
     reads = re.compile(r"\btime\.(time|time_ns|localtime|gmtime)\b|\bdatetime\b|CLOCK_REALTIME")

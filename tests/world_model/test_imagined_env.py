@@ -15,7 +15,6 @@ from world_toys import ROBOT, SIZE, TASKS, record
 from vla_stack.envs import EnvStep
 from vla_stack.world_model import sight
 from vla_stack.world_model.clips import clip_batch, encode_all, open_recording
-from vla_stack.world_model.dreams import Dreams, RecordedStarts, Start
 from vla_stack.world_model.dynamics import DynamicsConfig, Remembered
 from vla_stack.world_model.heads import HeadsConfig
 from vla_stack.world_model.imagined_env import ImaginedEnv
@@ -25,6 +24,7 @@ from vla_stack.world_model.oracle import Oracle
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.selection import choose, look_ahead
 from vla_stack.world_model.vae import Vae, VaeConfig
+from vla_stack.world_model.world_backend import RecordedStarts, Start, WorldBackend
 
 OPTIONS: dict[str, Any] = {"image_size": 16, "cameras": ("front", "wrist")}
 
@@ -109,7 +109,7 @@ def actions(n: int, steps: int, seed: int = 0) -> np.ndarray:
 
 def test_a_rollout_does_not_know_its_neighbours(model: WorldModel) -> None:
     def film(n: int, row: int) -> list[np.ndarray]:
-        rows = ImaginedRows(Dreams(model, ToyStarts(), n, 100), n)
+        rows = ImaginedRows(WorldBackend(model, ToyStarts(), n, 100), n)
         seeds = [11 + i for i in range(n)]
         seeds[row] = 7
         rows.reset(range(n), seeds)
@@ -128,17 +128,17 @@ def test_chunks_join_and_only_the_first_frame_is_encoded(model: WorldModel, monk
     encoded: list[int] = []
     encode = Vae.encode
     monkeypatch.setattr(Vae, "encode", lambda self, p: encoded.append(len(p)) or encode(self, p))
-    dreams = Dreams(model, ToyStarts(), 1, 100)
-    rows = ImaginedRows(dreams, 1)
+    backend = WorldBackend(model, ToyStarts(), 1, 100)
+    rows = ImaginedRows(backend, 1)
     rows.reset([0], [0])
     pictures: list[bytes] = []
     for n in range(3):
-        start = dreams._dreams[0].memory.current.pose
+        start = backend._rollouts[0].memory.current.pose
         chunk = actions(1, 3, seed=n)[:, 0]
         pictures += [step.observation["pixels"]["front"].tobytes() for step in carried_out(rows, chunk)]
         conditioning = model.heads.adapter(start[None], torch.zeros(1, 5), torch.from_numpy(chunk)[None])
-        torch.testing.assert_close(dreams._dreams[0].memory.current.pose, conditioning[0, -1])
-        assert dreams._dreams[0].memory.chunks == n + 1
+        torch.testing.assert_close(backend._rollouts[0].memory.current.pose, conditioning[0, -1])
+        assert backend._rollouts[0].memory.chunks == n + 1
     assert encoded == [1] and len(pictures) == 9 == len(set(pictures))
 
 
@@ -164,7 +164,7 @@ def test_a_rollout_is_told_what_training_clips_tell(
 
     monkeypatch.setattr(model.heads.adapter, "forward", lead)
     monkeypatch.setattr(model.dynamics, "imagine", imagine)
-    rows = ImaginedRows(Dreams(model, RecordedStarts(recording), 1, 100), 1)
+    rows = ImaginedRows(WorldBackend(model, RecordedStarts(recording), 1, 100), 1)
     rows.reset([0], [None], {"start_index": first})
     for now in range(first, first + 4 * h, h):
         carried_out(rows, recording.commands[now : now + h])
@@ -187,7 +187,7 @@ def test_one_rollout_begins_anew_without_a_trace_in_the_others(model: WorldModel
     moves = actions(2, 9)
     films = []
     for restart in (False, True):
-        rows = ImaginedRows(Dreams(model, ToyStarts(), 2, 100), 2)
+        rows = ImaginedRows(WorldBackend(model, ToyStarts(), 2, 100), 2)
         rows.reset([0, 1], [5, 6])
         film = []
         for k, a in enumerate(moves):
@@ -213,7 +213,7 @@ def test_commands_that_are_known_ahead_are_imagined_once(model: WorldModel, monk
     moves, other = actions(1, 6)[:, 0], actions(1, 6, seed=1)[:, 0]
 
     def film(ahead: dict[int, np.ndarray]) -> tuple[list[dict[str, Any]], list[int]]:
-        rows = ImaginedRows(Dreams(model, ToyStarts(), 1, 100), 1)
+        rows = ImaginedRows(WorldBackend(model, ToyStarts(), 1, 100), 1)
         rows.reset([0], [0])
         asked.clear()
         nothing = np.zeros((0, 5), np.float32)
@@ -234,7 +234,7 @@ def test_commands_that_are_known_ahead_are_imagined_once(model: WorldModel, monk
 
 def test_a_guard_ends_an_episode_and_takes_its_success(model: WorldModel) -> None:
     config = model.config
-    rows = ImaginedRows(Dreams(model, ToyStarts(), 1, 100), 1)
+    rows = ImaginedRows(WorldBackend(model, ToyStarts(), 1, 100), 1)
 
     def ends(moves: np.ndarray) -> list[tuple[bool, bool, bool, tuple[str, ...]]]:
         rows.reset([0], [0])

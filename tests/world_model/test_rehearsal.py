@@ -29,7 +29,7 @@ from vla_stack.world_model import instructions, rehearsal
 from vla_stack.world_model.clips import encode_all, open_recording
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
-from vla_stack.world_model.imagined_rows import Frame, ImaginedRows
+from vla_stack.world_model.imagined_rows import ImaginedFrame, ImaginedRows
 from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.selection import choose
@@ -85,7 +85,7 @@ class Counting:
         k = self.at[row]
         pictures = {c: np.full((SIZE, SIZE, 3), k, np.uint8) for c in ("front", "wrist")}
         done = k >= 6 + self.seeds[row]
-        return Frame(pictures, np.full(12, 0.01 * k, np.float32), float(done), done)
+        return ImaginedFrame(pictures, np.full(12, 0.01 * k, np.float32), float(done), done)
 
     def close(self) -> None: ...
 
@@ -115,12 +115,12 @@ def test_an_episode_holds_every_frame_once_and_its_words(tmp_path: Path, monkeyp
     policy, executor = Steady(), ExecutorConfig(mode="sync", execute=3)
 
     def rehearse(varied: rehearsal.Varied, seeds: Sequence[int], skip: int) -> list[EpisodeRecord]:
-        recorders = {rehearsal.FILM: partial(rehearsal.FilmRecorder, skip=skip)}
+        recorders = {rehearsal.REHEARSED: partial(rehearsal.RehearsalRecorder, skip=skip)}
         plan = Plan("counting", {}, policy.spec, varied, recorders, executor)
         return sorted(run(policy, plan, [Start(s) for s in seeds], 4), key=lambda e: e.seed)
 
     episodes = rehearse(rehearsal.Varied(PolicyAgent, rehearsal.in_other_words), [0, 1, 2, 3], rehearsal.DRIVE_STEPS)
-    films = [e.attached[rehearsal.FILM] for e in episodes]
+    films = [e.attached[rehearsal.REHEARSED] for e in episodes]
     assert [e.success for e in episodes] == [True, True, True, True]
     assert [len(film.actions) for film in films] == [2, 3, 4, 5]  # the arm was driven for the first four steps
     assert len(policy.seen) == 4 + 2  # two are done within the first chunk: nobody asks what they would do next
@@ -140,7 +140,7 @@ def test_an_episode_holds_every_frame_once_and_its_words(tmp_path: Path, monkeyp
     assert rehearsal.record(tmp_path / "again", ROBOT, episodes, 9, lambda task, seed: f"{seed}: {task}") == 3
     assert set(open_dataset(tmp_path / "again").tasks) == {f"{seed}: {TASKS[0]}" for seed in (0, 2, 3)}
 
-    still = rehearse(rehearsal.Varied(PolicyAgent, drive=0.0), [0], 0)[0].attached[rehearsal.FILM]
+    still = rehearse(rehearsal.Varied(PolicyAgent, drive=0.0), [0], 0)[0].attached[rehearsal.REHEARSED]
     assert len(still.actions) == 6 and policy.seen[-1].task == TASKS[0]
 
 

@@ -12,8 +12,8 @@ from world_toys import record
 from vla_stack.world_model import guards, heads_data
 from vla_stack.world_model.clips import encode_all, open_recording
 from vla_stack.world_model.dynamics import DynamicsConfig
-from vla_stack.world_model.heads import Eye, Heads, HeadsConfig, balanced_threshold
-from vla_stack.world_model.heads_data import HeadsLoader, calibrate, imagine_rollouts, told_otherwise, window_starts
+from vla_stack.world_model.heads import Encoder, Heads, HeadsConfig, balanced_threshold
+from vla_stack.world_model.heads_data import HeadsLoader, calibrate, imagine_rollouts, window_starts, with_other_tasks
 from vla_stack.world_model.model import WorldConfig, WorldModel
 from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.vae import Vae, VaeConfig, object_mask, ssim, to_planes
@@ -33,7 +33,7 @@ def test_a_judge_can_be_asked_frame_by_frame() -> None:
 
 
 def test_an_eye_sees_where_something_is() -> None:
-    eye = Eye(views=2, width=8, points=2)
+    eye = Encoder(views=2, width=8, points=2)
     eye.maps = torch.nn.Conv2d(
         6, 2, 1
     )  # the first point is of what is bright in the first view, the second of the other
@@ -88,12 +88,12 @@ def test_what_counts_as_an_object_and_as_similar() -> None:
 
 def test_another_instruction_makes_a_success_none() -> None:
     rng, task = np.random.default_rng(0), np.arange(600) % 3
-    told, own = told_otherwise(task, 3, rng.random(600) < 0.3, rng)
+    told, own = with_other_tasks(task, 3, rng.random(600) < 0.3, rng)
     assert (told[own] == task[own]).all() and (told[~own] != task[~own]).all() and 120 < (~own).sum() < 240
     assert {(int(a), int(b)) for a, b in zip(task[~own], told[~own], strict=True)} == {
         (a, b) for a in range(3) for b in range(3) if a != b
     }
-    told, own = told_otherwise(np.zeros(4, int), 1, np.ones(4, bool), rng)  # nothing else could have been said
+    told, own = with_other_tasks(np.zeros(4, int), 1, np.ones(4, bool), rng)  # nothing else could have been said
     assert not told.any() and own.all()
 
 

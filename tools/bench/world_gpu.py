@@ -10,8 +10,8 @@ cameras. Weights are random: neither time nor memory depends on them, and no dow
 A frame counts once, whatever the number of cameras: frames per second are rollouts times frames of a chunk, over the
 median time of a chunk. A chunk is sampled with the recipe's steps and decoded to uint8 pictures, on the GPU; nothing is
 compiled. The code imagines in float32 (of which torch lets convolutions use TF32); for svd a row says what bfloat16 by
-autocast would give. *through Dreams* is all that the imagined environment does for it: adapter, judges, probe, guards,
-inverse kinematics, pictures on the CPU.
+autocast would give. *through the backend* is all that the imagined environment does for it: adapter, judges, probe,
+guards, inverse kinematics, pictures on the CPU.
 
 Training is of the dynamics, in the recipe's precision: a micro-batch is loss and backward pass, a step adds clipping
 and AdamW. Autoencoder and heads lie on the GPU as in a run; the average of the weights does not, and is not estimated.
@@ -160,7 +160,7 @@ def imagine(figures: Figures, model: WorldModel, rollouts: int, autocast: bool, 
 
 def dreamed(figures: Figures, model: WorldModel, rollouts: int, repeats: int) -> dict[str, float]:
     """The same through the imagined environment's backend."""
-    from vla_stack.world_model.dreams import Dreams, Start  # the arm's kinematics need MuJoCo
+    from vla_stack.world_model.world_backend import Start, WorldBackend  # the arm's kinematics need MuJoCo
 
     rng, size = np.random.default_rng(0), model.robot.cameras[0].height
 
@@ -173,14 +173,14 @@ def dreamed(figures: Figures, model: WorldModel, rollouts: int, repeats: int) ->
 
         def close(self) -> None: ...
 
-    dreams = Dreams(model, Starts(), rollouts, 1000)
-    commands = [dreams.begin(row, row, {})[0].state[:POSE] for row in range(rollouts)]
+    backend = WorldBackend(model, Starts(), rollouts, 1000)
+    commands = [backend.begin(row, row, {})[0].state[:POSE] for row in range(rollouts)]
 
     def chunk() -> None:  # small moves, as a controller would send them
         steps = rng.normal(0, 0.01, (rollouts, model.horizon, POSE))
         chunks = (np.stack(commands)[:, None] + steps).astype(np.float32)
         for k in range(model.horizon):
-            dreams.advance(range(rollouts), chunks[:, k], [*chunks[:, k + 1 :]])
+            backend.advance(range(rollouts), chunks[:, k], [*chunks[:, k + 1 :]])
 
     return frames_per_s(figures, chunk, rollouts * model.horizon, repeats)
 
@@ -240,7 +240,7 @@ def section(figures: Figures, kind: str, smoke: bool) -> None:
     recipe, model = made
     if kind == "tiny":
         for n in (2,) if smoke else ROLLOUTS[kind]:
-            with figures.row(kind, f"through Dreams, rollouts {n}") as row:
+            with figures.row(kind, f"through the backend, rollouts {n}") as row:
                 row |= dreamed(figures, model, n, 1 if smoke else 10)
     batch_size = recipe.method.train_dynamics.batch_size
     for n in (1, batch_size) if kind == "svd" and not smoke else (batch_size,):

@@ -42,10 +42,10 @@ from vla_stack.rollout.plan import NO_COMMANDS, Decision, Episode, Plan, Query, 
 from vla_stack.schema import Observation
 from vla_stack.training import checkpoint
 from vla_stack.world_model.clips import encode_all, open_recording
-from vla_stack.world_model.dreams import Dreams
 from vla_stack.world_model.instructions import ask_paraphrases
 from vla_stack.world_model.model import WorldModel
 from vla_stack.world_model.rehearsal import Reword, Varied, as_it_is, in_other_words, record
+from vla_stack.world_model.world_backend import WorldBackend
 
 TESTED = 60_000  # seed of the first episode that a policy is judged on
 PRACTISED = 80_000  # and of the first one that it learns from
@@ -155,7 +155,7 @@ class ChoosingAgent:
     def result(self) -> None: ...
 
     def _best(self, chunks: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-        world: Dreams = self._row.backend
+        world: WorldBackend = self._row.backend
         if self._critics is not None:
             own = world.propose(self._row.index, self._critics)
             chunks = np.concatenate([chunks[:, :EXECUTED], own[None]])

@@ -25,9 +25,9 @@ from vla_stack.rollout.plan import Agent, Decision, Episode, Plan, Query, Reply,
 from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Chunks, Continuation, Observation, PolicySpec
-from vla_stack.world_model.dreams import max_steps_of
 from vla_stack.world_model.model import WorldModel
-from vla_stack.world_model.rehearsal import DRIVE_STEPS, FILM, Film, FilmRecorder, Varied
+from vla_stack.world_model.rehearsal import DRIVE_STEPS, REHEARSED, RehearsalRecorder, Rehearsed, Varied
+from vla_stack.world_model.world_backend import max_steps_of
 
 SEED = 40_000  # of the first start
 EXECUTED = 4  # actions of a chunk, of every policy
@@ -72,7 +72,7 @@ def ranking(settings: Settings, out: Path, name: str, seed: int) -> dict[str, An
     real, ours = (
         episodes(policy, plan(where, agent, policy, driven=0), seeds) for where in (simulated(model), imagined(folder))
     )
-    films: list[Film] = [e.attached[FILM] for e in ours]
+    films: list[Rehearsed] = [e.attached[REHEARSED] for e in ours]
     return {
         "real": [e.success for e in real],
         "model": [e.success for e in ours],
@@ -85,7 +85,7 @@ def ranking(settings: Settings, out: Path, name: str, seed: int) -> dict[str, An
 @torch.no_grad()
 def judged(model: WorldModel, episode: EpisodeRecord) -> bool:
     """Whether the judges see a success in an episode."""
-    film: Film = episode.attached[FILM]
+    film: Rehearsed = episode.attached[REHEARSED]
     shown = [np.stack([o.images[c] for c in model.cameras]) for o in (*film.observations, film.last) if o]
     device = model.bank.device
     task = torch.tensor([model.config.tasks.index(episode.task)], device=device)
@@ -108,7 +108,7 @@ def plan(
     where: Where, agent: Callable[[Episode], Agent], policy: engine.ChunkPolicy | None, driven: int = DRIVE_STEPS
 ) -> Plan:
     """Filmed episodes, whose first ``driven`` steps no film has."""
-    (env_id, options), recorders = where, {FILM: partial(FilmRecorder, skip=driven)}
+    (env_id, options), recorders = where, {REHEARSED: partial(RehearsalRecorder, skip=driven)}
     if policy is None:
         return expert_plan(env_id, options, agent, recorders)
     spec = policy.spec

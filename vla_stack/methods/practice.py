@@ -34,7 +34,7 @@ def simulated(task: TaskRecipe) -> TaskRecipe:
     """
     if not is_imagined(task):
         return task
-    from vla_stack.world_model.dreams import shared, task_of  # on demand: it imports torch
+    from vla_stack.world_model.world_backend import shared, task_of  # on demand: it imports torch
 
     model = shared(task.id.removeprefix(IMAGINED))
     limit = {LIMIT: task.options[LIMIT]} if LIMIT in task.options else {}

@@ -63,7 +63,7 @@ class RewindConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimeStep:
     """What was measured at one tick: ``measured`` float [A]; object -> [x y z qw qx qy qz], None: not known."""
 
     t_ns: int
@@ -100,18 +100,18 @@ class Rewinder:
 
     def reset(self) -> None:
         """Forget everything: a new episode."""
-        self._ring: deque[Moment] = deque()
+        self._ring: deque[TimeStep] = deque()
         self._way: FloatArray | None = None  # [N, A], newest first; where to go
         self._clock: FloatArray | None = None  # [N], seconds at full rate from the start of the way
         self._at = self._speed = 0.0  # on that clock
-        self._scene: Moment | None = None
+        self._scene: TimeStep | None = None
 
     def observe(self, now_ns: int, obs: Observation, status: Status) -> None:
         """Remember a tick."""
         objects = status.get("objects")
         poses = None if objects is None else {name: np.array(pose, np.float64) for name, pose in objects.items()}
         measured = obs.state[: len(self._arm)].astype(np.float64)
-        self._ring.append(Moment(now_ns, measured, poses, tuple(status.get("hazards", ()))))
+        self._ring.append(TimeStep(now_ns, measured, poses, tuple(status.get("hazards", ()))))
         while now_ns - self._ring[0].t_ns > self.config.window_s * 1e9:
             self._ring.popleft()
 
@@ -129,24 +129,22 @@ class Rewinder:
             return "the robot takes relative commands"
         if self._robot.rate_mask.any():
             return "the robot is commanded in velocities: nothing brings it back to where it was"
-        moments = list(self._ring)[::-1]
+        steps = list(self._ring)[::-1]
         if self._familiar is not None:
-            near = self._familiar.near(np.array([m.measured for m in moments]))
+            near = self._familiar.near(np.array([m.measured for m in steps]))
             if not near.any():
                 return "nothing familiar within the last seconds"
             if near[0]:
                 return "the robot is where demonstrations were"
-            moments = moments[: int(np.argmax(near)) + 1]
-        if refusal := self._refusal(moments):
+            steps = steps[: int(np.argmax(near)) + 1]
+        if refusal := self._refusal(steps):
             return refusal
-        way = _smooth(
-            self._unwound(np.array([m.measured for m in moments])), self.config.smooth_s * self._robot.rate_hz
-        )
+        way = _smooth(self._unwound(np.array([m.measured for m in steps])), self.config.smooth_s * self._robot.rate_hz)
         if len(way) < 2 or self._seconds(np.diff(way, axis=0)).sum() < self._robot.dt:
             return "the robot has not moved"
         if collision := self._collision(way):
             return f"on the way back would touch: {collision}"
-        self._way, self._scene = way, moments[0]
+        self._way, self._scene = way, steps[0]
         return ""
 
     def next(
@@ -188,17 +186,17 @@ class Rewinder:
             tip = steps[:, self._joints].sum(axis=1) * c.reach
         return np.maximum(by_rate, tip / c.tip_speed)
 
-    def _refusal(self, moments: list[Moment]) -> str:
-        c, now = self.config, moments[0]
-        grippers = np.array([m.measured[~self._arm] for m in moments])
+    def _refusal(self, steps: list[TimeStep]) -> str:
+        c, now = self.config, steps[0]
+        grippers = np.array([m.measured[~self._arm] for m in steps])
         if np.ptp(grippers, axis=0).max(initial=0.0) > c.gripper_change:
             return "a gripper was switched"
-        for moment in moments:
-            if moment.objects is None or now.objects is None or moment.objects.keys() != now.objects.keys():
+        for step in steps:
+            if step.objects is None or now.objects is None or step.objects.keys() != now.objects.keys():
                 return "it is not known where the objects are"
-            if moved := self._moved(moment.objects, now.objects):
+            if moved := self._moved(step.objects, now.objects):
                 return f"{moved} was moved"
-            for hazard in moment.hazards:
+            for hazard in step.hazards:
                 return HAZARDS.get(hazard, hazard)
         return ""
 

@@ -2,7 +2,7 @@
 
 The inference thread (``worker.py``) runs the policy and, while it has nothing to compute, the network; the caller of
 :meth:`PolicyServer.run` runs the network while it computes, so PING and HELLO are answered whatever the policy does
-(``baton.py``). What a message does is in ``reception.py``; the metrics page (``metrics.py``) and the audit log
+(``ownership.py``). What a message does is in ``reception.py``; the metrics page (``metrics.py``) and the audit log
 (``events.py``) are optional.
 
 Off this machine every connection is encrypted, and only peers of the allow-list are let in, whose
@@ -22,12 +22,12 @@ from pathlib import Path
 
 from vla_stack.schema import PolicySpec
 from vla_stack.serving.admission import Admission
-from vla_stack.serving.baton import Baton
 from vla_stack.serving.endpoint import is_local
 from vla_stack.serving.events import EventLog
 from vla_stack.serving.keys import KeyFolder
 from vla_stack.serving.listener import Listener
 from vla_stack.serving.metrics import Metrics, MetricsPage
+from vla_stack.serving.ownership import SocketOwnership
 from vla_stack.serving.reception import Reception
 from vla_stack.serving.wire import MAX_HEADER_BYTES, MAX_TOTAL_BYTES
 from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker, load_warm
@@ -106,8 +106,8 @@ class PolicyServer:
         self._results: queue.SimpleQueue[list[Result] | ChunkPolicy | BaseException] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[ChunkPolicy] = queue.SimpleQueue()  # by reload(), to be served
         self._reloading = threading.Lock()
-        self._baton = Baton()
-        self._leads = False  # whether the inference thread has the baton; it alone reads and writes this
+        self._ownership = SocketOwnership()
+        self._leads = False  # whether the inference thread owns the sockets; it alone reads and writes this
         self._retired = False  # the inference thread is to leave the network to run()
         self._worker = Worker(load, self._next, self._deliver, self._fail)
         self._stopping_ns = 0  # when the network loop saw that it should stop
@@ -146,14 +146,14 @@ class PolicyServer:
                 self._page = MetricsPage(self.metrics, self._is_alive, self._config.metrics_port)
             self._worker.start()
             while not self._stop.is_set():
-                if self._baton.stand_by():
+                if self._ownership.stand_by():
                     try:
-                        while self._baton.computing and not self._stop.is_set():
+                        while self._ownership.computing and not self._stop.is_set():
                             self._turn()
                     finally:
-                        self._baton.release()
+                        self._ownership.release()
             self._retired = True
-            self._baton.take()
+            self._ownership.take()
             while not self._is_drained(time.monotonic_ns()):
                 self._turn()
         finally:
@@ -169,7 +169,7 @@ class PolicyServer:
         return not self._reception.unanswered and read
 
     def _turn(self) -> None:
-        """Wait for messages and answer them; the baton's holder calls this."""
+        """Wait for messages and answer them; the owner of the sockets calls this."""
         mail = self._listener.receive(0.1)
         self._collect()
         for peer, key, frames in mail:
@@ -216,10 +216,10 @@ class PolicyServer:
         while self._leads:
             if self._retired:
                 self._leads = False
-                self._baton.release()
+                self._ownership.release()
             elif len(self._mailbox):
                 jobs, self._leads = self._mailbox.poll(), False
-                self._baton.compute()
+                self._ownership.compute()
                 return jobs
             else:
                 self._turn()
@@ -227,14 +227,14 @@ class PolicyServer:
 
     def _deliver(self, item: list[Result] | ChunkPolicy) -> None:
         """What the policy has computed: sent from here, unless the other thread has the network."""
-        self._leads = self._baton.computed()
+        self._leads = self._ownership.computed()
         if self._leads:
             self._accept(item)
             return
         self._results.put(item)
         self._listener.wake()
         while not (self._leads or self._retired):
-            self._leads = self._baton.take(timeout=0.1)
+            self._leads = self._ownership.take(timeout=0.1)
         if self._leads:  # the other thread may have left before it saw the result
             self._collect()
 
@@ -242,7 +242,7 @@ class PolicyServer:
         """End of the inference thread; :meth:`run` raises what ended it."""
         self._results.put(failure)
         if self._leads:
-            self._baton.compute()
+            self._ownership.compute()
         self._listener.wake()
 
     # -- replies -------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from vla_stack.world_model.config import HeadsConfig
 from vla_stack.world_model.poses import Adapter
 
-SHARP = 3.0  # scale of an eye's maps in their softmax
+SHARP = 3.0  # scale of an encoder's maps in their softmax
 
 
-class Eye(nn.Module):
+class Encoder(nn.Module):
     """Features [N, W] of a frame: uint8 pictures of all views [N, V, H, W, 3], side by side as channels.
 
     The softmax of a learned map is where something is seen, to a fraction of a pixel (Levine et al. 2016,
@@ -52,7 +52,7 @@ class Probe(nn.Module):
 
     def __init__(self, views: int, width: int) -> None:
         super().__init__()
-        self.eye, self.out = Eye(views, width), nn.Linear(width, 6)
+        self.eye, self.out = Encoder(views, width), nn.Linear(width, 6)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Poses [N, 5] (m, rad, measured opening) of uint8 [N, V, H, W, 3]."""
@@ -67,11 +67,11 @@ class Probe(nn.Module):
 
 
 class Judge(nn.Module):
-    """Whether the instruction is fulfilled, frame after frame: an eye, and a GRU that remembers what it saw."""
+    """Whether the instruction is fulfilled, frame after frame: an encoder, and a GRU that remembers what it saw."""
 
     def __init__(self, views: int, width: int, tasks: int) -> None:
         super().__init__()
-        self.eye, self.task = Eye(views, width), nn.Embedding(tasks, width)
+        self.eye, self.task = Encoder(views, width), nn.Embedding(tasks, width)
         self.gru, self.out = nn.GRU(width, width, batch_first=True), nn.Linear(width, 1)
 
     def forward(self, pictures: Tensor, task: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

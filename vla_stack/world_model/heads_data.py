@@ -111,7 +111,7 @@ class HeadsLoader:
         imagined = decode(self._model, self._generated["latents"][rows, part].to(self._model.bank.device))
         pictures = np.concatenate([again, r.stacked(index[quarter:]), imagined])
         index = np.concatenate([index, self._generated["index"][rows, part].numpy()])
-        task, right = told_otherwise(r.task[index[:, 0]], len(r.tasks), rng.random(n) < OTHER, rng)
+        task, right = with_other_tasks(r.task[index[:, 0]], len(r.tasks), rng.random(n) < OTHER, rng)
         judged = {"pictures": pictures, "task": task, "success": r.success[index] & right[:, None]}
         return judged | self._frames(rng) | self._commands(rng)
 
@@ -160,7 +160,7 @@ def coarser(pictures: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np
     return (out + noise).clip(0, 255).astype(np.uint8)
 
 
-def told_otherwise(
+def with_other_tasks(
     task: NDArray[np.int64], tasks: int, chosen: NDArray[np.bool_], rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Instructions [B], of which the chosen ones are replaced by others of ``tasks``; and whether each is its own.
@@ -191,7 +191,7 @@ def calibrate(model: WorldModel, recording: Recording, n: int, seed: int) -> tup
     pictures = torch.from_numpy(decode(model, latents)).to(device)
     own = recording.task[index[:, 0]]
     tasks, rights = zip(
-        *(told_otherwise(own, len(recording.tasks), np.full(n, wrong), rng) for wrong in (False, True)), strict=True
+        *(with_other_tasks(own, len(recording.tasks), np.full(n, wrong), rng) for wrong in (False, True)), strict=True
     )
     labels = torch.from_numpy(np.concatenate([recording.success[index] & right[:, None] for right in rights]))
     logits = torch.cat(

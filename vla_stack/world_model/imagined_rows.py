@@ -1,6 +1,6 @@
 """Imagination as the engine's rows: whichever rollouts take a step are imagined in one batch.
 
-A *backend* makes the frames: a world model (:mod:`vla_stack.world_model.dreams`), or the simulator itself
+A *backend* makes the frames: a world model (:mod:`vla_stack.world_model.world_backend`), or the simulator itself
 (:mod:`vla_stack.world_model.oracle`), with which everything here is tested: what remains between the two is the model.
 """
 
@@ -18,7 +18,7 @@ from vla_stack.schema import RobotSpec
 
 
 @dataclass
-class Frame:
+class ImaginedFrame:
     """One frame of one rollout.
 
     Attributes:
@@ -48,12 +48,12 @@ class Backend(Protocol):
     @property
     def stages(self) -> tuple[str, ...]: ...
 
-    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[Frame, str]:
+    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[ImaginedFrame, str]:
         """Start rollout ``row`` anew: its first frame, and the instruction; without a seed, the stream goes on."""
 
     def advance(
         self, rows: Sequence[int], actions: NDArray[np.float32], ahead: Sequence[NDArray[np.float32]]
-    ) -> list[Frame]:
+    ) -> list[ImaginedFrame]:
         """Carry out one action in each of some rollouts; arguments as :meth:`vla_stack.envs.VectorEnv.step`'s."""
 
     def close(self) -> None: ...
@@ -75,7 +75,7 @@ class ImaginedRow:
     backend: Any
     index: int
     task: str = ""
-    frame: Frame | None = None
+    frame: ImaginedFrame | None = None
     steps: int = 0
     tripped: list[str] = field(default_factory=list)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import sim  # noqa: F401  registers the tasks
 from vla_stack.schema import RobotSpec
-from vla_stack.world_model.imagined_rows import Frame
+from vla_stack.world_model.imagined_rows import ImaginedFrame
 
 
 class Oracle:
@@ -40,13 +40,13 @@ class Oracle:
     def stages(self) -> tuple[str, ...]:
         return self.envs[0].stages
 
-    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[Frame, str]:
+    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[ImaginedFrame, str]:
         raw, info = self.envs[row].reset(seed=seed, options=options)
         return _frame(raw, info, False), info["task"]
 
     def advance(
         self, rows: Sequence[int], actions: NDArray[np.float32], ahead: Sequence[NDArray[np.float32]] = ()
-    ) -> list[Frame]:
+    ) -> list[ImaginedFrame]:
         frames = []
         for row, action in zip(rows, actions, strict=True):
             raw, _, terminated, _, info = self.envs[row].step(action)
@@ -58,6 +58,6 @@ class Oracle:
             env.close()
 
 
-def _frame(raw: dict[str, Any], info: dict[str, Any], terminated: bool) -> Frame:
+def _frame(raw: dict[str, Any], info: dict[str, Any], terminated: bool) -> ImaginedFrame:
     won = bool(info["is_success"])
-    return Frame(raw["pixels"], raw["agent_pos"], float(won), won, terminated and not won)
+    return ImaginedFrame(raw["pixels"], raw["agent_pos"], float(won), won, terminated and not won)

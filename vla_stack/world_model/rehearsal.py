@@ -27,7 +27,7 @@ from vla_stack.world_model.poses import POSE
 
 DRIVE_STEPS = 4  # control steps in which the arm is driven to where an episode begins
 DRIVE = 0.05  # m, standard deviation of how far
-FILM = "film"  # name of a :class:`FilmRecorder` among a plan's recorders
+REHEARSED = "rehearsed"  # name of a :class:`RehearsalRecorder` among a plan's recorders
 
 Reword = Callable[[str, int], str]  # (instruction, seed) -> what the policy is given instead
 
@@ -86,7 +86,7 @@ def driving(state: NDArray[np.float32], robot: RobotSpec, seed: int, distance: f
     return np.clip(chunk, robot.action_low, robot.action_high).astype(np.float32)
 
 
-class Film(NamedTuple):
+class Rehearsed(NamedTuple):
     """What was seen and done after the arm was driven.
 
     Attributes:
@@ -102,8 +102,8 @@ class Film(NamedTuple):
     guards: tuple[str, ...]
 
 
-class FilmRecorder:
-    """The :class:`Film` of an episode.
+class RehearsalRecorder:
+    """The :class:`Rehearsed` of an episode.
 
     Args:
         episode: The episode.
@@ -112,7 +112,7 @@ class FilmRecorder:
 
     def __init__(self, episode: Episode, skip: int = DRIVE_STEPS) -> None:
         self._robot, self._skip = episode.plan.policy.robot, skip
-        self._film = Film([], [], None, ())
+        self._film = Rehearsed([], [], None, ())
 
     def step(self, event: StepEvent) -> None:
         film, seen = self._film, event.observation
@@ -122,7 +122,7 @@ class FilmRecorder:
         last = observe(event.after.observation, self._robot, seen.task, event.k + 1)
         self._film = film._replace(last=last, guards=event.after.info.get("guards", ()))
 
-    def result(self) -> Film:
+    def result(self) -> Rehearsed:
         return self._film
 
 
@@ -134,14 +134,14 @@ def record(
     Args:
         root: The dataset, which may exist.
         robot: Of the episodes.
-        episodes: With their :class:`Film`; those that did not succeed are left out.
+        episodes: With their :class:`Rehearsed`; those that did not succeed are left out.
         most: Episodes of the dataset.
         reword: The instruction under which they are recorded. It may be another than the policy was given: hindsight,
             as success was judged by the instruction itself.
     """
     with EpisodeRecorder(root, robot, "image") as recorder:
         for episode in episodes:
-            film: Film = episode.attached[FILM]
+            film: Rehearsed = episode.attached[REHEARSED]
             if not episode.success or not film.actions or recorder.num_episodes >= most:
                 continue
             task = reword(episode.task, episode.seed)

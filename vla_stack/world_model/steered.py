@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from sim.arm import ARM7, DELTA_RATE
 from vla_stack.envs.vector import LocalEnvs
 from vla_stack.errors import UserError
-from vla_stack.world_model.dreams import IMAGINED, Dreams, max_steps_of, simulated
 from vla_stack.world_model.imagined_env import ImaginedEnv
 from vla_stack.world_model.model import shared
+from vla_stack.world_model.world_backend import IMAGINED, WorldBackend, max_steps_of, simulated
 
 
 class SteeredEnv(ImaginedEnv):
@@ -37,7 +37,7 @@ class SteeredEnv(ImaginedEnv):
                 f"the policy of method.features looks at {', '.join(cameras)} in {image_size}",
             )
         self.max_steps = max_steps_of(model)
-        super().__init__(Dreams(model, simulated(model), 1, self.max_steps))
+        super().__init__(WorldBackend(model, simulated(model), 1, self.max_steps))
         absolute = model.robot
         size = absolute.cameras[0].height
         self.spec_robot = ARM7.spec("ee_delta", model.cameras, size, absolute.rate_hz, tool_target=True)

@@ -42,7 +42,7 @@ def judge(endpoint: Endpoint, film: NDArray[np.uint8], task: str) -> int:
                 "role": "user",
                 "content": [
                     {"type": "text", "text": json.dumps({"task": task[:500]})},
-                    {"type": "image_url", "image_url": {"url": moments(film, vote)}},
+                    {"type": "image_url", "image_url": {"url": sampled_frames(film, vote)}},
                 ],
             },
         ]
@@ -56,7 +56,7 @@ def judge(endpoint: Endpoint, film: NDArray[np.uint8], task: str) -> int:
     return votes
 
 
-def moments(film: NDArray[np.uint8], vote: int) -> str:
+def sampled_frames(film: NDArray[np.uint8], vote: int) -> str:
     """Some frames below each other, the last one always, as the address of a PNG."""
     last = len(film) - 1
     picked = np.linspace(min(vote, last), last, FRAMES).round().astype(int)

@@ -9,14 +9,14 @@ SHORT_NS = 2_000_000  # waking another thread is not worth it for less
 PATIENCE_S = 0.02  # how late a computation that is longer than usual is noticed
 
 
-class Baton:
+class SocketOwnership:
     """The right to use the server's sockets, which passes between the inference thread and a standby thread.
 
     An idle inference thread holds it: it receives a request, computes and replies by itself, and no thread has to be
     woken in between, which costs more than all the rest of a round trip. While it computes, the standby thread takes
     over: at once where computing usually takes longer than ``SHORT_NS``, otherwise when it has taken ``PATIENCE_S``.
 
-    The inference thread begins without the baton, computing (it loads the policy).
+    The inference thread begins without it, computing (it loads the policy).
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
-from vla_stack.world_model.imagined_rows import Frame, ImaginedRows
+from vla_stack.world_model.imagined_rows import ImaginedFrame, ImaginedRows
 from vla_stack.world_model.memory import Memory
 from vla_stack.world_model.model import End, WorldModel, shared
 from vla_stack.world_model.poses import POSE
@@ -80,7 +80,7 @@ class RecordedStarts:
     def close(self) -> None: ...
 
 
-class Chunk(NamedTuple):
+class ImaginedChunk(NamedTuple):
     """A chunk as it was imagined.
 
     Attributes:
@@ -105,7 +105,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass
-class Dream:
+class ImaginedRollout:
     """One rollout.
 
     Attributes:
@@ -125,11 +125,11 @@ class Dream:
     before: Tensor
     state: NDArray[np.float32]
     commands: list[Tensor] = field(default_factory=list)
-    chunk: Chunk | None = None
+    chunk: ImaginedChunk | None = None
     judged: list[Tensor] | None = None
 
 
-class Dreams:
+class WorldBackend:
     """A :class:`vla_stack.world_model.imagined_rows.Backend`; every rollout is a function of its seed and its actions.
 
     Commands become the poses that would be measured (the adapter), poses become frames. A chunk is imagined when its
@@ -148,7 +148,7 @@ class Dreams:
 
     def __init__(self, model: WorldModel, starts: Starts, rows: int, max_steps: int) -> None:
         self.model, self._starts, self._max_steps = model, starts, max_steps
-        self._dreams: dict[int, Dream] = {}
+        self._rollouts: dict[int, ImaginedRollout] = {}
         self._streams = {row: np.random.default_rng(row) for row in range(rows)}
         self._ik = InverseKinematics(ARM7)
 
@@ -164,7 +164,7 @@ class Dreams:
     def stages(self) -> tuple[str, ...]:
         return ("done",)
 
-    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[Frame, str]:
+    def begin(self, row: int, seed: int | None, options: dict[str, Any]) -> tuple[ImaginedFrame, str]:
         if seed is not None:
             self._streams[row] = np.random.default_rng(seed)
         else:
@@ -176,11 +176,11 @@ class Dreams:
         tasks = self.model.config.tasks
         task = tasks.index(start.task) if start.task in tasks else None
         pose = torch.from_numpy(state[:POSE].copy()).to(device)
-        dream = Dream(seed, self.model.begin(pictures[None], state[None, :POSE])[0], task, pose, state)
-        self._dreams[row] = dream
-        p = self._judge([dream], torch.from_numpy(pictures[None, None]).to(device))[0]
+        rollout = ImaginedRollout(seed, self.model.begin(pictures[None], state[None, :POSE])[0], task, pose, state)
+        self._rollouts[row] = rollout
+        p = self._judge([rollout], torch.from_numpy(pictures[None, None]).to(device))[0]
         shown = {c: start.pictures[c] for c in self.model.cameras}
-        return Frame(shown, state, float(p[0])), start.task
+        return ImaginedFrame(shown, state, float(p[0])), start.task
 
     def choose(
         self,
@@ -194,31 +194,33 @@ class Dreams:
 
         See :func:`vla_stack.world_model.selection.choose`.
         """
-        dream = self._dreams[row]
-        if dream.task is None:
+        rollout = self._rollouts[row]
+        if rollout.task is None:
             return 0
         commands = torch.from_numpy(candidates[..., :POSE].copy()).to(self.model.bank.device)
-        return choose(self.model, dream.memory, dream.before, commands, dream.task, seed, caution, critics)[0]
+        return choose(self.model, rollout.memory, rollout.before, commands, rollout.task, seed, caution, critics)[0]
 
     def propose(self, row: int, critics: Critics) -> NDArray[np.float32]:
         """The chunk [H, A] of the critics' actor for a rollout at a chunk's end."""
-        dream = self._dreams[row]
-        return critics.propose(dream.memory.current, dream.task or 0)[0].cpu().numpy()
+        rollout = self._rollouts[row]
+        return critics.propose(rollout.memory.current, rollout.task or 0)[0].cpu().numpy()
 
     def advance(
         self, rows: Sequence[int], actions: NDArray[np.float32], ahead: Sequence[NDArray[np.float32]] = ()
-    ) -> list[Frame]:
-        dreams = [self._dreams[row] for row in rows]
-        todo: dict[int, list[tuple[Dream, Tensor]]] = {}  # by the number of commands that are known: one batch each
-        for i, dream in enumerate(dreams):
-            dream.commands.append(self._pose(actions[i]))
-            if dream.chunk is None or not dream.chunk.foresaw(dream.commands):
-                later = ahead[i][: self.model.horizon - len(dream.commands)] if len(ahead) else ()
-                commands = torch.stack([*dream.commands, *map(self._pose, later)])
-                todo.setdefault(len(commands), []).append((dream, commands))
+    ) -> list[ImaginedFrame]:
+        rollouts = [self._rollouts[row] for row in rows]
+        todo: dict[
+            int, list[tuple[ImaginedRollout, Tensor]]
+        ] = {}  # by the number of commands that are known: one batch each
+        for i, rollout in enumerate(rollouts):
+            rollout.commands.append(self._pose(actions[i]))
+            if rollout.chunk is None or not rollout.chunk.foresaw(rollout.commands):
+                later = ahead[i][: self.model.horizon - len(rollout.commands)] if len(ahead) else ()
+                commands = torch.stack([*rollout.commands, *map(self._pose, later)])
+                todo.setdefault(len(commands), []).append((rollout, commands))
         for n in sorted(todo):
             self._imagine(*zip(*todo[n], strict=True))
-        return self._show(dreams)
+        return self._show(rollouts)
 
     def close(self) -> None:
         self._starts.close()
@@ -227,52 +229,54 @@ class Dreams:
         return torch.from_numpy(action[:POSE].copy()).to(self.model.bank.device)
 
     @torch.no_grad()
-    def _imagine(self, dreams: Sequence[Dream], given: Sequence[Tensor]) -> None:
-        """The present chunks of B dreams, for commands [n, 5] each."""
+    def _imagine(self, rollouts: Sequence[ImaginedRollout], given: Sequence[Tensor]) -> None:
+        """The present chunks of B rollouts, for commands [n, 5] each."""
         model, commands = self.model, torch.stack([*given])
-        pose, before = torch.stack([d.memory.current.pose for d in dreams]), torch.stack([d.before for d in dreams])
+        pose, before = torch.stack([d.memory.current.pose for d in rollouts]), torch.stack([d.before for d in rollouts])
         poses = model.heads.adapter(pose, before, commands)
-        noise = torch.cat([chunk_noise(model, [d.seed], d.memory.chunks) for d in dreams])
-        latents, spread = model.chunk([d.memory for d in dreams], poses, noise)
+        noise = torch.cat([chunk_noise(model, [d.seed], d.memory.chunks) for d in rollouts])
+        latents, spread = model.chunk([d.memory for d in rollouts], poses, noise)
         pictures = model.vae.pictures(latents[:, : commands.shape[1]])
         measured = guards.readings(model, spread, latents, pictures, poses, commands, pose)
-        for row, d in enumerate(dreams):
+        for row, d in enumerate(rollouts):
             tripped = guards.tripped(model, measured, d.memory.chunks + 1, row)
-            d.chunk = Chunk(commands[row], pictures[row], poses[row], tripped, End(latents[row, -1], poses[row, -1]))
+            d.chunk = ImaginedChunk(
+                commands[row], pictures[row], poses[row], tripped, End(latents[row, -1], poses[row, -1])
+            )
 
     @torch.no_grad()
-    def _show(self, dreams: Sequence[Dream]) -> list[Frame]:
-        """Judge the frames that newest commands lead to, all dreams at once, and measure the robots in them.
+    def _show(self, rollouts: Sequence[ImaginedRollout]) -> list[ImaginedFrame]:
+        """Judge the frames that newest commands lead to, all rollouts at once, and measure the robots in them.
 
         Guards end a rollout at a chunk's end, by which their limits were taken; but where a success is shown before, it
         has to pass them there.
         """
-        chunks = [(d.chunk, len(d.commands) - 1) for d in dreams if d.chunk is not None]
+        chunks = [(d.chunk, len(d.commands) - 1) for d in rollouts if d.chunk is not None]
         pictures = torch.stack([chunk.pictures[at] for chunk, at in chunks])
         poses = torch.stack([chunk.poses[at] for chunk, at in chunks])
-        p = self._judge(dreams, pictures[:, None])[:, 0]
+        p = self._judge(rollouts, pictures[:, None])[:, 0]
         opening = self.model.heads.probe(pictures)[:, 4].clamp(0, 1)
         measured = torch.cat([poses[:, :4], opening[:, None]], -1).cpu().numpy()
         seen, frames = pictures.cpu().numpy(), []
-        for row, (dream, (chunk, at)) in enumerate(zip(dreams, chunks, strict=True)):
-            joints = self._ik.solve(measured[row, :4].astype(np.float64), dream.state[POSE : POSE + len(ARM7.joints)])
-            dream.state = np.concatenate([measured[row], joints]).astype(np.float32)
+        for row, (rollout, (chunk, at)) in enumerate(zip(rollouts, chunks, strict=True)):
+            joints = self._ik.solve(measured[row, :4].astype(np.float64), rollout.state[POSE : POSE + len(ARM7.joints)])
+            rollout.state = np.concatenate([measured[row], joints]).astype(np.float32)
             done, whole = bool(p[row] > self.model.config.limits.success), at + 1 == self.model.horizon
             shown = {c: seen[row, v] for v, c in enumerate(self.model.cameras)}
             tripped = chunk.tripped if whole or done else []
-            frames.append(Frame(shown, dream.state, float(p[row]), done, False, tripped))
+            frames.append(ImaginedFrame(shown, rollout.state, float(p[row]), done, False, tripped))
             if whole:
-                dream.memory.push(chunk.end)
-                dream.before, dream.commands, dream.chunk = dream.commands[-1], [], None
+                rollout.memory.push(chunk.end)
+                rollout.before, rollout.commands, rollout.chunk = rollout.commands[-1], [], None
         return frames
 
     @torch.no_grad()
-    def _judge(self, dreams: Sequence[Dream], pictures: Tensor) -> NDArray[np.float32]:
+    def _judge(self, rollouts: Sequence[ImaginedRollout], pictures: Tensor) -> NDArray[np.float32]:
         """Success probability [B, n] of pictures [B, n, V, H, W, 3]; 0 where the judges do not know the instruction."""
         p = np.zeros(pictures.shape[:2], np.float32)
-        rows = [row for row, d in enumerate(dreams) if d.task is not None]
+        rows = [row for row, d in enumerate(rollouts) if d.task is not None]
         if rows:
-            known = [dreams[row] for row in rows]
+            known = [rollouts[row] for row in rows]
             task = torch.tensor([d.task for d in known], device=pictures.device)
             # One state a judge, [1, B, width]; none of them at the first frame.
             before = None if known[0].judged is None else [
@@ -280,8 +284,8 @@ class Dreams:
             ]  # fmt: skip
             of_known, after = self.model.heads.success(pictures[rows], task, before)
             p[rows] = of_known.cpu().numpy()
-            for i, dream in enumerate(known):
-                dream.judged = [state[:, i : i + 1] for state in after]
+            for i, rollout in enumerate(known):
+                rollout.judged = [state[:, i : i + 1] for state in after]
         return p
 
 
@@ -292,7 +296,7 @@ def make(name: str, num_envs: int, device: str = "cpu", render_mode: str = "") -
         UserError: There is no such world model, or it was not of a task of ``sim`` and has no first frames.
     """
     model = shared(name, device)
-    return ImaginedRows(Dreams(model, simulated(model), num_envs, max_steps_of(model)), num_envs)
+    return ImaginedRows(WorldBackend(model, simulated(model), num_envs, max_steps_of(model)), num_envs)
 
 
 def simulated(model: WorldModel) -> SimulatedStarts:
