@@ -28,7 +28,7 @@ def test_similarity_counts_ordered_pairs() -> None:
     assert math.isclose(of((1, 0), (-4, 0)), -2.0, abs_tol=1e-6)
 
 
-def test_term_is_of_the_gradient_by_actions_alone_and_pushes_members_apart() -> None:
+def test_term_is_of_the_gradient_by_actions_alone_and_pushes_critics_apart() -> None:
     recipe = SacRecipe(num_critics=2, subset=2, critic=(), actor=(4,))
     agent = Sac(recipe, obs=2, actions=2, seed=0)
     with torch.no_grad():  # linear critics: the gradient by actions is their last two weights
@@ -59,7 +59,7 @@ def test_target_is_the_minimum_of_all_and_goes_on_where_a_rollout_is_cut() -> No
     assert all(torch.isfinite(v) for v in metrics.values()) and "term" in metrics
 
 
-def test_members_may_have_inputs_of_their_own() -> None:
+def test_critics_may_have_inputs_of_their_own() -> None:
     net, x = Ensemble(3, 4, (8,)), torch.randn(5, 4)
     torch.testing.assert_close(net(x.expand(3, 5, 4)), net(x))
     own = torch.randn(3, 5, 4)

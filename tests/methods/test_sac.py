@@ -42,9 +42,9 @@ def test_target_is_the_discounted_minimum_and_stops_at_an_end():
     y = agent.sac_target(batch)
     agent.generator.set_state(state)
     actions, _ = agent.actor.sample(batch.next_obs, agent.generator)
-    members = agent.draw()
-    assert len(members) == 2
-    q = agent.target(torch.cat([batch.next_obs, actions], -1))[members].amin(0)
+    subset = agent.draw()
+    assert len(subset) == 2
+    q = agent.target(torch.cat([batch.next_obs, actions], -1))[subset].amin(0)
     torch.testing.assert_close(y, batch.reward + batch.discount * q)
     over = torch.from_numpy(store.columns["terminated"][:40])
     assert over.any() and torch.equal(y[over], batch.reward[over])

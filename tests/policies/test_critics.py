@@ -1,9 +1,9 @@
-"""An ensemble is its members; subsets and Polyak averages are exact."""
+"""An ensemble is its networks; subsets and Polyak averages are exact."""
 
 import torch
 from torch import nn
 
-from vla_stack.policies.critics import Ensemble, draw_members, polyak
+from vla_stack.policies.critics import Ensemble, polyak, sample_critics
 
 
 def one_by_one(ensemble: Ensemble, member: int) -> nn.Sequential:
@@ -23,7 +23,7 @@ def one_by_one(ensemble: Ensemble, member: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def test_ensemble_equals_the_loop_over_its_members():
+def test_ensemble_equals_the_loop_over_its_networks():
     g = torch.Generator().manual_seed(0)
     for layer_norm in (True, False):
         ensemble = Ensemble(3, 5, (8, 6), layer_norm=layer_norm, generator=g).double()
@@ -37,7 +37,7 @@ def test_ensemble_equals_the_loop_over_its_members():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_members_evaluate_alone_and_do_not_share_gradients():
+def test_networks_evaluate_alone_and_do_not_share_gradients():
     ensemble = Ensemble(4, 3, (8,), generator=torch.Generator().manual_seed(0))
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
     chosen = torch.tensor([2, 0])
@@ -47,11 +47,11 @@ def test_members_evaluate_alone_and_do_not_share_gradients():
     assert all((p.grad[chosen] != 0).any() for p in ensemble.weights)
 
 
-def test_members_are_drawn_without_replacement():
+def test_critics_are_drawn_without_replacement():
     g = torch.Generator().manual_seed(0)
-    pairs = {tuple(sorted(draw_members(3, 2, g).tolist())) for _ in range(100)}
+    pairs = {tuple(sorted(sample_critics(3, 2, g).tolist())) for _ in range(100)}
     assert pairs == {(0, 1), (0, 2), (1, 2)}
-    assert draw_members(2, 2, g) is None
+    assert sample_critics(2, 2, g) is None
 
 
 def test_target_is_the_geometric_mixture_after_n_steps():

@@ -54,14 +54,14 @@ def max_backup(agent: Sac, batch: Batch, draws: int) -> Tensor:
     return batch.reward + batch.discount * values.amax(0)
 
 
-def term(agent: Sac, batch: Batch, q: Tensor, members: Tensor | None, recipe: CalQlRecipe) -> Tensor:
-    """weight * mean of :func:`difference`, on the drawn members alone.
+def term(agent: Sac, batch: Batch, q: Tensor, subset: Tensor | None, recipe: CalQlRecipe) -> Tensor:
+    """weight * mean of :func:`difference`, on a subset of the critics alone.
 
     Args:
         agent: Actor and critics.
         batch: Rows of the critics' step.
         q: Their values of the data's actions, [E, b].
-        members: Drawn members; None for all.
+        subset: Of the critics, int64 [n]; None for all.
         recipe: The term.
     """
     n, (b, d) = max(2, recipe.draws), batch.actions.shape
@@ -72,10 +72,10 @@ def term(agent: Sac, batch: Batch, q: Tensor, members: Tensor | None, recipe: Ca
         log_any = torch.full((n, b), d * math.log(0.5), device=here.device)
         actions = torch.cat([anywhere, here, there])  # all evaluated at the observation, not at the next one
         obs = batch.obs.expand(3 * n, b, -1).reshape(3 * n * b, -1)
-    values = agent.critic(torch.cat([obs, actions.reshape(3 * n * b, d)], -1), members).view(-1, 3 * n, b)
+    values = agent.critic(torch.cat([obs, actions.reshape(3 * n * b, d)], -1), subset).view(-1, 3 * n, b)
     floor = batch.returns if recipe.calibrate else torch.full((b,), -math.inf, device=q.device)
     values = torch.cat([values[:, :n], calibrated(values[:, n:], floor)], 1)
-    data = q if members is None else q[members]
+    data = q if subset is None else q[subset]
     log_p = torch.cat([log_any, log_here, log_there]) if recipe.importance else None
     return recipe.weight * difference(values, data, log_p).mean()
 

@@ -6,7 +6,7 @@ and values explode there, even in a true model, where penalties of the model's d
 
     y = r + gamma (1 - d) [min over all N of Q'(s', a') - alpha log pi(a'|s')]
 
-and the members are kept diverse by EDAC's term (An et al., arXiv:2110.01548), added to the critics' loss,
+and the critics are kept diverse by EDAC's term (An et al., arXiv:2110.01548), added to the critics' loss,
 
     eta / (N - 1) * sum over n != m of cos(grad_a Q_n(s, a), grad_a Q_m(s, a)).
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from vla_stack.methods.replay_buffer import Batch
 from vla_stack.methods.sac import Sac, SacRecipe
 
-MEMBERS = 10
+NUM_CRITICS = 10
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class RavlRecipe:
     """A run.
 
     Attributes:
-        sac: Networks and rates; all members make the target.
+        sac: Networks and rates; all critics make the target.
         diversity: eta.
         horizon: k, chunks of an imagined rollout.
         real: Share of recorded transitions in a batch.
         gamma: Discount of a chunk.
     """
 
-    sac: SacRecipe = field(default_factory=lambda: SacRecipe(num_critics=MEMBERS, subset=MEMBERS))
+    sac: SacRecipe = field(default_factory=lambda: SacRecipe(num_critics=NUM_CRITICS, subset=NUM_CRITICS))
     diversity: float = 1.0
     horizon: int = 5
     real: float = 0.05
@@ -48,13 +48,13 @@ class RavlRecipe:
 
 
 def update(agent: Sac, batch: Batch, recipe: RavlRecipe) -> dict[str, Tensor]:
-    """One step of the critics and one of the actor; the temporal difference is the mean over members, so eta is
+    """One step of the critics and one of the actor; the temporal difference is the mean over critics, so eta is
     divided by their number."""
     return agent.update(batch, term=partial(term, weight=recipe.diversity / recipe.sac.num_critics))
 
 
-def term(agent: Sac, batch: Batch, q: Tensor, drawn: Tensor | None, weight: float) -> Tensor:
-    """The diversity term of a slice; has no use for its values and the drawn members."""
+def term(agent: Sac, batch: Batch, q: Tensor, subset: Tensor | None, weight: float) -> Tensor:
+    """The diversity term of a slice; has no use for its values and the subset of the critics."""
     x = torch.cat([batch.obs, batch.actions], -1).expand(agent.recipe.num_critics, -1, -1).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(agent.critic(x).sum(), x, create_graph=True)
     return weight * similarity(gradient[..., batch.obs.shape[-1] :])

@@ -58,6 +58,11 @@ class Transition(NamedTuple):
     source: Array
     extras: Mapping[str, Array] = {}
 
+    def rows(self, which: slice) -> Transition:
+        """The same of some environments."""
+        columns = (column[which] for column in self[:-1])
+        return Transition._make([*columns, {name: column[which] for name, column in self.extras.items()}])
+
 
 class Batch(NamedTuple):
     """Chunk views.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vla_stack.errors import UserError
 from vla_stack.methods.replay_buffer import Batch
-from vla_stack.policies.critics import Ensemble, draw_members, polyak
+from vla_stack.policies.critics import Ensemble, polyak, sample_critics
 from vla_stack.policies.gaussian import GaussianActor
 from vla_stack.training.recipe_tree import AtLeast, Count, Positive
 
@@ -138,7 +138,7 @@ class Sac(nn.Module):
         Args:
             batch: Chunk views, ``steps`` times a critic step's rows.
             steps: Critic steps.
-            term: Added to the critics' loss, of (agent, slice, its values [E, b], drawn members).
+            term: Added to the critics' loss, of (agent, slice, its values [E, b], subset of the critics).
             target: What the critics' values go towards, of (agent, slice); by default :meth:`sac_target`.
         """
         rows = len(batch.obs) // steps
@@ -163,7 +163,7 @@ class Sac(nn.Module):
 
     def draw(self, generator: torch.Generator | None = None) -> Tensor | None:
         """The critics of a target; None for all of them."""
-        return draw_members(self.recipe.num_critics, self.recipe.subset, generator or self.generator)
+        return sample_critics(self.recipe.num_critics, self.recipe.subset, generator or self.generator)
 
     def critic_step(self, batch: Batch, target: Tensor, term: CriticTerm | None = None) -> dict[str, Tensor]:
         """One step of the critics towards ``target`` [b], and of their Polyak average."""

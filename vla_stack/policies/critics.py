@@ -1,4 +1,4 @@
-"""Ensembles of state-action values whose members are computed together: one batched product a layer, not a loop.
+"""Ensembles of state-action values that are computed together: one batched product a layer, not a loop.
 
 An ensemble of E networks [Linear -> LayerNorm -> ReLU]* -> Linear is one stack of weights ``[E, in, out]``. Ensembles
 of ten with random subsets for the target are what lets a critic take many steps for each step of the environment
@@ -20,7 +20,7 @@ class Ensemble(nn.Module):
     """E independent networks of one shape, evaluated in one call.
 
     Args:
-        members: E.
+        size: E.
         inputs: Width of the input.
         hidden: Widths of the hidden layers.
         outputs: Width of the output.
@@ -30,7 +30,7 @@ class Ensemble(nn.Module):
 
     def __init__(
         self,
-        members: int,
+        size: int,
         inputs: int,
         hidden: Sequence[int],
         outputs: int = 1,
@@ -39,27 +39,27 @@ class Ensemble(nn.Module):
     ) -> None:
         super().__init__()
         widths = (inputs, *hidden, outputs)
-        self.members, self.outputs = members, outputs
+        self.size, self.outputs = size, outputs
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
             bound = 1.0 / math.sqrt(fan_in)
             for into, rows in ((self.weights, fan_in), (self.biases, 1)):
-                drawn = torch.rand(members, rows, fan_out, generator=generator)
-                into.append(nn.Parameter((2.0 * drawn - 1.0) * bound))
-        scales = [nn.Parameter(torch.ones(members, 1, w)) for w in hidden] if layer_norm else []
-        shifts = [nn.Parameter(torch.zeros(members, 1, w)) for w in hidden] if layer_norm else []
+                uniform = torch.rand(size, rows, fan_out, generator=generator)
+                into.append(nn.Parameter((2.0 * uniform - 1.0) * bound))
+        scales = [nn.Parameter(torch.ones(size, 1, w)) for w in hidden] if layer_norm else []
+        shifts = [nn.Parameter(torch.zeros(size, 1, w)) for w in hidden] if layer_norm else []
         self.scales, self.shifts = nn.ParameterList(scales), nn.ParameterList(shifts)
 
-    def forward(self, x: Float[Tensor, "*e b d"], members: Tensor | None = None) -> Float[Tensor, "e b"]:
-        """Outputs ``[E, b]``, or ``[E, b, outputs]`` where there are several; ``members`` evaluates those alone.
+    def forward(self, x: Float[Tensor, "*e b d"], subset: Tensor | None = None) -> Float[Tensor, "e b"]:
+        """Outputs ``[E, b]``, or ``[E, b, outputs]`` where there are several; ``subset`` evaluates those alone.
 
-        Inputs ``[E, b, d]`` are each member's own.
+        Inputs ``[E, b, d]`` are each network's own.
         """
 
         def of(parameter: Tensor) -> Tensor:
-            return parameter if members is None else parameter[members]
+            return parameter if subset is None else parameter[subset]
 
-        count = self.members if members is None else len(members)
+        count = self.size if subset is None else len(subset)
         h = x.expand(count, *x.shape[-2:])
         last = len(self.weights) - 1
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -72,9 +72,9 @@ class Ensemble(nn.Module):
         return h[..., 0] if self.outputs == 1 else h
 
 
-def draw_members(members: int, count: int, generator: torch.Generator) -> Tensor | None:
-    """``count`` distinct members, int64 [count]; None where that is all of them."""
-    return None if count >= members else torch.randperm(members, generator=generator)[:count]
+def sample_critics(num_critics: int, count: int, generator: torch.Generator) -> Tensor | None:
+    """``count`` distinct critics, int64 [count]; None where that is all of them."""
+    return None if count >= num_critics else torch.randperm(num_critics, generator=generator)[:count]
 
 
 @torch.no_grad()

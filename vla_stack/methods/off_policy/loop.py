@@ -128,11 +128,10 @@ def grown(store: ReplayBuffer, steps: int) -> ReplayBuffer:
 
 def keep_interventions(demos: ReplayBuffer, transition: Transition) -> None:
     """Add what a person did in the first environment to the demonstrations; each intervention is an episode there."""
-    if transition.source[0] != Source.HUMAN:
+    if transition.source[0] == Source.HUMAN:
+        demos.add(transition.rows(slice(1)))
+    else:
         demos.cut()
-        return
-    first = {name: getattr(transition, name)[:1] for name in Transition._fields[:-1]}
-    demos.add(Transition(**first))
 
 
 class OffPolicyLoop:

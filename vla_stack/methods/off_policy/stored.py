@@ -100,8 +100,7 @@ def _filled(episodes: Sequence[Transition], method: OffPolicy) -> ReplayBuffer:
     store = ReplayBuffer(sum(len(e.reward) for e in episodes), *widths, 1, method.gamma, _tail(method))
     for episode in episodes:
         for i in range(len(episode.reward)):
-            step = {name: getattr(episode, name)[i : i + 1] for name in Transition._fields[:-1]}
-            store.add(Transition(**step))
+            store.add(episode.rows(slice(i, i + 1)))
     return store
 
 
