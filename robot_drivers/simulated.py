@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError, check_options
+from vla_stack.registry import TASKS
 from vla_stack.runtime.driver import Capabilities, Guard, Status
 from vla_stack.runtime.link import Link, Message, ObservationSlots, ignored_interrupts
 from vla_stack.schema import Observation, RobotSpec
@@ -44,7 +45,7 @@ class SimulatedRobot:
     """An :class:`~vla_stack.runtime.driver.EpisodicDriver` for the tasks of ``sim``.
 
     Args:
-        task: Name in ``sim.TASKS``, e.g. ``pick``.
+        task: Name in ``sim.TASKS``, e.g. ``pick``, or ``module:Class``.
         cameras: Names of cameras; one name, or several with commas between them, will do as well.
         **env_kwargs: For ``gymnasium.make``, e.g. ``image_size=64``, ``randomisation=1``, ``max_episode_steps=200``.
     """
@@ -241,8 +242,7 @@ def _make(task: str, env_kwargs: dict[str, Any]) -> Any:
     import sim
 
     env_id = sim.TASKS[task].id
-    creator = gym.envs.registration.load_env_creator(str(gym.spec(env_id).entry_point))
-    known = [*inspect.signature(creator).parameters, "max_episode_steps", "disable_env_checker"]
+    known = [*inspect.signature(TASKS.get(task)).parameters, "max_episode_steps", "disable_env_checker"]
     check_options(f"task '{task}'", env_kwargs, known)
     try:
         return gym.make(env_id, **env_kwargs)

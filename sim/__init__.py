@@ -26,6 +26,6 @@ except AttributeError as e:  # PyOpenGL without libEGL: 'NoneType' object has no
     ) from e
 
 from sim.expert import Expert, make_expert  # noqa: E402
-from sim.registry import TASKS, TaskInfo  # noqa: E402
+from sim.registry import TASKS, TaskInfo, is_task  # noqa: E402
 
-__all__ = ["TASKS", "Expert", "TaskInfo", "make_expert"]
+__all__ = ["TASKS", "Expert", "TaskInfo", "is_task", "make_expert"]

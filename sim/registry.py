@@ -1,4 +1,7 @@
-"""The tasks, and their registration with gymnasium: those of the registry, of this project and of other packages."""
+"""The tasks, and their registration with gymnasium: those of the registry, of this project and of other packages.
+
+A task that is not registered is named by its class, ``module:Class``, which is its gymnasium id as well.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from sim.arm import Arm
 from sim.env import ArmEnv
 from sim.task import TaskConfig, Variant
 from vla_stack import registry
+from vla_stack.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class TaskInfo:
     """What is known of a task without building it.
 
     Attributes:
-        id: gymnasium id.
+        id: gymnasium id; ``module:Class`` of a task that is named so.
         config: Its time limit, stages and start.
         variants: What an episode may ask for, e.g. ``({"colour": "red"}, ...)``.
         instructions: The instruction of each variant.
@@ -58,10 +62,14 @@ class OwnLimit(TimeLimit):
 
 
 class Tasks(Mapping[str, TaskInfo]):
-    """The registered tasks by name; a task is imported when it is looked up, and an unknown name is a ``UserError``."""
+    """The registered tasks by name, others by ``module:Class``; imported when looked up, or a ``UserError``."""
 
     def __getitem__(self, name: str) -> TaskInfo:
         task: type[ArmEnv] = registry.TASKS.get(name)
+        if not (isinstance(task, type) and issubclass(task, ArmEnv)):
+            raise UserError(f"'{name}' is no task", "a task is a subclass of sim.env.ArmEnv")
+        if ":" in name:
+            _register(name.partition(":")[2], name)  # gymnasium imports the module, then looks for the rest
         return TaskInfo(
             id=task_id(name),
             config=task.config,
@@ -83,13 +91,26 @@ class Tasks(Mapping[str, TaskInfo]):
 
 def task_id(name: str) -> str:
     """The gymnasium id of a task."""
-    return f"sim/{name}-v0"
+    return name if ":" in name else f"sim/{name}-v0"
+
+
+def is_task(env_id: str) -> bool:
+    """Whether an environment's id is one of a task, ``sim/<name>-v0`` or ``module:Class``; imports that module."""
+    if not env_id.partition(":")[2].isidentifier():
+        return env_id.startswith("sim/")
+    try:
+        return bool(TASKS[env_id])
+    except UserError:  # an environment that its module registers with gymnasium, or nothing at all
+        return False
+
+
+def _register(env_id: str, target: str) -> None:
+    own_limit = WrapperSpec("OwnLimit", f"{__name__}:{OwnLimit.__name__}", {})
+    known = gym.registry.get(env_id)
+    if known is None or known.entry_point != target:
+        gym.register(env_id, target, additional_wrappers=(own_limit,))
 
 
 TASKS = Tasks()
 for _entry in registry.TASKS.entries().values():
-    gym.register(
-        id=task_id(_entry.name),
-        entry_point=_entry.target,
-        additional_wrappers=(WrapperSpec("OwnLimit", f"{__name__}:{OwnLimit.__name__}", {}),),
-    )
+    _register(task_id(_entry.name), _entry.target)

@@ -1,17 +1,15 @@
 """The packages of ``examples/``, installed as packages, do what their READMEs say without touching a file here."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from as_installed import ROOT, environment, lay_out, python, vla
 from lerobot.configs import FeatureType, PolicyFeature
 from safetensors.torch import load_file
 
@@ -19,9 +17,10 @@ from vla_stack import registry
 from vla_stack.cli import main
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import ACTION, OBS_STATE, Chunks, Observation, PolicySpec
+from vla_stack.serving.client import PolicyClient
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 KINDS = {"tasks": "hover", "robots": "spring", "policies": "line", "environments": "cart", "methods": "grpo"}
 
@@ -31,29 +30,13 @@ def site(tmp_path_factory):
     """A folder with the five packages as pip lays them out: the module, and what the package says of itself."""
     site = tmp_path_factory.mktemp("site")
     for project in EXAMPLES.iterdir():
-        told = tomllib.loads((project / "pyproject.toml").read_text())
-        name, module = told["project"]["name"], told["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"][0]
-        shutil.copy(project / module, site)
-        info = site / f"{name.replace('-', '_')}-0.1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
-        groups = told["project"]["entry-points"].items()
-        lines = [f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in entries.items()) for group, entries in groups]
-        (info / "entry_points.txt").write_text("\n".join(lines))
+        lay_out(project, site)
     return site
 
 
 @pytest.fixture
 def installed(site, monkeypatch):
     monkeypatch.syspath_prepend(site)
-
-
-def python(site: Path, *args: object) -> str:
-    """Run Python where the packages are installed; returns what it printed."""
-    env = os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, *map(str, args)], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    return done.stdout
 
 
 def test_all_five_are_registered(installed, capsys):
@@ -66,18 +49,42 @@ def test_all_five_are_registered(installed, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # several processes start, each in seconds on an idle machine
-def test_a_task_is_recorded_and_a_policy_type_trained_on_it_by_lerobot_is_ours_too(site, tmp_path):
-    root, run = tmp_path / "hover", tmp_path / "run"
-    vla = ("-m", "vla_stack.cli")
-    python(site, *vla, "collect", "--task", "hover", "--episodes", "2", "--root", root, "--workers", "1")
+def test_a_policy_type_is_trained_by_lerobot_and_here_evaluated_and_served_without_an_import(site, tmp_path):
+    root, run, own = tmp_path / "hover", tmp_path / "run", tmp_path / "own"
+    vla(site, f"collect --task hover --episodes 2 --root {root} --workers 1")
     line = ["--policy.type=line", "--policy.chunk_size=4", "--policy.n_action_steps=4", "--policy.push_to_hub=false"]
     some = ["--steps=2", "--batch_size=4", "--policy.device=cpu", "--num_workers=0", "--env_eval_freq=0"]
     data = ["--dataset.repo_id=local/hover", f"--dataset.root={root}", f"--output_dir={run}"]
     python(site, Path(sys.executable).parent / "lerobot-train", *data, *line, *some, "--wandb.enable=false")
     policy = next(run.glob("checkpoints/*/pretrained_model"))
-    scene = ("--env", "sim/hover-v0", "--episodes", "2", "--out", tmp_path / "report")
-    assert "hover" in python(site, *vla, "eval", "--policy", policy, *scene)
-    assert '"type": "line"' in (policy / "config.json").read_text()
+    scene = f"--env sim/hover-v0 --episodes 2 --max-steps 5 --workers 0 --videos 0 --out {tmp_path / 'report'}"
+    printed = vla(
+        site,
+        f"eval --policy {policy} {scene}",
+        f"train own_loss policy={policy} data.root={root} method.steps=2 method.batch_size=4 threads=1 device=cpu "
+        f"output_dir={own}",
+        f"eval --policy {own} {scene}",
+    )
+    assert printed.count("sim/hover-v0") >= 2
+    assert all('"type": "line"' in (made / "config.json").read_text() for made in (policy, resolve_policy(own)))
+
+    endpoint = f"ipc://{tmp_path}/vla.sock"
+    command = [sys.executable, "-m", "vla_stack.cli", "serve", "--policy", str(own), "--endpoint", endpoint]
+    with subprocess.Popen(command, env=environment(site), stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert any(printed.startswith("READY") for printed in server.stdout)
+            client = PolicyClient(endpoint)
+            robot = client.hello(None).robot
+            pictures = {c.name: np.zeros((c.height, c.width, 3), np.uint8) for c in robot.cameras}
+            seen = Observation(np.zeros(len(robot.state), np.float32), pictures, "")
+            assert client.request(seen, rid=1, epoch=0, origin=0, seed=7)
+            answers = []
+            while not answers:
+                answers = client.poll(timeout_ms=1000)
+            client.close()
+            assert answers[0].actions.shape == (4, len(robot.action)) and np.isfinite(answers[0].actions).all()
+        finally:
+            server.terminate()
 
 
 def test_a_robot_is_checked(installed, capsys):

@@ -10,7 +10,8 @@ import pytest
 from vla_stack import registry
 from vla_stack.cli import VERBS, main
 from vla_stack.errors import UserError
-from vla_stack.registry import BUILT_IN, COSTS, METHODS, POLICIES, ROBOTS, TASKS
+from vla_stack.registry import BUILT_IN, COSTS, METHODS, POLICIES, ROBOTS
+from vla_stack.trust import check_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("vla_stack", "sim", "robot_drivers")
@@ -146,6 +147,8 @@ def test_the_list_names_every_entry_and_its_package(install, capsys):
 
 
 def test_names_in_files_of_others_are_no_code():
-    for kind in (TASKS, COSTS, POLICIES):
+    for kind in (COSTS, POLICIES):
         with pytest.raises(UserError, match="there is no"):
             kind.get("os:getcwd")
+    with pytest.raises(UserError, match="run/recipe.yaml: 'os:getcwd' is of the module 'os', which can run code"):
+        check_recipe({"task": {"id": "os:getcwd"}}, "run/recipe.yaml")

@@ -236,10 +236,10 @@ def _first_line(e: Exception) -> str:
 
 VERBS = Registry("verbs", "verb")
 METHODS = Registry("methods", "method")
-POLICIES = Registry("policies", "policy type", "", literal=False)
+POLICIES = Registry("policies", "policy type", "", literal=False)  # names stand in files of others, here and below
 ENVIRONMENTS = Registry("environments", "environment")
 BENCHMARKS = Registry("benchmarks", "benchmark")
-TASKS = Registry("tasks", "task", "", literal=False)  # a name becomes a gymnasium id
+TASKS = Registry("tasks", "task")
 ROBOTS = Registry("robots", "robot", "; one of LeRobot's is --robot.type={name}, one of your own module:Class")
 TELEOPERATORS = Registry(
     "teleoperators", "teleoperator", "; one of LeRobot's is --teleop.type={name}, one of your own module:Class"

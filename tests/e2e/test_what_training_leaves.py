@@ -52,9 +52,8 @@ RECIPES: dict[str, tuple[str, ...]] = {  # {data} and {start} stand for demonstr
         *("method.pairs.winner_succeeds=false", "eval.episodes=1", *BRIEF),
     ),
     "rac": (
-        *("rac_stack", "task={id: sim/stack-v0, options: {cameras: [front], image_size: 32}}", "method.iterations=1"),
-        *(f"policy={{type: vla, options: {VLA}}}", "method.demos=1", "method.human_frames=5", "method.num_envs=1"),
-        *("eval.episodes=1", *BRIEF),
+        *("rac_stack", f"policy={{type: vla, options: {VLA}}}", "method.iterations=1", "method.demos=1"),
+        *("method.human_frames=5", "method.num_envs=1", "eval.episodes=1", *BRIEF),
     ),
     "reinflow": (
         *("rl_reinflow", "policy={start}", PICK, "method.iterations=1", "method.episodes=2", "method.num_envs=2"),

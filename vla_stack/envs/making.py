@@ -25,9 +25,9 @@ def make(
     environment is taken as it is and compared.
 
     Args:
-        env_id: A task (``sim/pick-v0``), a benchmark's (see :mod:`sim.external`), a world model (``imagined:<run>``), a
-            task whose success a world model judges (``judged:<run>@<id>``), or any gymnasium id, optionally
-            ``module:id``.
+        env_id: A task (``sim/pick-v0``, or ``module:Class`` of one that is not registered), a benchmark's (see
+            :mod:`sim.external`), a world model (``imagined:<run>``), a task whose success a world model judges
+            (``judged:<run>@<id>``), or any gymnasium id, optionally ``module:id``.
         num_envs: Rows.
         policy: What the policy consumes; None takes the environment as its options make it.
         options: Further keyword arguments of the environment, e.g. ``randomisation``.
@@ -76,8 +76,8 @@ def construct(env_id: str, **options: Any) -> gym.Env:
         from sim import external
 
         return external.make(env_id, **options)
-    module = "sim:" if env_id.startswith("sim/") else ""  # gymnasium imports it, which registers the tasks
-    env = gym.make(module + env_id, disable_env_checker=True, **options)
+    is_task(env_id)  # registers it
+    env = gym.make(env_id, disable_env_checker=True, **options)
     vector = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
     return FromVector(env, env_id, goalless) if vector else env
 
@@ -89,11 +89,18 @@ def is_benchmark(env_id: str) -> bool:
     return external.is_external(env_id)
 
 
+def is_task(env_id: str) -> bool:
+    """Whether an id is one of a task of ours, ``sim/<name>-v0`` or ``module:Class``."""
+    import sim  # on demand: it loads the simulator
+
+    return env_id.partition(":")[0] not in ENVIRONMENTS.names() and sim.is_task(env_id)
+
+
 def options_for(env_id: str, policy: PolicySpec, options: dict[str, Any] | None = None) -> dict[str, Any]:
     """Keyword arguments of an environment: those that follow from the policy, then the given ones."""
     follow: dict[str, Any] = {}
     env_id = env_id.rpartition("@")[2]  # of what a world model judges
-    if env_id.startswith("sim/"):
+    if is_task(env_id):
         follow = sim_options(policy.robot)
     elif is_benchmark(env_id):
         follow = _benchmark_options(env_id, policy.robot)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from vla_stack import envs
 from vla_stack.envs import VectorEnv
-from vla_stack.envs.making import is_benchmark
+from vla_stack.envs.making import is_benchmark, is_task
 from vla_stack.errors import UserError
 from vla_stack.rollout.records import EpisodeRecord, EvalResult
 
@@ -84,7 +84,7 @@ def replay(env: VectorEnv, episode: EpisodeRecord) -> list[NDArray[np.uint8]]:
 
 def _film_env(result: EvalResult) -> VectorEnv | None:
     options = dict(result.settings.get("env_options", {}))
-    if result.name.startswith("sim/"):
+    if is_task(result.name):
         options |= SIM_CAMERA
     elif is_benchmark(result.name):
         options |= BENCHMARK_CAMERA

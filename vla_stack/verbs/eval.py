@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from vla_stack.envs.making import is_benchmark
+from vla_stack.envs.making import is_benchmark, is_task
 from vla_stack.evaluation.evaluate import describe, evaluate
 from vla_stack.evaluation.metrics import frequency_averaged_score
 from vla_stack.evaluation.provenance import provenance
@@ -99,7 +99,7 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str,
     origin = provenance()
     for env_id in args.env or ["sim/pick-v0"]:
         options: dict[str, Any] = {}
-        if env_id.startswith("sim/") and args.randomisation:
+        if args.randomisation and is_task(env_id):
             options["randomisation"] = args.randomisation
         if args.max_steps:
             options["max_episode_steps"] = args.max_steps
