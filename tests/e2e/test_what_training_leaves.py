@@ -27,6 +27,7 @@ from vla_stack.verbs.serve import load_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first to need it trains what others start from
 LIMIT = 6  # control steps of an episode
+EPISODES, SEED = 4, 31  # of an evaluation in off-policy learning
 CONSTRAINTS = Path(__file__).parents[2] / "configs/constraints/pick.yaml"
 VLA = (
     "{chunk_size: 4, n_action_steps: 2, num_inference_steps: 2, width: 16, expert_width: 16, depth: 1, heads: 2, "
@@ -37,7 +38,7 @@ PICK = f"task={{id: sim/pick-v0, options: {{max_episode_steps: {LIMIT}}}}}"
 OFF_POLICY = (
     *(PICK, "device=cpu", "method.offline={episodes: 2, noise: [0.3]}", "method.horizon=2", "method.steps=6"),
     "method.sac={actor: [16], critic: [16], num_critics: 3, batch: 8, utd: 2, layer_norm: true}",
-    *("eval.every=6", "eval.episodes=1"),
+    *("eval.every=6", f"eval.episodes={EPISODES}", f"eval.seed={SEED}", "eval.num_envs=3"),
 )
 WSRL = (*OFF_POLICY, "method.offline_steps=2", "method.warmup=3", "method.cal_ql={draws: 2}")
 RECIPES: dict[str, tuple[str, ...]] = {  # {data} and {start} stand for demonstrations and a run of imitation
@@ -104,6 +105,18 @@ def left(request: pytest.FixtureRequest, trained: Path) -> Iterator[Left]:
     yield Left(run, "stack" if request.param == "rac" else "pick", server.endpoint)
     server.stop()
     thread.join()
+
+
+@pytest.mark.parametrize("left", ["wsrl", "rlpd", "cal_ql", "expo"], indirect=True)
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_vla_eval_prints_what_training_logged(left: Left, tmp_path: Path, num_envs: int) -> None:
+    logged = json.loads((left.run / "metrics.jsonl").read_text().splitlines()[-1])
+    flags = f"--policy {left.run} --env sim/pick-v0 --mode sync --seed {SEED} --episodes {EPISODES}"
+    where = f"--max-steps {LIMIT} --num-envs {num_envs} --workers 0 --videos 0 --out {tmp_path}"
+    assert main(["eval", *flags.split(), *where.split()]) == 0
+    episodes = json.loads((tmp_path / "report.json").read_text())["results"][0]["episodes"]
+    assert np.mean([e["success"] for e in episodes]) == logged["eval/success"]
+    assert np.mean([e["success"] - e["steps"] for e in episodes]) == logged["eval/return"]
 
 
 def test_it_is_served(left: Left) -> None:
