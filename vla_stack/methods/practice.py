@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gymnasium.wrappers import TimeLimit
 
-from vla_stack.envs.making import is_benchmark
+from vla_stack.envs.making import is_benchmark, is_task
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
 from vla_stack.training.recipe import TaskRecipe
@@ -49,7 +49,7 @@ def judged(env_id: str, judge: str) -> str:
     """
     if not judge:
         return env_id
-    if not env_id.startswith("sim/") and not is_benchmark(env_id):
+    if not is_task(env_id) and not is_benchmark(env_id):
         raise UserError(f"'method.judge' looks at a robot, {env_id} is none", "use a task of sim or metaworld")
     return f"judged:{judge}@{env_id}"
 

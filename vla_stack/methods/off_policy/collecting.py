@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack import envs
-from vla_stack.envs.making import is_benchmark, observe
+from vla_stack.envs.making import is_benchmark, is_task, observe
 from vla_stack.envs.vector import VectorEnv
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.deployed import Seen, Vector, deployed, in_range, measured
@@ -54,7 +54,7 @@ def rows_of(task: TaskRecipe, method: OffPolicy, frozen: ChunkPolicy | None) -> 
     shown: dict[str, Any] = {}
     cameras = () if frozen is None else frozen.spec.robot.cameras
     looks = {"cameras": tuple(c.name for c in cameras)} | ({"image_size": cameras[0].height} if cameras else {})
-    if task.id.startswith("sim/"):
+    if is_task(task.id):
         shown = {"control_mode": "ee_delta", "privileged": frozen is None, "tool_target": True, **looks}
     elif is_benchmark(task.id):
         full = {"full_state": frozen is None} if task.id.startswith("metaworld/") else {}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_stack.envs.making import is_task
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
 from vla_stack.intervention import Intervention, Phase, Refused
@@ -140,7 +141,7 @@ def at_endpoint(
         UserError: The environment is none of ours in moves of the tool, whose units are known; or the endpoint is in
             use.
     """
-    if not env_id.startswith("sim/") or robot.action_kind != "delta":
+    if not is_task(env_id) or robot.action_kind != "delta":
         raise UserError(f"nobody can intervene in {env_id}", "use a task of sim, or leave 'method.operator' empty")
     from sim.arm import DELTA_RATE
 

@@ -28,7 +28,7 @@ from vla_stack.data.frame_cache import open_frames
 from vla_stack.data.labels import reach
 from vla_stack.data.layout import ROBOT
 from vla_stack.envs.from_vector import FromVector
-from vla_stack.envs.making import is_benchmark, observe
+from vla_stack.envs.making import is_benchmark, is_task, observe
 from vla_stack.envs.vector import VectorEnv
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.collecting import StoredEpisode, plan_of
@@ -154,7 +154,7 @@ def record(recipe: Recipe, rows: VectorEnv) -> ReplayBuffer:
 
 def _expert_of(env_id: str) -> Callable[..., Any]:
     """Makes the expert of a task from its environment."""
-    if not env_id.startswith("sim/") and not is_benchmark(env_id):
+    if not is_task(env_id) and not is_benchmark(env_id):
         raise UserError(f"there is no scripted expert for {env_id}", "give data.root=DIR, episodes of it")
     return expert_maker(env_id)
 
