@@ -75,7 +75,7 @@ def _here(name: str | Path) -> Path:
         path / "pretrained_model",
         path / "last" / "pretrained_model",
         path / "checkpoints" / "last" / "pretrained_model",
-        *sorted(path.glob("round-*/train/checkpoints/last/pretrained_model"), reverse=True),  # iterations: the newest
+        *sorted(path.glob("iteration-*/train/checkpoints/last/pretrained_model"), reverse=True),  # the newest
         SHIPPED / path,
     ):
         if (candidate / "config.json").is_file():
