@@ -69,7 +69,8 @@ def test_policies_are_stepped_in_two_places():
     wraps = {"vla_stack/methods/grape/rollouts.py"}  # a policy that remembers, which the engine asks
     assert asks == {"vla_stack/rollout/engine.py", "vla_stack/serving/worker.py"} | wraps
     agents = {"vla_stack/rollout/agents.py", "vla_stack/methods/rac/episode.py"}  # of the engine
-    assert executes == agents | {"vla_stack/runtime/control_process.py"}
+    jog = {"robot_drivers/jog.py"}  # the control loop, with one chunk that no policy computed
+    assert executes == agents | jog | {"vla_stack/runtime/control_process.py"}
 
 
 def imports(path: Path, known: Collection[str]) -> set[str]:

@@ -21,13 +21,8 @@ COUNTS += (("demo", "steps"), ("demo", "episodes"), ("run", "episodes"), ("run",
 COUNTS += (("teleop", "episodes"), ("serve", "threads"), ("collect", "branch"))
 WHOLE = (("collect", "seed"), ("collect", "workers"), ("demo", "seed"), ("run", "seed"), ("teleop", "seed"))
 WHOLE += (("eval", "seed"), ("eval", "workers"), ("eval", "videos"), ("imagine", "seed"), ("policy", "repeats"))
-WHOLE += (
-    ("console", "iteration"),
-    ("console", "quota"),
-    ("data", "episode"),
-    ("run", "record-video"),
-    ("emulate", "seed"),
-)
+WHOLE += (("console", "iteration"), ("console", "quota"), ("data", "episode"), ("run", "record-video"))
+WHOLE += (("emulate", "seed"),)
 NUMBERS = (("collect", "control-hz"), ("constraints", "timeout"), ("run", "seconds"), ("run", "hold-s"))
 NUMBERS += (("teleop", "seconds"), ("console", "seconds"), ("emulate", "fps"), ("robot", "seconds"))
 PORTS = (("serve", "metrics-port"), ("imagine", "port"), ("console", "port"))

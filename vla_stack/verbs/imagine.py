@@ -142,7 +142,8 @@ class Page:
         if request.method == "POST" and not access.right_origin(request.headers.get("Origin")):
             raise web.HTTPForbidden(text="another page asks")
         response = await handler(request)
-        response.headers.update(HEADERS)
+        policy = access.policy(request.headers["Host"])
+        response.headers.update({**HEADERS, "Content-Security-Policy": policy})
         return response
 
     async def _index(self, request: web.Request) -> web.StreamResponse:

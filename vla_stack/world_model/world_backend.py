@@ -209,9 +209,7 @@ class WorldBackend:
         self, rows: Sequence[int], actions: NDArray[np.float32], ahead: Sequence[NDArray[np.float32]] = ()
     ) -> list[ImaginedFrame]:
         rollouts = [self._rollouts[row] for row in rows]
-        todo: dict[
-            int, list[tuple[ImaginedRollout, Tensor]]
-        ] = {}  # by the number of commands that are known: one batch each
+        todo: dict[int, list[tuple[ImaginedRollout, Tensor]]] = {}  # a batch for each number of known commands
         for i, rollout in enumerate(rollouts):
             rollout.commands.append(self._pose(actions[i]))
             if rollout.chunk is None or not rollout.chunk.foresaw(rollout.commands):
