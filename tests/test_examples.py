@@ -75,6 +75,7 @@ def test_a_policy_type_is_trained_by_lerobot_and_here_evaluated_and_served_witho
             assert any(printed.startswith("READY") for printed in server.stdout)
             client = PolicyClient(endpoint)
             robot = client.hello(None).robot
+            client.hello(robot)
             pictures = {c.name: np.zeros((c.height, c.width, 3), np.uint8) for c in robot.cameras}
             seen = Observation(np.zeros(len(robot.state), np.float32), pictures, "")
             assert client.request(seen, rid=1, epoch=0, origin=0, seed=7)
