@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -80,3 +81,13 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be made: .*output_dir="), writing(tmp_path / "file" / "run"):
         pass
+
+
+@pytest.mark.slow
+def test_of_a_hundred_pairs_one_starts_one_resumes_and_nothing_is_lost(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "e2e/start_resume_pairs.py"
+    done = subprocess.run([sys.executable, str(script), str(tmp_path), "100"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["started"] == seen["resumed"] == {"1": 100} and not seen["lost"], seen
+    assert seen["refusals"] == {"writer named": 200}

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,9 +33,7 @@ def locked(file: Path, folder: Path, remedy: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"{folder} is being written by {lock.read(200).strip() or 'another process'}", remedy
-            ) from None
+            raise UserError(f"{folder} is being written by {_owner(file) or 'another process'}", remedy) from None
         if not file.exists() or os.fstat(lock.fileno()).st_ino != file.stat().st_ino:
             raise UserError(f"{folder} was just released by another process", "try again")
         with contextlib.suppress(OSError):  # a full disk: the lock holds without its owner's name
@@ -42,6 +41,16 @@ def locked(file: Path, folder: Path, remedy: str) -> Iterator[None]:
             lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             lock.flush()
         yield
+
+
+def _owner(file: Path) -> str:
+    """Who a lock file says holds it; whoever has just taken it may not have said so yet."""
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            if text := file.read_text()[:200].strip():
+                return text
+        time.sleep(0.01)
+    return ""
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""Hostile datasets, runs and constraints, opened by the verbs that take them, under an audit hook.
+"""Hostile datasets, runs, constraints and policies, opened by the verbs that take them, under an audit hook.
 
-``python hostile_files.py FOLDER DATASET`` prints one JSON object: what was opened, which programs were started,
+``python hostile_files.py FOLDER DATASET POLICY [N]`` takes every Nth of the policies, and prints one JSON object: what was opened, which programs were started,
 what was written outside each one's own folder, and what ended in anything but one line.
 """
 
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
+import pickle
 import shutil
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +26,9 @@ PLACES = ("../victim", "../../victim", "/etc/passwd", "/tmp/victim", "a/../../vi
 TEMPLATES = ("../victim/{file_index}", "/tmp/{file_index}", "data/../../{file_index}", "{chunk_index.__class__}")
 TEMPLATES += ("{file_index:999999999d}", "data/{file_index}/../../../x", "{video_key}/../../x", "{0}", "{evil}")
 MODULES = ("evil:loss", "os:system", "antigravity:x", "subprocess:Popen", "this:d")
+
+
+OURS = (("git", "rev-parse"), ("git", "status"), ("uname", "-p"))  # what a report says of code and machine
 
 
 def edited(path: Path, change: Callable[[Any], Any]) -> None:
@@ -101,6 +107,141 @@ def constraints(base: Path) -> Iterator[tuple[Path, list[list[str]]]]:
         yield path, [["constraints", "check", str(path / "x.yaml"), "--task", "pick"]]
 
 
+class Bomb:
+    """Starts a program where a pickle of it is read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch victim",)
+
+
+WEIGHTS = tuple(  # of a safetensors file: the length of its header, and the header
+    (length or len(text), text)
+    for length, text in (
+        (2**63, b"{}"),
+        (2**40, b"{}"),
+        (1 << 24, b"{}"),
+        (0, b"["),
+        (0, b"[" * 100_000),
+        (0, b"null"),
+        (0, b'{"a": 3}'),
+        (0, b'{"a": {"dtype": "F32", "shape": [1000000000, 1000000000], "data_offsets": [0, 4]}}'),
+        (0, b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}'),
+        (0, b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [9, 4]}}'),
+        (0, b'{"a": {"dtype": "OBJECT", "shape": [1], "data_offsets": [0, 8]}}'),
+    )
+)
+
+
+def policies(source: Path, base: Path) -> Iterator[tuple[Path, list[list[str]]]]:
+    """Policy directories that name code, lead out of themselves, or hold what no policy holds."""
+    from lerobot.configs import PreTrainedConfig
+    from lerobot.processor import ProcessorStepRegistry
+
+    from vla_stack.policies.allowed import POLICIES, STEPS
+    from vla_stack.policies.registry import known_types
+
+    known_types()  # which registers all of LeRobot's with LeRobot
+    number = itertools.count()
+    halves = ("policy_preprocessor.json", "policy_postprocessor.json")
+
+    def case(name: str) -> Path:
+        shutil.copytree(source, path := base / name / "policy")
+        (path / "manifest.json").unlink(missing_ok=True)
+        return path
+
+    def asking(path: Path) -> tuple[Path, list[list[str]]]:
+        once = "--env sim/pick-v0 --episodes 1 --max-steps 1 --workers 0 --mode sync --videos 0".split()
+        verbs = [["policy", "info", str(path)], ["policy", "verify", str(path)], ["serve", str(path)]]
+        if next(number) % 16 == 0:  # they load as `serve` does
+            verbs.append(["eval", "--policy", str(path), *once, "--out", str(path / "out")])
+            verbs.append(["export", "--policy", str(path), "--out", str(path / "onnx")])
+        return path, verbs
+
+    def stepping(name: str, step: Any, half: str = halves[0]) -> tuple[Path, list[list[str]]]:
+        path = case(name)
+        edited(path / half, lambda t: t | {"steps": [step, *t["steps"]]})
+        return asking(path)
+
+    def configured(name: str, change: dict[str, Any]) -> tuple[Path, list[list[str]]]:
+        path = case(name)
+        edited(path / "config.json", lambda t: t | change)
+        return asking(path)
+
+    def holding(name: str, file: str, content: bytes) -> tuple[Path, list[list[str]]]:
+        path = case(name)
+        (path / file).write_bytes(content)
+        return asking(path)
+
+    for half in halves:
+        for i, name in enumerate(CLASSES):
+            yield stepping(f"class-{half}-{i}", {"class": name, "config": {"args": ["touch", "victim"]}}, half)
+        for i, place in enumerate(PLACES):
+            step = {"registry_name": "normalizer_processor", "config": {}, "state_file": place}
+            yield stepping(f"state-{half}-{i}", step, half)
+    for name in set(ProcessorStepRegistry.list()) - set(STEPS):
+        yield stepping(f"step-{name}", {"registry_name": name, "config": {}})
+    for i, place in enumerate(PLACES):
+        yield stepping(f"tokenizer-{i}", {"registry_name": "tokenizer_processor", "config": {"tokenizer_name": place}})
+    for name in set(PreTrainedConfig.get_known_choices()) - set(POLICIES):
+        yield configured(f"type-{name}", {"type": name})
+        yield configured(f"base-{name}", {"type": "moh", "base": {"type": name, "pretrained_path": "../victim"}})
+    for i, name in enumerate((*CLASSES, *MODULES, *PLACES)):
+        yield configured(f"named-{i}", {"type": name})
+        yield configured(f"key-{i}", {name: "touch victim", "device": name})
+        yield configured(f"start-{i}", {"pretrained_path": name, "backbone": {"weights": name, "tokenizer": name}})
+    for i, (length, text) in enumerate(WEIGHTS):
+        for file in ("model.safetensors", *(p.name for p in source.glob("policy_*.safetensors"))):
+            yield holding(f"weights-{i}-{file}", file, struct.pack("<Q", length) + text + bytes(8))
+    bomb = pickle.dumps(Bomb())
+    for i, file in enumerate(("model.safetensors", "config.json", halves[0], "manifest.json", "signature.json")):
+        yield holding(f"pickle-{i}", file, bomb)
+        path = case(f"link-{i}")
+        (path / file).unlink(missing_ok=True)
+        (path / file).symlink_to(base / "victim" / "film.mp4")
+        yield asking(path)
+    for i, file in enumerate(("pytorch_model.bin", "training_state.pt", "model.onnx", "adapter.bin", "tokenizer.model")):
+        yield holding(f"beside-{i}", file, bomb)
+    for i, text in enumerate(("[" * 100_000, "null", "[]", '{"format": 1, "files": 3}', '{"format": 1}', "x" * 2**21)):
+        yield holding(f"manifest-{i}", "manifest.json", text.encode())
+    for i, place in enumerate(PLACES):
+        listed = {"format": 1, "files": {place: "0" * 64}}
+        yield holding(f"listed-{i}", "manifest.json", json.dumps(listed).encode())
+        path = case(f"onnx-{i}")
+        graphs = {"inputs": [place], "layers": 1, "horizon": 8, "noise_dim": 5, "action_dim": 5}
+        (path / "onnx.json").write_text(json.dumps(graphs | {"inference_steps": 3, "max_delay": 0}))
+        for graph in ("prefix.onnx", "step.onnx"):
+            (path / graph).write_bytes((bomb, place.encode(), b"", bytes(9))[i % 4])
+        yield asking(path)
+    for i, place in enumerate(PLACES[:3]):
+        path = case(f"adapter-{i}")
+        (path / "model.safetensors").unlink()
+        (path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": place}))
+        yield asking(path)
+    code = {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}, "tokenizer_class": "Tokenizer"}
+    path = case("auto-map")
+    (path / "evil.py").write_text("import os; os.system('touch victim')")
+    (path / "tokenizer_config.json").write_text(json.dumps(code))
+    step = {"registry_name": "tokenizer_processor", "config": {"tokenizer_name": str(path)}}
+    edited(path / halves[0], lambda t: t | {"steps": [step, *t["steps"]]})
+    yield asking(path)
+
+
+def ask(argv: list[str]) -> object:
+    """A verb's exit status; ``serve`` only loads, as it would otherwise wait for robots."""
+    from vla_stack import cli
+    from vla_stack.errors import UserError
+    from vla_stack.verbs.serve import load_directory
+
+    if argv[0] != "serve":
+        return cli.main(argv)
+    try:
+        load_directory(Path(argv[1]), "cpu", 1)
+    except UserError as e:
+        print(e)
+        return 1
+    return 0
+
+
 class Watch:
     """What a process does to the world while it is on."""
 
@@ -114,7 +255,8 @@ class Watch:
         if self.home is None:
             return
         if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.spawn"):
-            self.programs.append(f"{event} {args}"[:200])
+            if not (event == "subprocess.Popen" and tuple(args[1][:2]) in OURS):
+                self.programs.append(f"{event} {args}"[:200])
         elif event == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
             if args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
                 self.outside(event, args[0])
@@ -127,21 +269,20 @@ class Watch:
         assert self.home is not None
         path = os.path.realpath(os.path.dirname(os.path.abspath(os.fsdecode(name))))
         inside = path == str(self.home.parent) or path.startswith(f"{self.home.parent}/")
-        inside |= path == tempfile.tempdir
+        inside |= tempfile.tempdir in (path, os.fsdecode(name))
         if not inside and "__pycache__" not in path and not path.startswith(("/dev", "/proc")):
             self.writes.append(f"{event} {os.fsdecode(name)}")
 
 
-def main(folder: Path, dataset: Path) -> None:
-    from vla_stack import cli
-
+def main(folder: Path, dataset: Path, policy: Path, every: int) -> None:
     victim, tempfile.tempdir = folder / "victim", str(folder / "tmp")  # LeRobot writes what it parses to a passing file
     for made in (victim, folder / "tmp"):
         made.mkdir(parents=True)
     (victim / "film.mp4").write_bytes(b"precious")
     watch, count, odd = Watch(), 0, []
     makers = (datasets(dataset, folder / "d"), runs(folder / "r"), constraints(folder / "c"))
-    for group in ("d", "r", "c"):
+    makers += (itertools.islice(policies(policy, folder / "p"), 0, None, every),)
+    for group in ("d", "r", "c", "p"):
         (folder / group).mkdir()
         (folder / group / "victim").symlink_to(victim)
     for maker in makers:
@@ -153,7 +294,7 @@ def main(folder: Path, dataset: Path) -> None:
                 watch.home = home.resolve()
                 try:
                     with contextlib.redirect_stderr(out), contextlib.redirect_stdout(out):
-                        code = cli.main(argv)
+                        code = ask(argv)
                 except BaseException as e:
                     code = f"{type(e).__name__}: {e}"[:200]
                 watch.home = None
@@ -165,4 +306,4 @@ def main(folder: Path, dataset: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*(Path(name).resolve() for name in sys.argv[1:3]))
+    main(*(Path(name).resolve() for name in sys.argv[1:4]), int(sys.argv[4]) if sys.argv[4:] else 1)
