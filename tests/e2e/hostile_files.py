@@ -1,7 +1,8 @@
 """Hostile datasets, runs, constraints and policies, opened by the verbs that take them, under an audit hook.
 
-``python hostile_files.py FOLDER DATASET POLICY [N]`` takes every Nth of the policies, and prints one JSON object: what was opened, which programs were started,
-what was written outside each one's own folder, and what ended in anything but one line.
+``python hostile_files.py FOLDER DATASET POLICY [N]`` takes every Nth of the policies, and prints one JSON object: what was
+opened, which programs were started, what was written outside each one's own folder, and what ended in anything but one
+line.
 """
 
 from __future__ import annotations
@@ -137,8 +138,9 @@ def policies(source: Path, base: Path) -> Iterator[tuple[Path, list[list[str]]]]
     from lerobot.configs import PreTrainedConfig
     from lerobot.processor import ProcessorStepRegistry
 
-    from vla_stack.policies.allowed import POLICIES, STEPS
+    from vla_stack.policies.allowed import LEROBOTS, STEPS
     from vla_stack.policies.registry import known_types
+    from vla_stack.registry import POLICIES
 
     known_types()  # which registers all of LeRobot's with LeRobot
     number = itertools.count()
@@ -151,8 +153,9 @@ def policies(source: Path, base: Path) -> Iterator[tuple[Path, list[list[str]]]]
 
     def asking(path: Path) -> tuple[Path, list[list[str]]]:
         once = "--env sim/pick-v0 --episodes 1 --max-steps 1 --workers 0 --mode sync --videos 0".split()
-        verbs = [["policy", "info", str(path)], ["policy", "verify", str(path)], ["serve", str(path)]]
+        verbs = [["policy", "verify", str(path)], ["serve", str(path)]]
         if next(number) % 16 == 0:  # they load as `serve` does
+            verbs.append(["policy", "info", str(path)])
             verbs.append(["eval", "--policy", str(path), *once, "--out", str(path / "out")])
             verbs.append(["export", "--policy", str(path), "--out", str(path / "onnx")])
         return path, verbs
@@ -178,11 +181,11 @@ def policies(source: Path, base: Path) -> Iterator[tuple[Path, list[list[str]]]]
         for i, place in enumerate(PLACES):
             step = {"registry_name": "normalizer_processor", "config": {}, "state_file": place}
             yield stepping(f"state-{half}-{i}", step, half)
-    for name in set(ProcessorStepRegistry.list()) - set(STEPS):
+    for name in sorted(set(ProcessorStepRegistry.list()) - set(STEPS)):
         yield stepping(f"step-{name}", {"registry_name": name, "config": {}})
     for i, place in enumerate(PLACES):
         yield stepping(f"tokenizer-{i}", {"registry_name": "tokenizer_processor", "config": {"tokenizer_name": place}})
-    for name in set(PreTrainedConfig.get_known_choices()) - set(POLICIES):
+    for name in sorted(set(PreTrainedConfig.get_known_choices()) - {*LEROBOTS, *POLICIES.built_in()}):
         yield configured(f"type-{name}", {"type": name})
         yield configured(f"base-{name}", {"type": "moh", "base": {"type": name, "pretrained_path": "../victim"}})
     for i, name in enumerate((*CLASSES, *MODULES, *PLACES)):
@@ -199,7 +202,9 @@ def policies(source: Path, base: Path) -> Iterator[tuple[Path, list[list[str]]]]
         (path / file).unlink(missing_ok=True)
         (path / file).symlink_to(base / "victim" / "film.mp4")
         yield asking(path)
-    for i, file in enumerate(("pytorch_model.bin", "training_state.pt", "model.onnx", "adapter.bin", "tokenizer.model")):
+    for i, file in enumerate(
+        ("pytorch_model.bin", "training_state.pt", "model.onnx", "adapter.bin", "tokenizer.model")
+    ):
         yield holding(f"beside-{i}", file, bomb)
     for i, text in enumerate(("[" * 100_000, "null", "[]", '{"format": 1, "files": 3}', '{"format": 1}', "x" * 2**21)):
         yield holding(f"manifest-{i}", "manifest.json", text.encode())

@@ -20,6 +20,7 @@ from typing import Any
 
 from vla_stack import cli
 from vla_stack.training import checkpoint as ckpt
+from vla_stack.training import run_dir
 
 ME = Path(__file__).stem
 STEPS = 6
@@ -127,6 +128,7 @@ def race(argvs: list[list[str]], kill_after: int | None) -> tuple[int, str, list
 
 def main(base: Path, pairs: int) -> None:
     os.environ["VLA_TRUST"] = ME
+    run_dir.revision = lambda: "none"  # git takes longer than all the rest
     rng, started, resumed, refusals, lost = random.Random(0), Counter[int](), Counter[int](), Counter[str](), []
     for number in range(pairs):
         run = base / f"run-{number}"
