@@ -29,8 +29,11 @@ from vla_stack.policies.shipped import SHIPPED
 def main(run: str, name: str, *settings: str, start: Path | None = None, share: float = 1.0) -> int:
     source, target = Path(run), SHIPPED / name
     policy = source / "checkpoints" / "last" / "pretrained_model"
+    readme = (target / "README.md").read_text() if (target / "README.md").exists() else ""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(policy, target)
+    if readme:  # written by hand: what it says of the training has to follow
+        (target / "README.md").write_text(readme)
     weights = load_file(policy / "model.safetensors")
     if start is not None:
         before = load_file(start / "model.safetensors")
