@@ -1,8 +1,8 @@
 """Hostile datasets, runs, constraints and policies, opened by the verbs that take them, under an audit hook.
 
-``python hostile_files.py FOLDER DATASET POLICY [N]`` takes every Nth of the policies, and prints one JSON object: what was
-opened, which programs were started, what was written outside each one's own folder, and what ended in anything but one
-line.
+``python hostile_files.py FOLDER DATASET POLICY [N]`` takes every Nth of the policies, and prints one JSON object: what
+was opened, which programs were started, what was written outside each one's own folder, and what ended in anything but
+one line.
 """
 
 from __future__ import annotations
