@@ -224,3 +224,27 @@ def test_a_stranger_has_one_answer(tmp_path):
             assert data.count(b"HTTP/1.1 403") == 1
 
     asyncio.run(scenario())
+
+
+def test_who_says_more_than_any_page_is_not_even_parsed(tmp_path, load_tool):
+    """Frames without content, of two bytes each: no parser counts them."""
+    pages = load_tool("bench/pages.py")
+
+    def press(page):
+        page.push(pages.frame(b"x", fin=False))
+        try:
+            while True:
+                page.push(bytes(2 * round(doors.BYTES_HZ)))
+        except OSError:
+            return page.taken
+
+    async def scenario():
+        async with Rig(tmp_path) as rig:
+            good = await rig.page()
+            await heard(good, "state")
+            bad = await asyncio.to_thread(pages.Page, rig.access, pages.session(rig.access))
+            await asyncio.to_thread(press, bad)
+            await good.send_str(json.dumps({"type": "ping", "t": 5}))
+            assert (await heard(good, "pong"))["t"] == 5
+
+    asyncio.run(scenario())

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Any
@@ -24,6 +25,7 @@ from vla_stack.serving.rates import Allowance
 
 STRANGERS, KNOWN = 64, 128
 STRANGER_S = 5.0
+BYTES_HZ = 64e3  # of one connection, and at once: ten times what our page says
 BACKLOG = 512
 REQUEST_HZ, REQUEST_BURST = 20.0, 100.0  # what one browser may ask for
 PAGE_HZ, PAGE_BURST = 2.0, 12.0  # pages that it may open
@@ -33,6 +35,30 @@ HEADERS = 48  # of a request, of at most 8 KiB each: what a stranger can make th
 
 _log = logging.getLogger(__name__)
 _log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+
+
+class Metered(asyncio.Protocol):
+    """Passes what a connection says on to another protocol, and ends it where that is more than any page says.
+
+    Before anything parses it: a frame may be two bytes long, and a parser does not count them.
+    """
+
+    def __init__(self, inner: asyncio.Protocol) -> None:
+        self._inner, self._allowance = inner, Allowance(BYTES_HZ)
+        self._transport: asyncio.Transport | None = None
+        self.connection_lost, self.eof_received = inner.connection_lost, inner.eof_received  # type: ignore[method-assign]
+        self.pause_writing, self.resume_writing = inner.pause_writing, inner.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._allowance.admit(time.monotonic_ns(), len(data)):
+            self._inner.data_received(data)
+        elif self._transport is not None:
+            self._transport.abort()
 
 
 class _Guest:
@@ -127,7 +153,8 @@ class Door:
 
     async def _let_in(self, guest: _Guest, server: Any, tls: ssl.SSLContext | None) -> None:
         with contextlib.suppress(OSError):  # of a peer that does not speak TLS, or has left
-            guest.transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, guest.stream, ssl=tls)
+            loop = asyncio.get_running_loop()
+            guest.transport, _ = await loop.connect_accepted_socket(lambda: Metered(server()), guest.stream, ssl=tls)
 
     def _make_room(self, most: int) -> None:
         if len(self._strangers) > most:

@@ -161,7 +161,7 @@ class Gateway:
         session = self._access.session(request)
         if len(self._pages) >= PAGES or sum(p.session == session for p in self._pages.values()) >= PAGES_OF_ONE:
             raise web.HTTPServiceUnavailable(text="too many pages are open")
-        socket = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=5.0, compress=False)
+        socket = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=5.0, compress=False, autoping=False)
         page = Page(next(self._numbers), session, socket, request.transport)
         self._pages[page.number] = page
         sender: asyncio.Task[None] | None = None
@@ -173,9 +173,12 @@ class Gateway:
             async for message in socket:
                 if not page.allowance.has(time.monotonic_ns()):
                     raise SchemaError(f"more than {PAGE_HZ:g} messages a second")
-                if message.type is not WSMsgType.TEXT:
+                if message.type is WSMsgType.PONG:
+                    page.allowance.spend()
+                elif message.type is WSMsgType.TEXT:
+                    self._take(page, messages.read(message.data, len(self._about.robot.action)))
+                else:
                     raise SchemaError("not text")
-                self._take(page, messages.read(message.data, len(self._about.robot.action)))
                 await asyncio.sleep(0)  # what else it has said waits until the other pages have had their turn
         except SchemaError as e:
             await page.close(WSCloseCode.POLICY_VIOLATION, str(e))

@@ -97,11 +97,11 @@ class StopLines:
             raise web.HTTPServiceUnavailable(text="too many lines are open")
         self._open.append(session)
         try:
-            socket = web.WebSocketResponse(max_msg_size=64, heartbeat=BEAT_S, compress=False)
+            socket = web.WebSocketResponse(max_msg_size=64, heartbeat=BEAT_S, compress=False, autoping=False)
             await socket.prepare(request)
             self.door.settle(request)
             async for message in socket:
-                if message.type is not WSMsgType.ERROR:
+                if message.type not in (WSMsgType.ERROR, WSMsgType.PONG):
                     await socket.send_json({"error": await self._stopper.stop()})
         finally:
             self._open.remove(session)
