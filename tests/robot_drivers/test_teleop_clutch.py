@@ -110,7 +110,8 @@ class Wire:
         message |= {name: None if (v := getattr(said, name)) is None else list(v) for name in ("velocity", "target")}
         self.inbox.append(message)
         for event in said.events:
-            self.inbox.append({"kind": "event", "id": f"{event}@{fields['tick']}", "name": event})
+            message = {"kind": "event", "id": f"{event}@{fields['tick']}", "name": event, "stops": fields["stops"]}
+            self.inbox.append(message)
         return True
 
 

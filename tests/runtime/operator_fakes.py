@@ -29,7 +29,8 @@ class ScriptedConsole:
             elif item in ("estop", "lost"):
                 messages.append({"kind": item})
             else:
-                messages.append({"kind": "event", "id": f"{item}@{self.k}", "name": item})
+                stops = self.states[-1]["stops"] if self.states else 0
+                messages.append({"kind": "event", "id": f"{item}@{self.k}", "name": item, "stops": stops})
         return messages
 
     def post(self, kind, **fields):

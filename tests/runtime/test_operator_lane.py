@@ -207,6 +207,17 @@ def test_the_e_stop_latches_until_it_is_rearmed(mode):
     assert (rig.sent[20:] == rig.sent[20]).all()  # an engaged hand is not enough: it was held all the time
 
 
+def test_a_re_arm_that_was_on_its_way_does_not_undo_a_later_stop():
+    late = {"kind": "event", "id": "late", "name": "rearm", "stops": 1}
+    rig = Rig(at({0: ["start"], 10: ["estop"], 12: ["estop"], 20: ["rearm"]}))
+    receive = rig.console.receive
+    rig.console.receive = lambda: [*receive(), *([late] if rig.console.k == 12 else [])]
+    rig.run(ticks=30)
+    reply = rig.console.replies["late"]
+    assert not reply["ok"] and "stopped again" in reply["error"]
+    assert set(rig.console.phases()[10:20]) == {"estop"} and rig.console.phases()[20] == "hold"
+
+
 def test_an_e_stop_between_episodes_holds_in_the_next():
     rig = Rig(at({1: ["start"], 5: ["rearm"], 6: ["start"]}))
     rig.console.script, script = (lambda k: ["estop"]), rig.console.script

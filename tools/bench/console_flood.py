@@ -145,14 +145,14 @@ class Driver:
     """The page that drives: says that it is there, rearms, and knows the phase."""
 
     def __init__(self, access: Access) -> None:
-        self.page, self.phase = pages.Page(access, pages.session(access)), ""
+        self.page, self.phase, self.stops = pages.Page(access, pages.session(access)), "", 0
         self._acks: list[bool] = []
         self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def go_on(self) -> None:
-        """Start or rearm, once: one more that comes late would undo the next stop."""
+        """Start or rearm."""
         while self.phase not in ("hold", "teleop"):
             if not self._acks or not self._acks[-1]:
                 self._ask("start" if self.phase == "reset" else "rearm")
@@ -161,7 +161,7 @@ class Driver:
 
     def _ask(self, name: str) -> None:
         self._acks.clear()
-        self.page.send(type="event", id=1, name=name, args={})
+        self.page.send(type="event", id=1, name=name, args={"stops": self.stops} if name == "rearm" else {})
         while not self._acks:
             self._wait()
 
@@ -179,7 +179,7 @@ class Driver:
         hand = {"type": "teleop", "engaged": False, "rewind": False, "velocity": None}
         for number, message in enumerate(self.page.messages()):
             if message.get("type") == "state":
-                self.phase = message["phase"]
+                self.phase, self.stops = message["phase"], message.get("stops", 0)
                 self.page.send(**hand, seq=number, t=time.monotonic() * 1e3)
             elif message.get("type") == "ack":
                 self._acks.append(message["ok"])

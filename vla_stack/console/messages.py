@@ -14,6 +14,7 @@ from vla_stack.schema import SchemaError
 MAX_BYTES = 4096
 MAX_TEXT = 200  # characters of an instruction
 COMMANDS = frozenset((*EVENTS, *OWNER_EVENTS)) - {"engage", "rewind", "lost", "estop"}  # those four follow from others
+ARGUMENTS = {"instruct": ("text",), "rearm": ("stops",)}  # of commands that take any
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,9 @@ def _velocity(body: dict[str, Any], dims: int) -> tuple[float, ...] | None:
 def _arguments(name: str, args: Any) -> dict[str, Any]:
     if not isinstance(args, dict):
         raise SchemaError("'args' is not an object")
-    _keys(args, *(("text",) if name == "instruct" else ()))
+    _keys(args, *ARGUMENTS.get(name, ()))
+    if name == "rearm":
+        _integer(args, "stops")
     if name == "instruct" and not (isinstance(args["text"], str) and 0 < len(args["text"]) <= MAX_TEXT):
         raise SchemaError(f"an instruction is a text of 1 to {MAX_TEXT} characters")
     return args

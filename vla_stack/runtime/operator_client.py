@@ -83,7 +83,12 @@ class OperatorClient:
         self._teleop.receive()
 
     def event(self, name: str, **args: Any) -> str:
-        """Send an event, again and again until it is answered; returns its id. Never waits."""
+        """Send an event, again and again until it is answered; returns its id. Never waits.
+
+        ``rearm`` is for the stops that :attr:`state` knows of now, unless ``stops`` says for which.
+        """
+        if name == "rearm":
+            args = {"stops": self.state.get("stops"), **args}
         event = Event(secrets.token_hex(8), self.lease, name, args)
         self._waiting[event.id] = (event, time.monotonic_ns())
         self._unsent.append(event.id)

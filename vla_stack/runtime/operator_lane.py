@@ -7,6 +7,9 @@ and no action that the policy has queued is dispatched then or later.
 The dead-man: a human moves the robot while a teleop message no older than 0.2 s says that it is held, and while no
 camera's newest frame is older than 0.3 s. Where either fails the robot holds in that tick, and stays there until the
 dead-man has been seen released and is held again.
+
+A re-arm says how many stops its sender knows of, and is refused where there has been another: one that was on its way
+when somebody pressed the e-stop does not undo that stop.
 """
 
 from __future__ import annotations
@@ -81,6 +84,7 @@ class OperatorLane:
         self._robot, self._console, self._rewinder = robot, console, rewinder
         self._grippers, self._rates = robot.gripper_mask, robot.rate_mask
         self._latched = ""  # why the robot was stopped between two episodes
+        self._stops = 0  # by anybody, in all episodes
         self.begin("teleop")
 
     def begin(self, mode: Mode, max_ticks: int | None = None) -> None:
@@ -123,12 +127,16 @@ class OperatorLane:
         self._stop(k, f"safety: {why}")
 
     def idle(self) -> str:
-        """Answer messages while no episode runs; why the robot must be stopped, empty where it need not."""
+        """Answer messages while no episode runs; why the robot must be stopped, empty where it need not.
+
+        A re-arm need not know of all stops: nothing moves before a ``start``.
+        """
         stop = ""
         for message in self._console.receive():
             name = message.get("name", message["kind"])
             if name == "estop":
                 stop = self._latched = "emergency stop"
+                self._stops += 1
             if message["kind"] == "event":
                 rearm = name == "rearm" and bool(self._latched)
                 self._latched = "" if rearm else self._latched
@@ -160,6 +168,7 @@ class OperatorLane:
             resumes=str(m.resumes),
             mode=m.mode,
             state=[float(x) for x in obs.state],
+            stops=self._stops,
             segment_type=int(m.segment_type),
             segment_index=m.segment_index,
             control_source=int(m.control_source),
@@ -200,6 +209,8 @@ class OperatorLane:
         elif kind == "event":
             error = ""
             try:
+                if message["name"] == "rearm" and message.get("stops") != self._stops:
+                    raise Refused("the robot has been stopped again: look, then re-arm")
                 self._event(message["name"], k, now_ns, obs, status)
             except Refused as e:
                 error = str(e)
@@ -234,6 +245,7 @@ class OperatorLane:
 
     def _stop(self, k: int, why: str) -> None:
         self._latched = self._why = why
+        self._stops += 1
         self._armed = False
         if self.machine.phase is not Phase.ESTOP:
             self._apply("estop", k)

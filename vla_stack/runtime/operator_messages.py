@@ -81,7 +81,7 @@ class Event:
         id: Unique; a second event with the same one gets the first one's answer and does nothing.
         lease: Of the operator.
         name: One of ``vla_stack.intervention.EVENTS``, :data:`LEASE_EVENTS` or :data:`OWNER_EVENTS`.
-        args: Plain values, e.g. ``text`` of ``instruct``.
+        args: Plain values: ``text`` of ``instruct``; ``stops`` of ``rearm``, of the newest state that its sender saw.
     """
 
     id: str

@@ -174,7 +174,10 @@ class OperatorPort:
                 if mail.frames != [PRESENT]:
                     self._guarded(name, take, mail)
         self._states.receive()  # watchers say that they are there
-        while self._unsent and self._post("event", id=self._unsent[0].id, name=self._unsent[0].name):
+        while self._unsent:
+            event = self._unsent[0]
+            if not self._post("event", id=event.id, name=event.name, stops=event.args.get("stops")):
+                break
             self._unsent.popleft()
         if self._lease.expired(time.monotonic_ns()):
             self.counters["lease lost"] += 1

@@ -59,7 +59,8 @@ async function command(name) {
     toast(`Console ${state.holder} has control.`);
     return;
   }
-  const { ok, error } = await link.command(name);
+  const args = name === "rearm" ? { stops: state.stops } : {}; // a stop that is not shown yet stays
+  const { ok, error } = await link.command(name, args);
   if (!ok) toast(error);
 }
 
