@@ -422,6 +422,17 @@ def test_it_is_a_flow_policy_itself(case):
         policy.action_states(case.context, case.x, case.t, blocks=(2, 2))
 
 
+def test_sampling_starts_from_noise_of_the_bases_scale(native):
+    config = native.config()
+    config.base.noise_scale = 0.25
+    policy = MohPolicy(config).eval().to(native.dtype)
+    torch.manual_seed(3)
+    chunk = policy.sample(native.batch).chunk
+    torch.manual_seed(3)
+    noise = 0.25 * torch.randn(native.x.shape, dtype=native.dtype)
+    native.close(chunk, policy.sample(native.batch, noise).chunk)
+
+
 @every_base
 def test_a_chunk_takes_one_prefix_and_one_expert_call_a_step(case, monkeypatch):
     base, calls = case.policy.base, {"encode": 0, "action_states": 0}

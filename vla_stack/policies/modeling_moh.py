@@ -121,7 +121,7 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
         self.one_step = self.base.head is not None
         self.horizon, self.action_dim = config.horizons[-1], self.base.action_dim
         self.noise_dim, self.state_width = self.base.noise_dim, self.base.state_width
-        self.max_delay = self.base.max_delay
+        self.max_delay, self.noise_scale = self.base.max_delay, self.base.noise_scale
         self.gate = Gate(self.state_width)
         self.horizons = Horizons(config.horizons)
         self._queue = ActionQueue()
