@@ -44,7 +44,7 @@ def serve_cameras(connection: Connection, task: str, image_size: int) -> None:
     context = zmq.Context()
     sockets = {camera: context.socket(zmq.PUB) for camera in sim.arm.CAMERAS}
     for socket in sockets.values():
-        socket.setsockopt(zmq.SNDHWM, 2)
+        socket.setsockopt(zmq.SNDHWM, 10)  # of two, a busy computer drops the newest
         socket.setsockopt(zmq.LINGER, 0)
     ports = {camera: socket.bind_to_random_port("tcp://127.0.0.1") for camera, socket in sockets.items()}
     link.send("ports", ports=ports)

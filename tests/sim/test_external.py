@@ -201,7 +201,8 @@ def test_a_task_without_expert_says_so():
 
 @pytest.mark.parametrize(("env_id", "package"), [("metaworld/push-v3", "metaworld"), ("aloha/insertion", "gym_aloha")])
 def test_a_missing_package_is_one_line_with_the_line_that_installs_it(env_id, package, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"sim.external.{env_id.partition('/')[0]}", raising=False)  # of a test before
     with pytest.raises(
         UserError, match=rf"{env_id} needs the package '{package}' -- in the clone: pip install -e '\.\[sim-extra\]'"

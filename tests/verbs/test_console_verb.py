@@ -2,19 +2,21 @@
 
 import argparse
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_console import ROBOT
+from toy_console import ROBOT as TOY
 
 from vla_stack.data.labels import frame_labels, label_columns
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.errors import UserError
-from vla_stack.schema import Observation
+from vla_stack.schema import Camera, Observation
 from vla_stack.verbs import console as verb
 
+ROBOT = replace(TOY, cameras=(Camera("front", 16, 16),))  # the simulation renders squares
 LABELS = {"intervention": False, "segment_type": 0, "segment_index": 0, "control_source": 1}
 
 
@@ -22,7 +24,7 @@ def record(root: Path, seeds: list[int], discarded: int = 0) -> Path:
     """Episodes of one frame, of which the last ones are discarded."""
     with EpisodeRecorder(root, ROBOT, extra=label_columns(ROBOT)) as recorder:
         for uid, seed in enumerate(seeds):
-            obs = Observation(np.zeros(3, np.float32), {"front": np.zeros((16, 24, 3), np.uint8)}, "tidy up", 0, 0)
+            obs = Observation(np.zeros(3, np.float32), {"front": np.zeros((16, 16, 3), np.uint8)}, "tidy up", 0, 0)
             recorder.add_frame(obs, np.zeros(3, np.float32), **frame_labels(ROBOT, LABELS, 0))
             recorder.save_episode(True, pending=True, uid=uid, facts=EpisodeFacts(seed=seed))
             recorder.commit(uid) if uid < len(seeds) - discarded else recorder.discard(uid)
