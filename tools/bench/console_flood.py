@@ -338,13 +338,12 @@ NOTE = """() => {
 }"""
 
 
-def watch(page: Any, seconds: float, captured: Callable[[], dict[int, float]]) -> list[tuple[float, float]]:
+def watch(page: Any, seconds: float, times: dict[int, float]) -> list[tuple[float, float]]:
     """(shown, true) ages in ms of what a page has painted, each time that it painted."""
     page.evaluate("() => { painted.length = 0 }")
     page.wait_for_timeout(seconds * 1e3)
-    painted, times = page.evaluate("() => painted"), captured()
     found = []
-    for number, text, now in painted:
+    for number, text, now in page.evaluate("() => painted"):
         value, _, unit = text.partition(" ")
         if unit in ("ms", "s") and number in times:
             found.append((float(value) * (1e3 if unit == "s" else 1.0), now - 1e3 * times[number]))
@@ -355,14 +354,15 @@ def measure_age(seconds: float) -> tuple[list[Check], dict[str, Any]]:
     from playwright.sync_api import sync_playwright
 
     robot = RobotSpec("bench/arm", ROBOT.state, ROBOT.action, tuple(Camera(c, *SIZE) for c in CAMERAS), RATE_HZ)
-    context, times = mp.get_context("spawn"), {}
+    context = mp.get_context("spawn")
+    times: dict[int, float] = {}  # picture -> when it was captured, Unix seconds
     ours, theirs = context.Pipe()
 
-    def captured() -> dict[int, float]:
-        while ours.poll():
-            number, wall = ours.recv()
-            times[number] = wall
-        return times
+    def note() -> None:  # all the time: a full pipe would hold the node
+        with suppress(EOFError, OSError):
+            while True:
+                number, wall = ours.recv()
+                times[number] = wall
 
     with tempfile.TemporaryDirectory() as name:
         endpoint, port = f"ipc://{name}/op", free_port()
@@ -370,6 +370,7 @@ def measure_age(seconds: float) -> tuple[list[Check], dict[str, Any]]:
         node = context.Process(target=pictures_process, args=(theirs, robot, endpoint), daemon=True)
         node.start()
         assert ours.poll(60.0) and ours.recv() == "ready"
+        threading.Thread(target=note, daemon=True).start()
         link, address = SlowLink(access.port, port), access.invite()
         flags = ["--no-sandbox", "--disable-gpu"]
         with process(gateway_process, robot, endpoint, access, port), sync_playwright() as playwright:
@@ -379,10 +380,10 @@ def measure_age(seconds: float) -> tuple[list[Check], dict[str, Any]]:
             page.wait_for_selector("[data-camera] .age")
             page.evaluate(NOTE)
             page.wait_for_timeout(SETTLE_S * 1e3)
-            fast = watch(page, seconds, captured)
+            fast = watch(page, seconds, times)
             link.rate = TENTH * needed_bytes_s()
             page.wait_for_timeout(SETTLE_S * 1e3)
-            slow = watch(page, seconds, captured)
+            slow = watch(page, seconds, times)
             chromium.close()
         node.kill()
         node.join()
