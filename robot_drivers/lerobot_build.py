@@ -35,9 +35,7 @@ def make_lerobot(kind: str, name: str, fields: Mapping[str, Any], module: str | 
         registry = getattr(package, f"{kind.capitalize()}Config")
         build = _factory(kind)
     except ImportError as e:
-        raise UserError(
-            f"a LeRobot {kind} needs the package '{e.name}'", "in the clone: pip install -e '.[hardware]'"
-        ) from e
+        raise UserError(f"a LeRobot {kind} needs the package '{e.name}'", 'pip install "vla-stack[hardware]"') from e
     if module is not None:
         importlib.import_module(module)
     import_lerobot_plugins(kind, "camera")

@@ -222,6 +222,9 @@ def _simulate(connection: Connection, task: str, env_kwargs: dict[str, Any]) -> 
     link = Link(connection)
     try:
         env = _make(task, env_kwargs)
+    except ModuleNotFoundError as e:
+        link.send("failed", error=f"needs the package '{e.name}' -- pip install \"vla-stack[robot]\"")
+        return
     except Exception as e:
         link.send("failed", error=str(e))
         return

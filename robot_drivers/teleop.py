@@ -32,7 +32,7 @@ class Intent(NamedTuple):
         engaged: The dead-man is held: the robot may move. Otherwise it holds.
         velocity: float [A], SI units per second; None where there is a target.
         target: float [A], absolute command.
-        event: ``success``, ``discard``, ``end`` or empty.
+        event: ``success``, ``discard``, ``end``, ``rearm``, ``estop`` or empty.
     """
 
     engaged: bool

@@ -4,7 +4,8 @@ The lane has the dead-man, the limits and the STOP; here is what a hand must do 
 held, and what of it means "go on". A hand that says where to be (a leader arm) is followed once it has been near the
 robot, and after a STOP once Enter has been pressed too: such a hand is always somewhere, whether anybody means it or
 not. Where the robot has let go of it for another reason it must come near again. One that says how fast to move re-arms
-a stopped robot by letting go. A recorded episode is followed from wherever the robot stands, and not beyond a STOP.
+a stopped robot by letting go, unless it was that hand's own STOP: that takes Enter. A recorded episode is followed from
+wherever the robot stands, and not beyond a STOP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ REARM_S = 1.0  # between a STOP and the Enter that re-arms: one that was on its 
 NEAR = {"rad": 0.2, "m": 0.1}  # by unit: so near the robot a leader must come before the robot follows it
 RETRY_S = 0.5  # between two requests to be re-armed, and before a grip that the robot does not answer counts as lost
 RELEASED_STEPS, RELEASED_S = 2.5, 0.05  # for so long a released hand is shown: only the newest message arrives
-EVENTS = {"success": ("success",), "discard": ("discard",), "end": ("fail",)}  # of an Intent, as the lane calls them
+EVENTS = {name: (name,) for name in ("success", "discard", "estop")} | {"end": ("fail",)}  # Intent's -> the lane's
 
 
 class TeleopOutput(NamedTuple):
@@ -52,6 +53,7 @@ class Clutch:
     def begin(self) -> None:
         """A new episode."""
         self._stopped = self._met = False  # met: the leader has been near the robot since it was last let go
+        self._said_stop = False  # the hand itself stopped the robot: letting go does not re-arm that
         self._stopped_s = self._asked_s = self._since_s = self._told_s = -np.inf
         self._released_until_s, self._tick = np.inf, -1
 
@@ -64,9 +66,11 @@ class Clutch:
             self._let_go(now_s)
         recorded = self._teleop.RECORDED
         intent = Intent(True, target=at) if recorded else self._teleop.read(last)
+        self._said_stop = intent.event == "estop" or (self._said_stop and (phase == Phase.ESTOP or not self._stopped))
         if phase == Phase.ESTOP and not self._stopped:
             self._stopped_s = now_s
-            how = "" if recorded else "; let go to go on" if intent.target is None else "; Enter goes on"
+            by_itself = intent.target is None and not self._said_stop
+            how = "" if recorded else "; let go to go on" if by_itself else "; Enter goes on"
             self._say(f"STOP at step {state['tick']}: {state['why']}{how}")
         self._stopped = phase == Phase.ESTOP
         engaged = intent.engaged and not self._stopped
@@ -85,8 +89,8 @@ class Clutch:
             return EVENTS.get(intent.event, ())
         if intent.event in ("discard", "end"):  # an episode ends once its STOP has, and nobody is held to move then
             return ("rearm", *EVENTS[intent.event])
-        pressed = intent.event == "success" and now_s - self._stopped_s > REARM_S
-        let_go = not leads and not intent.engaged and now_s - self._asked_s > RETRY_S
+        pressed = intent.event in ("rearm", "success") and now_s - self._stopped_s > REARM_S
+        let_go = not (leads or self._said_stop or intent.engaged) and now_s - self._asked_s > RETRY_S
         if not (pressed or let_go):
             return ()
         self._asked_s = now_s

@@ -13,7 +13,7 @@ from vla_stack.errors import UserError
 DEADZONE = 0.12
 # SDL's standard layout (an Xbox controller)
 LEFT_X, LEFT_Y, RIGHT_X, RIGHT_Y, LEFT_TRIGGER, RIGHT_TRIGGER = 0, 1, 3, 4, 2, 5
-BUTTON_A, BUTTON_B, BUTTON_RIGHT, BUTTON_START = 0, 1, 5, 7
+BUTTON_A, BUTTON_B, BUTTON_LEFT, BUTTON_START = 0, 1, 4, 7
 
 
 class Gamepad:
@@ -24,7 +24,7 @@ class Gamepad:
     """
 
     HELP = (
-        "hold RB to move: left stick forward/left, right stick up and yaw, hat pitch and roll, triggers close/open; "
+        "hold LB to move: left stick forward/left, right stick up and yaw, hat pitch and roll, triggers close/open; "
         "A success, B discards, Start end"
     )
 
@@ -46,9 +46,7 @@ class Gamepad:
         try:
             import pygame
         except ImportError as e:
-            raise UserError(
-                "the gamepad needs the package 'pygame'", "in the clone: pip install -e '.[hardware]'"
-            ) from e
+            raise UserError("the gamepad needs the package 'pygame'", 'pip install "vla-stack[hardware]"') from e
         pygame.display.init()
         pygame.joystick.init()
         if self._index >= pygame.joystick.get_count():
@@ -73,7 +71,7 @@ class Gamepad:
         new, self._down = pressed - self._down, pressed
         names = {BUTTON_A: "success", BUTTON_B: "discard", BUTTON_START: "end"}
         event = next((names[b] for b in sorted(new)), "")
-        return Axes(bool(pad.get_button(BUTTON_RIGHT)), tool, gripper, event)
+        return Axes(bool(pad.get_button(BUTTON_LEFT)), tool, gripper, event)
 
     def disconnect(self) -> None:
         if self._pygame is not None:

@@ -1,7 +1,9 @@
 """A terminal's keyboard as a teleoperator; over SSH and on any display, as it reads characters, not key states.
 
 A terminal says that a key went down, again and again while it is held, never that it was let go: a key counts as held
-for a moment after its last character.
+for a moment after its last character. It repeats the last key alone, so Space, the dead-man, cannot be seen held under
+a steering key: the robot moves while a steering key repeats that followed a Space within a second, and holds when it
+ends. After a second without either, it takes a new Space.
 """
 
 from __future__ import annotations
@@ -21,17 +23,20 @@ import numpy as np
 
 from robot_drivers.teleop import Axes
 from vla_stack.errors import UserError
+from vla_stack.key_map import COMMANDS, DEAD_MAN, MOTIONS, events_line, help_line
 
 INPUT_FLAGS, LOCAL_FLAGS = 0, 3  # indices in what ``termios.tcgetattr`` returns
 HELD_S = 0.15  # longer than the pause between repeated characters (30 ms), short enough to stop at once
-KEYS = {  # character -> (axis, direction)
-    "w": (0, 1), "s": (0, -1), "a": (1, 1), "d": (1, -1), "r": (2, 1), "f": (2, -1),
-    "u": (3, 1), "j": (3, -1), "i": (4, 1), "k": (4, -1), "q": (5, 1), "e": (5, -1),
-}  # fmt: skip
-GRIPPER = {"o": 1.0, "c": -1.0}
-EVENTS = {"\r": "success", "\n": "success", "\x7f": "discard", "\x08": "discard", "\x1b": "end"}
-SEQUENCE = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]")  # arrow and function keys: neither Esc nor the letters in them
-EVENTS_HELP = "Enter success, Backspace discards, Esc end"
+CHAIN_S = 1.0  # from a Space, or a steering key after one, to the next; a keyboard repeats the last key alone
+TOOL = {  # axis of the key map -> axis of the tool and its direction, seen from behind the robot
+    **{"away": (0, 1), "right": (1, -1), "up": (2, 1), "roll": (3, 1), "pitch": (4, 1), "turn": (5, 1)},
+}
+SIGNALS = {"success": "success", "fail": "end", "discard": "discard", "rearm": "rearm", "estop": "estop"}
+EVENTS = {COMMANDS[command][0]: event for command, event in SIGNALS.items()}
+TYPED = {"\r": "enter", "\n": "enter", "\x1b": "escape"}  # what a terminal says -> key
+ARROWS = {"A": "arrowup", "B": "arrowdown", "C": "arrowright", "D": "arrowleft"}
+KEY = re.compile(r"\x1b[\[O](?:[0-9;]*)([A-Za-z~])|(.)", re.DOTALL)  # a function key is neither Esc nor letters
+EVENTS_HELP = events_line("teleop")
 
 
 class Keyboard:
@@ -41,12 +46,13 @@ class Keyboard:
         fd: File descriptor to read; by default standard input.
     """
 
-    HELP = f"w/s forward/back, a/d left/right, r/f up/down, q/e yaw, i/k pitch, u/j roll, o/c open/close; {EVENTS_HELP}"
+    HELP = f"{help_line('teleop')}; directions are those seen from behind the robot"
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = sys.stdin.fileno() if fd is None else fd
         self._before: list[Any] | None = None
         self._seen: dict[str, float] = {}
+        self._armed_until = -np.inf
 
     def connect(self) -> None:
         """Take characters one by one and unechoed.
@@ -62,21 +68,36 @@ class Keyboard:
     def axes(self) -> Axes:
         now, event = time.monotonic(), ""
         while select.select([self._fd], [], [], 0)[0] and (typed := os.read(self._fd, 64)):
-            for character in SEQUENCE.sub("", typed.decode(errors="ignore")).lower():
-                event = EVENTS.get(character, event)
-                self._seen[character] = now
-        held = {c for c, t in self._seen.items() if now - t < HELD_S}
-        tool = np.zeros(6)
-        for character in held & set(KEYS):
-            axis, direction = KEYS[character]
-            tool[axis] += direction
-        gripper = sum(GRIPPER[c] for c in held & set(GRIPPER))
-        return Axes(bool(tool.any() or gripper), tool, gripper, event)
+            for key in _keys(typed.decode(errors="ignore")):
+                event = EVENTS.get(key, event)
+                self._seen[key] = now
+                if key == DEAD_MAN or (key in MOTIONS and now < self._armed_until):
+                    self._armed_until = now + CHAIN_S
+        tool, gripper, steered = np.zeros(6), 0, False
+        for key, motion in MOTIONS.items():
+            if now - self._seen.get(key, -np.inf) >= HELD_S:
+                continue
+            steered = True
+            if motion.axis == "grip":
+                gripper += motion.sign
+            else:
+                axis, direction = TOOL[motion.axis]
+                tool[axis] += direction * motion.sign
+        space = now - self._seen.get(DEAD_MAN, -np.inf) < HELD_S
+        if not (space or (steered and now < self._armed_until)):
+            return Axes(False, np.zeros(6), 0, event)
+        return Axes(True, tool, gripper, event)
 
     def disconnect(self) -> None:
         if self._before is not None:
             termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
             self._before = None
+
+
+def _keys(typed: str) -> list[str]:
+    """The keys that what a terminal says stands for, named as in the key map."""
+    keys = (ARROWS.get(arrow, "") if arrow else TYPED.get(one, one.lower()) for arrow, one in KEY.findall(typed))
+    return [key for key in keys if key]
 
 
 def terminal_keyboard() -> Keyboard | None:

@@ -79,7 +79,7 @@ class Behaviour:
             self._offset = np.append(rng.normal(0.0, MISS, 2), rng.normal(0.0, MISS / 2))
             self._flip = bool(rng.random() < 0.15)
             return
-        here = self._env.position(self.subject)  # type: ignore[attr-defined]
+        here = self._env.keypoints()[self.subject]  # type: ignore[attr-defined]
         self._yaw = float(rng.uniform(-0.8, 0.8))
         if self._kind == "look_away":
             away = (self._until // AWAY) % 2 == 1
@@ -92,7 +92,7 @@ class Behaviour:
         self._gripper = float(rng.random() < 0.6)
         if rng.random() < 0.5:
             self.subject = str(rng.choice(sorted(set(self._env.keypoints()) - {"tcp"})))  # type: ignore[attr-defined]
-            self._goal = self._env.position(self.subject) + rng.normal(0.0, 0.015, 3)  # type: ignore[attr-defined]
+            self._goal = self._env.keypoints()[self.subject] + rng.normal(0.0, 0.015, 3)  # type: ignore[attr-defined]
             self._goal[2] = max(self._goal[2], LOW[2])
 
 

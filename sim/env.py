@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
@@ -11,10 +12,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from sim import privileged
+from sim import contacts, privileged
 from sim.arm import ARM7, CAMERAS, DELTA_RATE, Arm, ControlMode, InverseKinematics, tool_yaw
 from sim.drives import Drives
-from sim.randomisation import LEVELS, Randomiser
+from sim.randomisation import Randomiser, add_parts, level_of
 from sim.rendering import Renderer, Visuals, cheapen
 from sim.task import TaskConfig, ToolGoal, Variant
 from vla_stack.errors import UserError
@@ -37,7 +38,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         image_size: Height and width of the observation's pictures, pixels.
         cameras: Any of ``front`` and ``wrist``; without any, observations have no ``pixels`` and steps are fast.
         visuals: ``fast`` for training; ``pretty`` (shadows, antialiasing) for videos.
-        randomisation: Level 0, 1 or 2 of :data:`sim.randomisation.LEVELS`.
+        randomisation: Level 0, 1 or 2 of :data:`sim.randomisation.LEVELS`; or some of a level's widths by their names,
+            e.g. ``{"camera_shift": 0.02}``, the others being those of level 0.
         reward: ``sparse`` is 1 at success; ``staged`` pays each stage of the task when it is first reached.
         control_hz: Control steps per second, 5 to 20.
         render_mode: ``rgb_array`` makes :meth:`render` return a picture of the front camera.
@@ -57,6 +59,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     arm: ClassVar[Arm] = ARM7
     config: ClassVar[TaskConfig]
     variants: ClassVar[tuple[Variant, ...]]
+    splits: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what a suite evaluates it on besides: name -> options
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         image_size: int = 64,
         cameras: tuple[str, ...] = CAMERAS,
         visuals: Visuals = "fast",
-        randomisation: int = 0,
+        randomisation: int | Mapping[str, Any] = 0,
         reward: Literal["sparse", "staged"] = "sparse",
         control_hz: float = 10.0,
         render_mode: str | None = None,
@@ -76,7 +79,6 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         _check("control_mode", control_mode, ("ee_abs", "joint_abs", "ee_delta"))
         _check("visuals", visuals, ("fast", "pretty"))
         _check("reward", reward, ("sparse", "staged"))
-        _check("randomisation", randomisation, range(len(LEVELS)))
         _check("render_mode", render_mode, (None, "rgb_array"))
         for camera in cameras:
             _check("cameras", camera, CAMERAS)
@@ -84,7 +86,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
             raise UserError(f"control_hz={control_hz} is outside 5 to 20", "the task dynamics are tuned for that range")
         self.control_mode, self.render_mode = control_mode, render_mode
         self._staged = reward == "staged"
-        self._level = LEVELS[randomisation]
+        self._level = level_of(randomisation)
         self._spec_robot = self.arm.spec(control_mode, tuple(cameras), image_size, control_hz, privileged, tool_target)
         self._privileged, self._tool_target = privileged, tool_target
         self.metadata = {**self.metadata, "render_fps": round(control_hz)}
@@ -101,11 +103,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._eyes = Renderer(self.model, image_size, image_size)
         self._film = Renderer(self.model, *render_size)
 
-        self._variant = 0
-        self._instruction = ""
-        self._stage = 0
-        self._world_seed = 0
-        self._delay = 0.0
+        self._variant = self._stage = self._world_seed = 0
+        self._instruction, self._delay = "", 0.0
         self._drives = Drives(self._joints + 1, self.arm.interpolates)  # of the first actuators
         self._tool_command: NDArray[np.float64] = np.zeros(5)
 
@@ -151,6 +150,20 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def expert_goal(self) -> ToolGoal:
         """Where an expert would go now. A function of the current state alone, so it labels any state."""
 
+    def draw_variant(self, rng: np.random.Generator) -> int:
+        """Index of the variant that an episode asks for."""
+        return int(rng.integers(len(self.variants)))
+
+    def furnish(self, rng: np.random.Generator) -> None:
+        """Write into the model what is there in this episode alone. A function of ``rng`` and the variant."""
+
+    def sentence(self) -> str:
+        """The instruction of this episode."""
+        return self.instruct(self.variant)
+
+    def happen(self) -> None:
+        """What happens by itself as a control step begins; it works on ``self.data`` alone, so that replay is exact."""
+
     def failed(self) -> bool:
         """Whether the task can no longer succeed."""
         return False
@@ -175,14 +188,13 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         options = options or {}
         rng = self.np_random
         # All draws happen whatever the options and the level are, so that these change nothing else.
-        self._variant = int(rng.integers(len(self.variants)))
+        self._variant = self.draw_variant(rng)
         self._world_seed = int(rng.integers(2**31))
         jitter = rng.uniform(-1.0, 1.0, 3)
         if "variant" in options:
             self._variant = self._find_variant(options["variant"])
-        self._instruction = str(options.get("instruction", self.instruct(self.variant)))
-
-        self._delay = self._randomiser.apply(self._world_seed)
+        self._delay = self._randomiser.apply(self._world_seed, self.furnish)
+        self._instruction = str(options.get("instruction", self.sentence()))
         mujoco.mj_resetData(self.model, self.data)
         tool = np.append(np.array(self.config.start) + self._level.start * jitter, 0.0)
         self._put_arm(self._ik.solve(tool, np.array(self.arm.posture)))
@@ -227,10 +239,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         """The instruction of this episode."""
         return self._instruction
 
-    @property
-    def task_description(self) -> str:
-        """The instruction, under the name that LeRobot looks for."""
-        return self._instruction
+    task_description = task  # the name that LeRobot looks for
 
     @property
     def task_variants(self) -> tuple[str, ...]:
@@ -281,20 +290,17 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         angle = tool_yaw(self.data.body(body).xmat)
         return float(angle - symmetry * np.round(angle / symmetry))
 
-    def touching(self, geom: str, others: list[int]) -> set[int]:
-        """Which of the geoms ``others`` are in contact with ``geom`` now."""
-        pairs = self.data.contact.geom
-        own = self.model.geom(geom).id
-        hit = set(pairs[pairs[:, 0] == own, 1]) | set(pairs[pairs[:, 1] == own, 0])
-        return hit & set(others)
+    def touching(self, name: str, others: list[int]) -> set[int]:
+        """Which of the geoms ``others`` touch a body now, or a geom that is named unlike any body."""
+        return contacts.touching(self.model, self.data, name, others)
 
-    def grasped(self, geom: str) -> bool:
-        """Whether both pads touch ``geom``."""
-        return len(self.touching(geom, self._pads)) == 2
+    def grasped(self, name: str) -> bool:
+        """Whether both pads touch a body or geom, see :meth:`touching`."""
+        return len(self.touching(name, self._pads)) == 2
 
-    def touched(self, geom: str) -> bool:
-        """Whether a pad touches ``geom``."""
-        return bool(self.touching(geom, self._pads))
+    def touched(self, name: str) -> bool:
+        """Whether a pad touches a body or geom, see :meth:`touching`."""
+        return bool(self.touching(name, self._pads))
 
     def get_state(self) -> NDArray[np.float64]:
         """Everything that this episode's future depends on, wrappers (time limits) excepted."""
@@ -313,8 +319,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         physics, counters, self._tool_command, drives = parts
         self._variant, self._world_seed, self._stage = (int(c) for c in counters)
         self._drives.targets = drives.reshape(self._drives.targets.shape)
-        self._instruction = self.instruct(self.variant)
-        self._delay = self._randomiser.apply(self._world_seed)
+        self._delay = self._randomiser.apply(self._world_seed, self.furnish)
+        self._instruction = self.sentence()
         mujoco.mj_setState(self.model, self.data, physics, _STATE)
         mujoco.mj_forward(self.model, self.data)
         # The forward pass filled in positions and contacts, but also renewed the solver's warm start: restore it.
@@ -325,6 +331,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def _compile(self, control_hz: float) -> mujoco.MjModel:
         spec = mujoco.MjSpec.from_file(self.arm.xml)
         self.build(spec)
+        add_parts(spec, self._level)
         model = spec.compile()
         self._substeps = round(1.0 / (control_hz * _TIMESTEP))
         model.opt.timestep = 1.0 / (control_hz * self._substeps)
@@ -364,6 +371,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def _advance(self, drive: NDArray[np.float64]) -> None:
         """Run the physics of one control step; targets move in a line, or at once, late by the delay."""
+        self.happen()
         late = self._delay * self._spec_robot.rate_hz  # in control steps, below one
         ctrl = self.data.ctrl[: self._joints + 1]
         for targets in self._drives.path(drive, self._substeps, late):
@@ -386,12 +394,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return observation
 
     def _info(self, success: bool) -> dict[str, Any]:
-        return {
-            "is_success": bool(success),
-            "stage": self._stage,
-            "task": self._instruction,
-            "cost": float(self.cost()),
-        }
+        cost = float(self.cost())
+        return {"is_success": bool(success), "stage": self._stage, "task": self._instruction, "cost": cost}
 
 
 def _check(name: str, value: Any, allowed: Any) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
+
+from vla_stack.errors import UserError, check_options
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,9 @@ class Level:
         mass: Natural logarithm of the factor on object masses.
         friction: Natural logarithm of the factor on sliding friction, one for the pads and one for each object.
         delay: Largest action delay, seconds; drawn from [0, delay].
+        texture: How much darker than the table's own colour the squares of a pattern on it are; 0 leaves it plain.
+        background: How much darker the floor is at most, a factor for each colour channel.
+        distractors: Things that nobody asks for, beside where the task's objects lie; nothing touches them.
     """
 
     start: float = 0.02
@@ -34,6 +41,9 @@ class Level:
     mass: float = 0.0
     friction: float = 0.0
     delay: float = 0.0
+    texture: float = 0.0
+    background: float = 0.0
+    distractors: int = 0
 
 
 LEVELS: tuple[Level, ...] = (
@@ -45,10 +55,44 @@ LEVELS: tuple[Level, ...] = (
     ),
 )  # fmt: skip
 
+SHAPES = (mujoco.mjtGeom.mjGEOM_CYLINDER, mujoco.mjtGeom.mjGEOM_ELLIPSOID)  # of distractors; none is asked for
+SIZES = (0.015, 0.03)  # m, half an edge or a radius of a distractor
+BESIDE = ((0.24, 0.34), (0.10, 0.26))  # m, where distractors lie: x, and y to either side
+PATTERN = "pattern"  # name of the texture
+SQUARES = (2.0, 8.0)  # of a pattern along the table
 _FIELDS = (
     "geom_rgba", "mat_rgba", "light_diffuse", "light_pos", "cam_pos", "cam_quat", "body_mass", "body_inertia",
     "geom_friction",
 )  # fmt: skip
+
+
+def level_of(given: int | Mapping[str, Any]) -> Level:
+    """The level of a number, see ``LEVELS``; or level 0 with some of its widths changed, by their names.
+
+    Raises:
+        UserError: There is no such level or width.
+    """
+    if isinstance(given, Mapping):
+        check_options("randomisation", given, [f.name for f in fields(Level)])
+        return Level(**given)
+    if given not in range(len(LEVELS)):
+        raise UserError(
+            f"randomisation={given!r} is unknown", f"choose one of {', '.join(map(str, range(len(LEVELS))))}"
+        )
+    return LEVELS[given]
+
+
+def add_parts(spec: mujoco.MjSpec, level: Level) -> None:
+    """Add to a model what a level needs that tasks have not: a pattern for the table, distractors."""
+    if level.texture:
+        dark = [1.0 - level.texture] * 3
+        checker = {"builtin": mujoco.mjtBuiltin.mjBUILTIN_CHECKER, "rgb1": [1.0, 1.0, 1.0], "rgb2": dark}
+        spec.add_texture(name=PATTERN, type=mujoco.mjtTexture.mjTEXTURE_2D, width=128, height=128, **checker)
+    for i in range(level.distractors):
+        spec.worldbody.add_geom(  # not at the origin, where MuJoCo would take it to stay
+            name=f"distractor_{i}", type=SHAPES[i % len(SHAPES)], size=[0.02] * 3, pos=[0.0, 0.0, -1.0],
+            group=1, contype=0, conaffinity=0,
+        )  # fmt: skip
 
 
 class Randomiser:
@@ -68,16 +112,22 @@ class Randomiser:
         self._object_geoms = np.flatnonzero((model.geom_group == 0) & (model.geom_matid < 0))
         self._surfaces = [model.material(n).id for n in ("table", "floor")]
         self._pads = [model.geom(n).id for n in ("pad_left", "pad_right")]
+        self._distractors = [model.geom(f"distractor_{i}").id for i in range(level.distractors)]
 
-    def apply(self, seed: int) -> float:
-        """Write the world of ``seed`` into the model; returns the action delay in seconds."""
+    def apply(self, seed: int, furnish: Callable[[np.random.Generator], None] = lambda rng: None) -> float:
+        """Write the world of ``seed`` into the model; returns the action delay in seconds.
+
+        ``furnish`` writes what the nominal model has not, from a generator of that seed, before all is varied.
+        """
         m, level = self._model, self._level
         rng = np.random.default_rng(seed)
         for field, value in self._nominal.items():
             getattr(m, field)[:] = value
+        furnish(np.random.default_rng([seed, 1]))
         self._appearance(rng)
         if level.mass or level.friction:
             self._dynamics(rng)
+        self._surroundings(np.random.default_rng((seed, 2)))  # apart: what is above draws as it ever did
         return float(rng.uniform(0.0, level.delay)) if level.delay else 0.0
 
     def _appearance(self, rng: np.random.Generator) -> None:
@@ -90,6 +140,21 @@ class Randomiser:
         m.cam_pos += rng.uniform(-level.camera_shift, level.camera_shift, (m.ncam, 3))
         for quat, turn in zip(m.cam_quat, rng.uniform(-level.camera_turn, level.camera_turn, (m.ncam, 3)), strict=True):
             _turn(quat, turn)
+
+    def _surroundings(self, rng: np.random.Generator) -> None:
+        m, level = self._model, self._level
+        if level.texture:
+            table = self._surfaces[0]
+            m.mat_texid[table, mujoco.mjtTextureRole.mjTEXROLE_RGB] = m.texture(PATTERN).id
+            m.mat_texrepeat[table] = rng.uniform(*SQUARES)
+        if level.background:
+            m.mat_rgba[self._surfaces[1], :3] *= rng.uniform(1.0 - level.background, 1.0, 3)
+        for geom in self._distractors:
+            (near, far), (inner, outer) = BESIDE
+            m.geom_size[geom] = rng.uniform(*SIZES, 3)
+            half = m.geom_size[geom, 1 if m.geom_type[geom] == mujoco.mjtGeom.mjGEOM_CYLINDER else 2]
+            m.geom_pos[geom] = rng.uniform(near, far), rng.choice((-1.0, 1.0)) * rng.uniform(inner, outer), half
+            m.geom_rgba[geom, :3] = rng.uniform(0.1, 0.9, 3)
 
     def _dynamics(self, rng: np.random.Generator) -> None:
         m, level = self._model, self._level

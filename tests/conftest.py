@@ -16,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-REAL_TIME = ("console", "e2e", "robot_drivers", "runtime", "serving")
+REAL_TIME = ("console", "e2e", "robot_drivers", "runtime", "serving", "test_robot_verb.py", "test_outside.py")
 
 
 def pytest_collection_modifyitems(items):
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items):
     fails twice is one. Each second try is shown in the summary.
     """
     for item in items:
-        if item.path.parent.name in REAL_TIME:
+        if item.path.parent.name in REAL_TIME or item.path.name in REAL_TIME:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -66,8 +66,10 @@ def test_policies_are_stepped_in_two_places():
         if not where.startswith("vla_stack/policies/"):
             asks |= {where} if re.search(r"policy\.infer\(", text) else set()
         executes |= {where} if re.search(r"(?<!class )\bExecutor\(", text) else set()
-    wraps = {"vla_stack/methods/grape/rollouts.py"}  # a policy that remembers, which the engine asks
-    assert asks == {"vla_stack/rollout/engine.py", "vla_stack/serving/worker.py"} | wraps
+    # Policies around a policy, which the engine asks: two remember, the other sees its pictures changed.
+    wraps = {f"vla_stack/{x}.py" for x in ("methods/grape/rollouts", "evaluation/pictures", "evaluation/monitoring")}
+    recorded = {"vla_stack/evaluation/open_loop.py"}  # about frames of a dataset; what it answers moves nothing
+    assert asks == {"vla_stack/rollout/engine.py", "vla_stack/serving/worker.py"} | wraps | recorded
     agents = {"vla_stack/rollout/agents.py", "vla_stack/methods/rac/episode.py"}  # of the engine
     jog = {"robot_drivers/jog.py"}  # the control loop, with one chunk that no policy computed
     assert executes == agents | jog | {"vla_stack/runtime/control_process.py"}

@@ -17,7 +17,7 @@ from vla_stack import registry
 from vla_stack.cli import main
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.shipped import resolve_policy
+from vla_stack.policies.directory import resolve_policy
 from vla_stack.schema import ACTION, OBS_STATE, Chunks, Observation, PolicySpec
 from vla_stack.serving.client import PolicyClient
 

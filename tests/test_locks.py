@@ -90,4 +90,6 @@ def test_of_many_pairs_one_starts_one_resumes_and_nothing_is_lost(tmp_path: Path
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["started"] == seen["resumed"] == {"1": 25} and not seen["lost"], seen
-    assert seen["refusals"] == {"writer named": 50}
+    # Who is refused within the instant between the lock and the name that is written into it learns no name.
+    assert sum(seen["refusals"].values()) == 50 and seen["refusals"]["writer named"] > 40, seen
+    assert all(why == "writer named" or "is being written by another process" in why for why in seen["refusals"]), seen

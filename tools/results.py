@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import operator
 import os
 import platform
@@ -17,6 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import freshness
+from vla_stack.statistics import Estimate
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 SENSES = {">=": operator.ge, ">": operator.gt, "<=": operator.le}
@@ -25,14 +29,25 @@ SIGNS = {">=": "≥", ">": ">", "<=": "≤"}
 
 @dataclass
 class Check:
-    """One claim: ``value`` is held against ``bound`` (by ``sense``: ``>=``, ``>``, ``<=``), ``why`` explains a miss."""
+    """One claim: ``value`` is held against ``bound`` (by ``sense``: ``>=``, ``>``, ``<=``), ``why`` explains a miss.
+
+    An interval is an :class:`Estimate`; ``over`` is what that was sampled over, of a policy its starts, of a recipe its
+    training seeds.
+    """
 
     name: str
     value: float
     bound: float | None = None
     sense: str = ">="
-    interval: tuple[float, float] | None = None
+    interval: Estimate | tuple[float, float] | None = None
     why: str = ""
+    over: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.interval, Estimate):
+            self.over, self.interval = self.interval.over, self.interval.interval
+        if self.interval is not None and not all(map(math.isfinite, self.interval)):
+            self.interval = None  # of one repeat alone, which leaves everything open
 
     @property
     def holds(self) -> bool | None:
@@ -64,19 +79,14 @@ def machine(hw: dict[str, Any]) -> str:
     return ", ".join([*gpu, str(hw.get("cpu")), f"{hw.get('cores')} cores"])
 
 
-def revision() -> str:
-    """Git revision of the tree, with ``+`` if it has uncommitted changes."""
-    try:
-        rev = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True)
-        return rev.stdout.strip() + ("+" if dirty.stdout.strip() else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = (), path: Path | None = None) -> Path:
+def write(
+    name: str,
+    checks: Sequence[Check],
+    data: Any,
+    seeds: Sequence[int] = (),
+    path: Path | None = None,
+    inputs: Sequence[Path] = (),
+) -> Path:
     """Write one result file and print its checks as a table.
 
     Args:
@@ -85,16 +95,19 @@ def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = 
         data: Everything else that a plot or a reader needs; must be JSON.
         seeds: Seeds used.
         path: Another file than ``docs/results/<name>.json``.
+        inputs: Files and folders of the repository that the figures depend on and that no source names
+            (:mod:`freshness`).
 
     Returns:
         Path of the file written.
     """
     path = path or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    typed = command()
     record = {
         "name": name,
-        "command": command(),
-        "revision": revision(),
+        "command": typed,
+        **_origin(typed, path, inputs),
         "hardware": hardware(),
         "seeds": list(seeds),
         "checks": [asdict(c) | {"holds": c.holds} for c in checks],
@@ -105,6 +118,21 @@ def write(name: str, checks: Sequence[Check], data: Any, seeds: Sequence[int] = 
     os.replace(tmp, path)
     show(record)
     return path
+
+
+def _origin(typed: str, path: Path, inputs: Sequence[Path]) -> dict[str, Any]:
+    """Revision, of the measurement too where this reports an earlier one, and digests of what made the figures."""
+    words = typed.split()
+    reporting = any(flag in words for flag in freshness.REPORTING)
+    given = [p.resolve().relative_to(ROOT).as_posix() for p in inputs if p.resolve().is_relative_to(ROOT)]
+    try:
+        of = freshness.sources(words[1], path, reporting, given)
+    except (OSError, subprocess.CalledProcessError):
+        return {"revision": "unknown", "sources": {}}  # a copy without git
+    origin: dict[str, Any] = {"revision": freshness.revision(of)}
+    if reporting and path.exists():
+        origin["measured"] = freshness.measured(json.loads(path.read_text()))
+    return origin | {"sources": of}
 
 
 def command() -> str:
@@ -126,10 +154,14 @@ def show(record: dict[str, Any]) -> None:
     for c in record["checks"]:
         mark = {True: "holds", False: "FALLS SHORT", None: ""}[c["holds"]]
         bound = "" if c["bound"] is None else f"{c['sense']} {c['bound']:g}"
-        interval = "" if not c["interval"] else f"[{c['interval'][0]:.3g}, {c['interval'][1]:.3g}]"
+        interval = _interval(c)
         print(f"  {c['name']:<58}{c['value']:>10.4g} {interval:<18}{bound:<10}{mark}")
         if c["holds"] is False and c["why"]:
             print(f"      {c['why']}")
+
+
+def _interval(check: dict[str, Any]) -> str:
+    return "" if not check["interval"] else f"[{check['interval'][0]:.3g}, {check['interval'][1]:.3g}]"
 
 
 def markdown(records: Sequence[dict[str, Any]]) -> str:
@@ -146,7 +178,7 @@ def markdown(records: Sequence[dict[str, Any]]) -> str:
         lines += [f"revision {r['revision']}, {machine(r['hardware'])}", ""]
         lines += ["| check | value | interval | bound | holds |", "|---|---|---|---|---|"]
         for c in r["checks"]:
-            interval = "" if not c["interval"] else f"[{c['interval'][0]:.3g}, {c['interval'][1]:.3g}]"
+            interval = _interval(c) + (f" over {c['over']}" if c.get("over") else "")
             bound = "" if c["bound"] is None else f"{SIGNS[c['sense']]} {c['bound']:g}"
             holds = {True: "yes", False: f"**no**: {c['why']}", None: ""}[c["holds"]]
             lines.append(f"| {c['name']} | {c['value']:.4g} | {interval} | {bound} | {holds} |")
@@ -164,6 +196,10 @@ def main() -> int:
     for record in records:
         show(record)
     (ROOT / "docs" / "results.md").write_text(markdown(records))
+    from figures import documents, with_figures  # beside this file, which benches import from elsewhere
+
+    for page in documents():
+        page.write_text(with_figures(page.read_text()))
     return 0
 
 

@@ -22,8 +22,7 @@ from safetensors.torch import load_file, save_file
 
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the type
 from results import parser
-from vla_stack.policies.manifest import SIGNATURE, write_manifest
-from vla_stack.policies.shipped import SHIPPED
+from vla_stack.policies.directory import SHIPPED, SIGNATURE, write_manifest
 
 
 def main(run: str, name: str, *settings: str, start: Path | None = None, share: float = 1.0) -> int:

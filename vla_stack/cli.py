@@ -25,10 +25,13 @@ os.environ.setdefault("MUJOCO_GL", "egl" if sys.platform.startswith("linux") els
 VERBS = {  # verb -> what it does; the registry says where it is
     "doctor": "check this machine: rendering, video, ports, versions",
     "collect": "record scripted experts into a LeRobotDataset",
-    "data": "inspect, check, repair, label, merge and view datasets",
+    "data": "inspect, check, repair, label, merge and view datasets; import ROS bags",
+    "recipes": "list the recipes that ship, or show one",
     "train": "train a policy from a recipe",
     "policy": "look into a policy: parameters, normalisation, latency, memory",
     "eval": "roll a policy out in simulation and report success",
+    "compare": "say which of several policies is better, and stop when that is known",
+    "monitor": "fit what calls for help when a policy is about to fail",
     "constraints": "check, propose and explain the constraints of a task",
     "imagine": "drive the robot that a world model imagines, from a page",
     "export": "write a policy as ONNX graphs",
@@ -39,10 +42,31 @@ VERBS = {  # verb -> what it does; the registry says where it is
     "teleop": "drive a robot by hand and record demonstrations",
     "emulate": "an SO-101 without hardware, for LeRobot's drivers and `vla run`",
     "console": "drive or supervise a robot from a browser and record it",
+    "report": "one page of a project: what changed between its runs, what improved",
     "demo": "the whole loop: collect, train, serve, run, report",
 }
-LOADING_VERBS = ("train", "policy", "eval", "imagine", "export", "serve", "demo")  # of policies and run directories
-ROBOT_VERBS = ("run", "robot", "teleop", "console")  # take LeRobot's --robot.* flags as well
+LOADING_VERBS = (
+    "train",
+    "policy",
+    "eval",
+    "compare",
+    "monitor",
+    "imagine",
+    "export",
+    "serve",
+    "demo",
+)  # of policies and run directories
+ROBOT_VERBS = ("run", "compare", "robot", "teleop", "console")  # take LeRobot's --robot.* flags as well
+EXTRAS = {  # package -> the smallest extra of pyproject.toml that brings it
+    **dict.fromkeys(("mujoco", "gymnasium", "cv2"), "robot"),
+    **dict.fromkeys(("torch", "lerobot", "safetensors", "huggingface_hub", "draccus", "rich", "num2words"), "train"),
+    **dict.fromkeys(("transformers", "diffusers", "datasets", "peft", "pandas", "onnxruntime", "onnx"), "train"),
+    **dict.fromkeys(("matplotlib", "tensorboard", "pyarrow", "av"), "train"),
+    **dict.fromkeys(("aiohttp", "cryptography"), "console"),
+    **dict.fromkeys(("mcap", "mcap_ros2", "zstandard", "lz4"), "bags"),
+    "ray": "scale",
+    "rerun": "viz",
+}
 
 
 def _usage() -> str:
@@ -69,6 +93,20 @@ def _list(kinds: Sequence[str]) -> int:
     return 0
 
 
+def _absent(verb: str, e: ModuleNotFoundError) -> int:
+    """Name the extra that brings a package which is not installed; what no extra brings is an error of ours."""
+    package = (e.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        raise e
+    extra = EXTRAS[package]
+    if extra == "robot" and verb in LOADING_VERBS:  # torch would be missed next
+        extra = "train"
+    if package in ("pyarrow", "av"):  # of recording, which is possible without what training takes
+        extra = {"teleop": "hardware", "data": "hardware", "console": "console"}.get(verb, "train")
+    print(f"vla {verb}: needs the package '{package}' -- pip install \"vla-stack[{extra}]\"", file=sys.stderr)
+    return 1
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the ``vla`` command; returns the process's exit code."""
     argv = sys.argv[1:] if argv is None else argv
@@ -76,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
         print(_usage())
         return 0
     if argv[0] in ("-V", "--version"):
-        from vla_stack import __version__
+        from vla_stack.version import __version__
 
         print(__version__)
         return 0
@@ -100,13 +138,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"vla {verb}: {e}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as e:
-        if e.name and e.name.split(".")[0] in ("vla_stack", "sim", "robot_drivers"):
-            raise
-        of = {"mujoco": "robot", "gymnasium": "robot", "cv2": "robot", "aiohttp": "console", "cryptography": "console"}
-        records = {"teleop": "hardware", "data": "hardware", "console": "console"}  # without what training takes
-        extra = of.get(e.name or "") or records.get(verb, "train")
-        print(f"vla {verb}: needs the package '{e.name}' -- in the clone: pip install -e '.[{extra}]'", file=sys.stderr)
-        return 1
+        return _absent(verb, e)
     parser = argparse.ArgumentParser(
         prog=f"vla {verb}",
         description=module.HELP,
@@ -127,6 +159,8 @@ def main(argv: list[str] | None = None) -> int:
         if verb in LOADING_VERBS:
             trust(args.trust)
         return int(module.main(args) or 0)
+    except ModuleNotFoundError as e:
+        return _absent(verb, e)
     except (UserError, SchemaError) as e:
         if os.environ.get("VLA_TRACEBACK"):
             raise

@@ -36,3 +36,8 @@ def check_options(owner: str, given: Collection[str], known: Collection[str]) ->
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
             remedy = f"the nearest option is '{near[0]}'" if near else "it has none"
             raise UserError(f"{owner} has no option '{name}'", remedy)
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's text, or its kind where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -22,7 +22,7 @@ def connect(workers: int) -> tuple[Any, bool]:
     try:
         import ray
     except ModuleNotFoundError:
-        raise UserError("Ray is not installed", "in the clone: pip install -e '.[scale]'; or local rollouts") from None
+        raise UserError("Ray is not installed", 'pip install "vla-stack[scale]"; or local rollouts') from None
     if ray.is_initialized():
         return ray, False
     own: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers, "include_dashboard": False}

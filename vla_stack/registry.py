@@ -17,18 +17,22 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
 
-from vla_stack.errors import UserError
+from vla_stack.errors import UserError, first_line
 
 PACKAGE = "vla-stack"
+PLUGIN = "lerobot_policy_vla"  # brings ours to LeRobot's tools, which here are there already
 _log = logging.getLogger(__name__)
 BUILT_IN: dict[str, dict[str, str]] = {
     "verbs": {
         "doctor": "vla_stack.verbs.doctor",
         "collect": "vla_stack.verbs.collect",
         "data": "vla_stack.verbs.data",
+        "recipes": "vla_stack.verbs.recipes",
         "train": "vla_stack.verbs.train",
         "policy": "vla_stack.verbs.policy",
         "eval": "vla_stack.verbs.eval",
+        "compare": "vla_stack.verbs.compare",
+        "monitor": "vla_stack.verbs.monitor",
         "constraints": "vla_stack.verbs.constraints",
         "imagine": "vla_stack.verbs.imagine",
         "export": "vla_stack.verbs.export",
@@ -39,6 +43,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "teleop": "vla_stack.verbs.teleop",
         "emulate": "vla_stack.verbs.emulate",
         "console": "vla_stack.verbs.console",
+        "report": "vla_stack.verbs.report",
         "demo": "vla_stack.verbs.demo",
     },
     "methods": {  # dataclasses of options: see `vla_stack.training.recipe.Method`
@@ -50,6 +55,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "reinflow": "vla_stack.methods.reinflow.recipe:ReinFlow",
         "wsrl": "vla_stack.methods.wsrl:Wsrl",
         "expo": "vla_stack.methods.expo:Expo",
+        "expo_vla": "vla_stack.methods.expo_vla:ExpoVla",
+        "dsrl": "vla_stack.methods.dsrl:Dsrl",
+        "rlpd_vla": "vla_stack.methods.rlpd_vla:RlpdVla",
         "world_model": "vla_stack.world_model.recipe:World",
     },
     "policies": {  # classes of policy types; all others are LeRobot's own
@@ -58,6 +66,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "state_gaussian": "vla_stack.policies.modeling_state:StateGaussianPolicy",
         "state_flow": "vla_stack.policies.modeling_state:StateFlowPolicy",
         "expo": "vla_stack.policies.modeling_expo:ExpoPolicy",
+        "steered": "vla_stack.policies.modeling_steered:SteeredPolicy",
         "smolvla": "vla_stack.policies.adapters.smolvla:SmolVLA",
         "pi0": "vla_stack.policies.adapters.pi:Pi0",
         "pi05": "vla_stack.policies.adapters.pi:Pi05",
@@ -82,7 +91,20 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "drawer": "sim.tasks.drawer:Drawer",
         "obstacle": "sim.tasks.obstacle:Obstacle",
         "conveyor": "sim.tasks.conveyor:Conveyor",
+        "open_put_close": "sim.tasks.open_put_close:OpenPutClose",
+        "covers": "sim.tasks.covers:Covers",
+        "repeat": "sim.tasks.repeat:Repeat",
+        "set_table": "sim.tasks.set_table:SetTable",
+        "sort": "sim.tasks.sort:Sort",
+        "regrasp_insert": "sim.tasks.regrasp_insert:RegraspInsert",
+        "jam": "sim.tasks.jam:Jam",
         "so101_pick": "sim.tasks.so101_pick:So101Pick",
+        "pick_any": "sim.tasks.pick_any:PickAny",
+        "place_relation": "sim.tasks.place_relation:PlaceRelation",
+        "press": "sim.tasks.press:Press",
+        "shelf": "sim.tasks.shelf:Shelf",
+        "slot": "sim.tasks.slot:Slot",
+        "sort_one": "sim.tasks.sort_one:SortOne",
     },
     "robots": {
         "sim": "robot_drivers.simulated:SimulatedRobot",  # a MuJoCo task in real time
@@ -203,7 +225,7 @@ class Registry:
                 raise
             whose = f" of the package {found.package}" if found.package else ""
             remedy = f"mend or uninstall {found.package}" if found.package else "is it installed, and spelt so?"
-            raise UserError(f"{self.noun} '{name}'{whose} cannot be loaded: {_first_line(e)}", remedy) from e
+            raise UserError(f"{self.noun} '{name}'{whose} cannot be loaded: {first_line(e)}", remedy) from e
         return loaded
 
 
@@ -221,17 +243,13 @@ def import_lerobot_plugins(*kinds: str) -> list[str]:
     """
     imported = []
     for name in sorted({(d.name or "").replace("-", "_") for d in metadata.distributions()}):
-        if name.startswith(tuple(f"lerobot_{kind}_" for kind in kinds)):
+        if name != PLUGIN and name.startswith(tuple(f"lerobot_{kind}_" for kind in kinds)):
             try:
                 import_module(name)
                 imported.append(name)
             except Exception as e:  # other people's code may raise what it likes
-                _log.warning("LeRobot's plug-in %s cannot be imported: %s", name, _first_line(e))
+                _log.warning("LeRobot's plug-in %s cannot be imported: %s", name, first_line(e))
     return imported
-
-
-def _first_line(e: Exception) -> str:
-    return (str(e).splitlines() or [type(e).__name__])[0]
 
 
 VERBS = Registry("verbs", "verb")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 OBS_STATE = "observation.state"
 OBS_IMAGES = "observation.images"
+PAST_AGE = "observation.past_age"  # float32 [b, p], control steps since each recalled observation; 0: none
 ACTION = "action"
 ACTION_IS_PAD = "action_is_pad"  # bool [b, h]: steps past the episode's end
 ACTION_DIM_IS_PAD = "action_dim_is_pad"  # bool [b, a]: dimensions that a sample's embodiment does not have
@@ -49,6 +50,11 @@ def finite(array: NDArray[Any]) -> bool:
 def image_key(camera: str) -> str:
     """Dataset feature key of a camera, e.g. ``observation.images.front``."""
     return f"{OBS_IMAGES}.{camera}"
+
+
+def past_key(image: str) -> str:
+    """Key of a camera's earlier pictures [b, p, ...] in a training batch, from that of the present one."""
+    return image.replace(OBS_IMAGES, "observation.past", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,21 @@ class Camera:
     name: str
     height: int
     width: int
+
+
+FILTERS = ("linear", "area")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The picture that a policy reads of a camera, where it is not the camera's: ``vla_stack.images.as_read`` makes it.
+
+    ``height`` and ``width`` in pixels; ``filter`` is ``linear`` (bilinear) or ``area`` (averages, black bars).
+    """
+
+    height: int
+    width: int
+    filter: str
 
 
 @dataclass(frozen=True)
@@ -208,6 +229,8 @@ class Observation:
         step: Control step (tick) at whose start this was captured.
         t_capture_ns: ``time.monotonic_ns()`` of the robot at capture (virtual time in simulation).
         image_t_ns: camera name -> the same of its picture; a camera that is absent has ``t_capture_ns``.
+        past: Earlier observations of the episode, the first one first, for a policy with a history. They stay with
+            whoever asks the policy and never travel with a request (:mod:`vla_stack.history`).
     """
 
     state: NDArray[np.float32]
@@ -216,13 +239,16 @@ class Observation:
     step: int = 0
     t_capture_ns: int = 0
     image_t_ns: dict[str, int] = field(default_factory=dict)
+    past: tuple[Observation, ...] = ()
 
     def expecting(self, state: NDArray[np.float32] | None) -> Observation:
         """The same with other first entries of the state, float32 [A]; itself where there are none."""
         return self if state is None else replace(self, state=np.concatenate([state, self.state[len(state) :]]))
 
-    def check(self, spec: RobotSpec) -> None:
-        """Raise :class:`SchemaError` naming the first field that does not match ``spec``."""
+    def check(self, spec: RobotSpec, reads: Mapping[str, Reading] = {}) -> None:
+        """Raise :class:`SchemaError` naming the first field that does not match ``spec``; pictures may also have been
+        made what a policy ``reads`` of them.
+        """
         if self.state.dtype != F4 or self.state.shape != (len(spec.state),):
             raise SchemaError(
                 f"state is {self.state.dtype}{list(self.state.shape)}, {spec.name} measures float32[{len(spec.state)}]"
@@ -234,11 +260,17 @@ class Observation:
             image = self.images.get(cam.name)
             if image is None:
                 raise SchemaError(f"camera '{cam.name}' is missing; the observation has {sorted(self.images)}")
-            if image.dtype != U1 or image.shape != (cam.height, cam.width, 3):
+            if image.dtype != U1 or image.shape not in picture_shapes(cam, reads):
                 raise SchemaError(
                     f"camera '{cam.name}' is {image.dtype}{list(image.shape)}, "
                     f"expected uint8[{cam.height}, {cam.width}, 3]"
                 )
+
+
+def picture_shapes(camera: Camera, reads: Mapping[str, Reading]) -> list[tuple[int, int, int]]:
+    """Shapes that a camera's picture may have: the camera's own, and that of what a policy reads of it."""
+    made = [(r.height, r.width, 3)] if (r := reads.get(camera.name)) else []
+    return [(camera.height, camera.width, 3), *made]
 
 
 CONTINUE = ("rtc", "rtc_identity", "bid", "prefix")
@@ -343,6 +375,10 @@ class PolicySpec:
         normalisation: Hash of the normalisation statistics; chunks of different hashes are never mixed.
         model_version: Hash of the weights.
         d_train_max: Largest delay (ticks) that training conditioned on; 0 if the policy takes no action prefix.
+        history: Least ages (ticks) of the earlier observations that the policy is shown, 0 for the episode's first
+            (:mod:`vla_stack.history`); empty: the present is all that it sees.
+        reads: Camera name -> what the policy reads of its pictures, where that is not the camera's picture. Whoever
+            has the camera may make it so before a picture travels.
     """
 
     robot: RobotSpec
@@ -350,7 +386,9 @@ class PolicySpec:
     normalisation: str = ""
     model_version: str = ""
     d_train_max: int = 0
+    history: tuple[int, ...] = ()
     extras: dict[str, Any] = field(default_factory=dict)
+    reads: Mapping[str, Reading] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -359,7 +397,9 @@ class PolicySpec:
             "normalisation": self.normalisation,
             "model_version": self.model_version,
             "d_train_max": self.d_train_max,
+            "history": list(self.history),
             "extras": self.extras,
+            "reads": {name: [r.height, r.width, r.filter] for name, r in self.reads.items()},
         }
 
     @classmethod
@@ -372,7 +412,17 @@ class PolicySpec:
                 normalisation=str(d["normalisation"]),
                 model_version=str(d["model_version"]),
                 d_train_max=int(d.get("d_train_max", 0)),
+                history=tuple(int(age) for age in d.get("history", ())),
                 extras=dict(d.get("extras", {})),
+                reads=_readings(d.get("reads", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
             raise SchemaError(f"policy description is malformed: {e!r}") from e
+
+
+def _readings(d: dict[str, Any]) -> dict[str, Reading]:
+    """What is known how to make; a later version's filters are left out, and cameras' own pictures are sent."""
+    found = {str(name): Reading(int(h), int(w), str(how)) for name, (h, w, how) in d.items()}
+    if any(not (0 < r.height < 1 << 14 and 0 < r.width < 1 << 14) for r in found.values()):
+        raise ValueError("size of a picture")
+    return {name: r for name, r in found.items() if r.filter in FILTERS}

@@ -44,9 +44,7 @@ def benchmark(env_id: str) -> Benchmark:
         found: Benchmark = BENCHMARKS.get(env_id.partition("/")[0])
     except ModuleNotFoundError as e:
         package = str(e.name).partition(".")[0]
-        raise UserError(
-            f"{env_id} needs the package '{package}'", "in the clone: pip install -e '.[sim-extra]'"
-        ) from None
+        raise UserError(f"{env_id} needs the package '{package}'", 'pip install "vla-stack[sim-extra]"') from None
     return found
 
 

@@ -246,9 +246,7 @@ def instructions() -> dict[str, str]:
     """
     found = importlib.util.find_spec("lerobot")  # found, not imported: that would take seconds
     if found is None or found.origin is None:
-        raise UserError(
-            "the words of MetaWorld's instructions come from LeRobot", "in the clone: pip install -e '.[train]'"
-        )
+        raise UserError("the words of MetaWorld's instructions come from LeRobot", 'pip install "vla-stack[train]"')
     path = Path(found.origin).parent / "envs" / "metaworld_config.json"
     return json.loads(path.read_text())["TASK_DESCRIPTIONS"]
 

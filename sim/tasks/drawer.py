@@ -119,16 +119,26 @@ class Drawer(ArmEnv):
         """Where the handle is held, [3] metres."""
         return self.data.geom("handle").xpos.copy()
 
+    @property
+    def at_handle(self) -> bool:
+        """Whether the tool is at the handle, or so low above it that it has to rise before it goes elsewhere."""
+        offset = self.tool[:3] - self.handle
+        return bool(np.hypot(*offset[:2]) < 0.03 and offset[2] < 0.045)
+
+    def pull(self, distance: float) -> ToolGoal:
+        """Take the handle and move it that far to the front, metres; to the back where it is negative."""
+        handle = self.handle
+        if self.grasped("handle"):
+            return ToolGoal(np.array([handle[0], self.tool[1] - distance, handle[2]]), 0.0, 0.0)
+        return skills.grasp(self, "handle", handle, 0.0, clearance=0.06, opening=PRESHAPE)
+
     def expert_goal(self) -> ToolGoal:
         tool, handle, cube = self.tool, self.handle, self.position(self.target)
         if self.opening < OPEN:
-            if self.grasped("handle"):
-                pull = TRAVEL - self.opening
-                return ToolGoal(np.array([handle[0], tool[1] - pull, handle[2]]), 0.0, 0.0)
-            return skills.grasp(self, "handle", handle, 0.0, clearance=0.06, opening=PRESHAPE)
+            return self.pull(TRAVEL - self.opening)
         if self.grasped(self.target):
             middle = self.position("drawer") + [0.0, 0.0, 0.055]
             return skills.put(self, self.target, middle, 0.0, clearance=0.04)
-        if np.hypot(*(tool[:2] - handle[:2])) < 0.03 and tool[2] < handle[2] + 0.045:
+        if self.at_handle:
             return ToolGoal(np.array([*tool[:2], handle[2] + 0.08]), 0.0, PRESHAPE)
         return skills.grasp(self, self.target, cube, self.yaw(self.target, objects.CUBE_SYMMETRY))

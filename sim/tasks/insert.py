@@ -39,6 +39,63 @@ LOWER = 0.02  # m, how far ahead the peg is lowered: gently, so that it slides o
 MOUTH = SOCKET_HEIGHT + CHAMFER
 
 
+def add_socket(
+    body: mujoco.MjsBody,
+    hole: tuple[float, float],
+    height: float = SOCKET_HEIGHT,
+    chamfer: float = CHAMFER,
+    wall_rgb: objects.Colour = (0.25, 0.36, 0.50),
+    lip_rgb: objects.Colour = (0.55, 0.66, 0.78),
+) -> None:
+    """Four walls round a hole of half sizes ``hole`` [2] metres, with slopes on them that lead what is held in."""
+    # Slippery whatever the peg is made of: a jammed peg is a contact artefact more often than physics.
+    slick: dict[str, Any] = {"priority": 1, "friction": [0.1, 0.005, 0.0001]}
+    for i in range(4):
+        angle = i * np.pi / 2
+        quat = [np.cos(angle / 2), 0.0, 0.0, np.sin(angle / 2)]
+        out = np.array([np.cos(angle), np.sin(angle), 0.0])
+        across, along = hole[i % 2], hole[1 - i % 2]
+        # Pinwheel: each wall covers one corner.
+        side = np.array([-out[1], out[0], 0.0]) * WALL
+        wall = (across + WALL) * out + side + [0.0, 0.0, height / 2]
+        size = [WALL, along + WALL, height / 2]
+        objects.add_geom(body, f"{body.name}_wall_{i}", "box", size, wall_rgb, pos=list(wall), quat=quat, **slick)
+        # A thin board on top, its upper face rising outwards from the wall's inner edge at 45 degrees.
+        turned = np.zeros(4)
+        mujoco.mju_mulQuat(turned, np.array(quat), np.array([np.cos(np.pi / 8), 0.0, -np.sin(np.pi / 8), 0.0]))
+        run, sink = chamfer / 2, BOARD / np.sqrt(2)
+        lip = (across + run + sink) * out + [0.0, 0.0, height + run - sink]
+        board = [chamfer / np.sqrt(2), along + chamfer, BOARD]
+        objects.add_geom(body, f"{body.name}_lip_{i}", "box", board, lip_rgb, pos=list(lip), quat=list(turned), **slick)
+
+
+def lower_into(env: ArmEnv, body: str, socket: str, bottom: float, symmetry: float) -> ToolGoal:
+    """Bring what is held over a socket and down into it.
+
+    Args:
+        env: The environment.
+        body: What is held.
+        socket: A body with :func:`add_socket`.
+        bottom: Height of the lower end of what is held, metres.
+        symmetry: Turning by this, radians, changes nothing.
+    """
+    tool, goal = env.tool, env.position(socket)
+    turn = env.yaw(socket, symmetry) - env.yaw(body, symmetry)
+    turn -= symmetry * np.round(turn / symmetry)
+    low, high = env.arm.tool_range[:, 3]
+    if not low < tool[3] + turn < high:  # the equal turn that the tool can make
+        turn -= float(np.copysign(symmetry, turn))
+    offset = goal[:2] - env.position(body)[:2]
+    aligned = np.hypot(*offset) < CLEARANCE and abs(turn) < 0.06
+    if aligned or (bottom < MOUTH and np.hypot(*offset) < CHAMFER):
+        rise = max(SOCKET_HEIGHT - DEPTH - 0.006 - bottom, -LOWER)
+    else:
+        rise = MOUTH + 0.008 - bottom
+    # Rise first, then move: what is held must not sweep the socket's lips.
+    aside = offset if rise < 0.015 else np.zeros(2)
+    return ToolGoal(tool[:3] + [*aside, rise], arm.wrap_angle(tool[3] + turn), 0.0)
+
+
 class Insert(ArmEnv):
     name = "insert"
     config = default_config()
@@ -57,25 +114,7 @@ class Insert(ArmEnv):
         peg.add_freejoint(name="peg")
         objects.add_geom(peg, "peg", "box", list(PEG), (0.93, 0.55, 0.16), mass=0.08)
         socket = spec.worldbody.add_body(name="socket", mocap=True)
-        # Slippery whatever the peg is made of: a jammed peg is a contact artefact more often than physics.
-        slick: dict[str, Any] = {"priority": 1, "friction": [0.1, 0.005, 0.0001]}
-        hole, slate, pale = PEG[0] + CLEARANCE, (0.25, 0.36, 0.50), (0.55, 0.66, 0.78)
-        for i in range(4):
-            angle = i * np.pi / 2
-            quat = [np.cos(angle / 2), 0.0, 0.0, np.sin(angle / 2)]
-            out = np.array([np.cos(angle), np.sin(angle), 0.0])
-            # Pinwheel: each wall covers one corner.
-            side = np.array([-out[1], out[0], 0.0]) * WALL
-            wall = (hole + WALL) * out + side + [0.0, 0.0, SOCKET_HEIGHT / 2]
-            size = [WALL, hole + WALL, SOCKET_HEIGHT / 2]
-            objects.add_geom(socket, f"wall_{i}", "box", size, slate, pos=list(wall), quat=quat, **slick)
-            # A thin board on top, its upper face rising outwards from the wall's inner edge at 45 degrees.
-            turned = np.zeros(4)
-            mujoco.mju_mulQuat(turned, np.array(quat), np.array([np.cos(np.pi / 8), 0.0, -np.sin(np.pi / 8), 0.0]))
-            run, sink = CHAMFER / 2, BOARD / np.sqrt(2)
-            lip = (hole + run + sink) * out + [0.0, 0.0, SOCKET_HEIGHT + run - sink]
-            board = [CHAMFER / np.sqrt(2), hole + CHAMFER, BOARD]
-            objects.add_geom(socket, f"lip_{i}", "box", board, pale, pos=list(lip), quat=list(turned), **slick)
+        add_socket(socket, (PEG[0] + CLEARANCE, PEG[1] + CLEARANCE))
 
     def place(self, rng: np.random.Generator) -> None:
         peg, socket = objects.scatter(rng, 2, (0.38, 0.54), (-0.16, 0.16), 0.13)
@@ -102,16 +141,4 @@ class Insert(ArmEnv):
         if not self.grasped("peg"):
             grip = peg + [0.0, 0.0, GRIP]
             return skills.grasp(self, "peg", grip, self.yaw("peg", SYMMETRY), clearance=0.06)
-        tool, socket = self.tool, self.position("socket")
-        turn = self.yaw("socket", SYMMETRY) - self.yaw("peg", SYMMETRY)
-        turn -= SYMMETRY * np.round(turn / SYMMETRY)
-        offset = socket[:2] - peg[:2]
-        bottom = peg[2] - PEG[2]
-        aligned = np.hypot(*offset) < CLEARANCE and abs(turn) < 0.06
-        if aligned or (bottom < MOUTH and np.hypot(*offset) < CHAMFER):
-            rise = max(SOCKET_HEIGHT - DEPTH - 0.006 - bottom, -LOWER)
-        else:
-            rise = MOUTH + 0.008 - bottom
-        # Rise first, then move: the peg must not sweep the socket's lips.
-        aside = offset if rise < 0.015 else np.zeros(2)
-        return ToolGoal(tool[:3] + [*aside, rise], arm.wrap_angle(tool[3] + turn), 0.0)
+        return lower_into(self, "peg", "socket", peg[2] - PEG[2], SYMMETRY)

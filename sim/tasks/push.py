@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from sim import arm, objects, skills
+from sim import objects, skills
 from sim.env import ArmEnv
 from sim.task import TaskConfig, ToolGoal, Variant
 
@@ -23,12 +23,17 @@ def default_config() -> TaskConfig:
     )
 
 
-ZONE_RADIUS = 0.045  # m
-INSIDE = 0.03  # m
+ZONE_RADIUS = 0.055  # m
+INSIDE = 0.04  # m
 PUSH_HEIGHT = 0.018  # m
+# Half open, the fingers touch the cube at two points and it stays between them. Pushed by closed fingers, at one point,
+# it turns away from under them: that asks for corrections finer than a pixel.
+FORK = 0.45
 CONTACT = objects.CUBE + 0.010  # m, tool to cube centre while pushing
 RUN_UP = 0.02  # m, how far behind the contact point the tool comes down
-PUSH_LEAD = 0.015  # m, target ahead of the contact point: a faster push kicks the cube past its zone
+PUSH = 0.018  # m a control step: a faster push kicks the cube past its zone
+YAW = 1.4  # rad, as far as the tool turns
+ASIDE = 0.025  # m, beside the line of the push: from further out the tool goes round
 
 
 def zone_name(colour: str) -> str:
@@ -81,17 +86,17 @@ class Push(ArmEnv):
         along = self.zone - cube
         left = float(np.hypot(*along))
         along = along / max(left, 1e-6)
-        # Closed fingers are wider across than deep: face the way of the push.
-        yaw = float(np.clip(arm.wrap_angle(np.arctan2(along[1], along[0])), -1.2, 1.2))
+        # The fingers stand across the way of the push; front and back are alike, so half a turn is never needed.
+        turn = float(np.arctan2(along[1], along[0])) - self.tool[3]
+        yaw = float(np.clip(self.tool[3] + turn - np.pi * np.round(turn / np.pi), -YAW, YAW))
         behind, aside = self._behind()
-        low = self.tool[2] < PUSH_HEIGHT + 0.008
-        if left < 0.6 * INSIDE:
-            return ToolGoal(self.tool[:3], self.tool[3], 0.0)
-        if low and behind > 0.5 * objects.CUBE and abs(aside) < 0.015:
-            goal = cube + along * (min(left, PUSH_LEAD) - CONTACT)
-            return ToolGoal(np.array([*goal, PUSH_HEIGHT]), yaw, 0.0)
+        if left < 0.4 * INSIDE:
+            return ToolGoal(self.tool[:3], self.tool[3], FORK)
+        if self.tool[2] < objects.CUBE + 0.012 and behind > 0.5 * objects.CUBE and abs(aside) < ASIDE:
+            goal = cube + along * (max(min(left, PUSH), behind - CONTACT) - behind)
+            return ToolGoal(np.array([*goal, PUSH_HEIGHT]), yaw, FORK)
         start = cube - along * (CONTACT + RUN_UP)
-        return skills.over(self, np.array([*start, PUSH_HEIGHT]), yaw, 0.0, clearance=0.06)
+        return skills.over(self, np.array([*start, PUSH_HEIGHT]), yaw, FORK, clearance=0.06)
 
     def _behind(self) -> tuple[float, float]:
         """How far the tool is behind the cube, seen from the zone, and how far beside that line; metres."""

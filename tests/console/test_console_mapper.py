@@ -5,6 +5,7 @@ from playwright.sync_api import Page
 from toy_console import browser
 
 from vla_stack.console.gateway import STATIC
+from vla_stack.key_map import as_script
 
 ARM = [
     {"name": "tcp_x.pos", "unit": "m", "max_rate": 0.65, "kind": "position"},
@@ -14,18 +15,19 @@ ARM = [
     {"name": "gripper.pos", "unit": "ratio", "max_rate": None, "kind": "gripper"},
 ]
 JOINTS = [{"name": f"joint_{i}.pos", "unit": "rad", "max_rate": 2.0, "kind": "angle"} for i in range(4)]
-QUIET = {"engaged": False, "rewind": False, "axes": {a: 0 for a in ("right", "away", "up", "turn", "pitch", "grip")}}
+AXES = ("right", "away", "up", "turn", "pitch", "roll", "grip")
+QUIET = {"engaged": False, "rewind": False, "axes": dict.fromkeys(AXES, 0)}
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     with browser() as chromium:
         page = chromium.new_page()
-        source = (STATIC / "mapper.js").read_text()
+        scripts = {"mapper.js": (STATIC / "mapper.js").read_text(), "keys.js": as_script()}
         page.route(
             "http://mapper.test/**",
             lambda route: route.fulfill(
-                body=source if route.request.url.endswith(".js") else "<!doctype html>",
+                body=scripts.get(route.request.url.rsplit("/", 1)[1], "<!doctype html>"),
                 content_type="text/javascript" if route.request.url.endswith(".js") else "text/html",
             ),
         )
@@ -114,7 +116,7 @@ def test_an_arm_without_a_tool_is_driven_by_its_joints(page):
 
 
 def test_no_key_means_two_things_in_one_mode(page):
-    table = page.evaluate("async () => { const m = await import('/mapper.js'); return [m.COMMANDS, m.MOTION_KEYS]; }")
+    table = page.evaluate("async () => [(await import('/mapper.js')).COMMANDS, (await import('/keys.js')).MOTIONS]")
     commands, motions = table
     taken = [*motions, " ", "r", "shift"]
     assert not set(taken) & {key for key, _, _ in commands.values()}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
-from toy_console import browser, drive, free_port, in_phase, measured, phase, until
+from toy_console import Fingers, browser, drive, free_port, in_phase, measured, phase, until
 
 from robot_drivers import make_driver
 from vla_stack.console.access import Access
@@ -198,3 +198,37 @@ def test_a_success_of_the_policy_is_recorded_as_one(lane):
     last = slice(dataset.episode_from[-1], dataset.episode_to[-1])
     assert set(dataset.columns[SEGMENT_TYPE][last].tolist()) == {1}
     assert dataset.columns[SUCCESS][last].tolist()[-1]
+
+
+def test_touch_alone_takes_over_recovers_corrects_and_keeps(lane):
+    page, _, root = lane
+    before = open_dataset(root).num_episodes
+    page.locator("#lease").click()  # lets go of it
+    expect(page.locator("body")).to_have_attribute("data-lease", "free")
+    address = page.evaluate("fetch('/invite', {method: 'POST'}).then((a) => a.json()).then((a) => a.address)")
+    context = page.context.browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
+    phone = context.new_page()
+    phone.goto(address)
+    in_phase(phone, "reset")
+    fingers = Fingers(phone)
+    fingers.tap("#commands [data-command=start]")
+    in_phase(phone, "auto")
+    until(phone, lambda: measured(phone, "tcp_y.pos") > FURTHEST_START + 0.02, "the policy moves the arm")
+    fingers.tap("#commands [data-command=takeover]")
+    in_phase(phone, "hold")
+    y = measured(phone, "tcp_y.pos")
+    fingers.push("#pad-left", (-60, 0), lambda: measured(phone, "tcp_y.pos") < y - 0.02, "the arm goes left")
+    fingers.tap("#commands [data-command=recovered]")  # while the dead-man is held
+    in_phase(phone, "correction", "hold")
+    z = measured(phone, "tcp_z.pos")
+    fingers.push("#pad-right", (0, 60), lambda: measured(phone, "tcp_z.pos") < z - 0.02, "the arm goes down")
+    fingers.hold(False)
+    fingers.tap("#commands [data-command=subtask_done]")
+    in_phase(phone, "reset")
+    fingers.tap("#pending [data-command=keep]")
+    expect(phone.locator("#pending")).to_be_hidden()
+    context.close()
+    data = open_dataset(root)
+    kinds = data.columns[SEGMENT_TYPE][data.episode_from[before] :]
+    assert kinds[np.flatnonzero(np.diff(kinds, prepend=-1))].tolist() == [1, 2, 3]
+    expect(page.locator("body")).to_have_attribute("data-lease", "free")

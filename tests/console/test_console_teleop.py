@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
-from toy_console import browser, drive, frames, free_port, in_phase, measured, phase, pictures_come, until
+from toy_console import Fingers, browser, drive, frames, free_port, in_phase, measured, phase, pictures_come, until
 
 from vla_stack.console.feed import PICTURES
 from vla_stack.data.dataset import open_dataset
@@ -208,6 +208,35 @@ def test_keep_discard_undo(console):
     page.keyboard.press("x")  # while it runs
     expect(pending).to_have_attribute("data-kept", "false")
     expect(episodes).to_have_text("1")
+
+
+def test_touch_alone_records_a_demonstration_and_throws_it_away(console):
+    console.page.locator("#lease").click()
+    expect(console.page.locator("body")).to_have_attribute("data-lease", "free")
+    invite = "fetch('/invite', {method: 'POST'}).then((a) => a.json()).then((a) => a.address)"
+    address = console.page.evaluate(invite)
+    context = console.context.browser.new_context(
+        viewport={"width": 844, "height": 390}, has_touch=True, is_mobile=True
+    )
+    phone = context.new_page()
+    phone.goto(address)
+    in_phase(phone, "reset")
+    fingers, before = Fingers(phone), int(phone.locator("#episodes").text_content())
+    fingers.tap("#commands [data-command=start]")
+    in_phase(phone, "hold")
+    y = measured(phone, "tcp_y.pos")
+    fingers.push("#pad-left", (60, 0), lambda: measured(phone, "tcp_y.pos") > y + 0.03, "the arm goes right")
+    fingers.hold(False)
+    in_phase(phone, "hold")
+    fingers.tap("#commands [data-command=success]")
+    in_phase(phone, "reset")
+    expect(phone.locator("#pending")).to_have_attribute("data-kept", "true")
+    expect(phone.locator("#episodes")).to_have_text(str(before + 1))
+    fingers.tap("#pending [data-command=discard]")
+    expect(phone.locator("#pending")).to_have_attribute("data-kept", "false")
+    fingers.tap("#pending [data-command=discard]")  # now
+    expect(phone.locator("#pending")).to_be_hidden()
+    context.close()
 
 
 def test_the_stop_button_stops_and_enter_goes_on(console):

@@ -49,7 +49,7 @@ def in_phase(page: Page, *phases: str) -> None:
 
 def measured(page: Page, dim: str) -> float:
     """What the page shows of one dimension of the state, in its unit."""
-    return float(page.locator(f"#joints [data-dim='{dim}']").inner_text().split()[0])
+    return float(page.locator(f"#joints [data-dim='{dim}']").text_content().split()[0])
 
 
 def until(page: Page, condition, what: str) -> None:
@@ -86,6 +86,68 @@ def drive(page: Page, keys: tuple[str, ...], condition, what: str, dead_man: str
     until(page, reached, what)
     for key in keys:
         page.keyboard.up(key)
+
+
+class Fingers:
+    """Two fingers on a phone's page: one for the dead-man, one for everything else. No key, no mouse."""
+
+    def __init__(self, page: Page) -> None:
+        self.page, self._cdp, self._held = page, page.context.new_cdp_session(page), False
+
+    def tap(self, selector: str) -> None:
+        """Tap with the second finger; the first one stays where it is."""
+        expect(self.page.locator(selector)).to_be_enabled()
+        at = self._at(selector)
+        self._say("touchStart", at)
+        self._lift(at)
+
+    def hold(self, held: bool) -> None:
+        """Put the first finger on the dead-man, or lift it."""
+        self._held = held
+        self._say("touchStart" if held else "touchEnd")
+
+    def push(self, pad: str, way: tuple[float, float], condition, what: str) -> None:
+        """Hold the dead-man and push a pad until a condition holds; the dead-man stays down."""
+        x, y = self._at(pad)
+        waited = 1000  # as if the robot had held for long: so it begins
+        if self._held:
+            self.hold(False)
+
+        def reached() -> bool:
+            nonlocal waited
+            waited = waited + 1 if phase(self.page) == "hold" else 0
+            if waited > 25:  # pictures were old, as on a busy computer: both fingers anew
+                if self._held:
+                    self.hold(False)
+                    self.page.wait_for_timeout(200)
+                self.hold(True)
+                self._say("touchStart", (x, y))
+                self._say("touchMove", (x + way[0], y + way[1]))
+                waited = 0
+            return bool(condition())
+
+        if phase(self.page) != "hold":
+            self.hold(True)
+            self._say("touchStart", (x, y))
+            self._say("touchMove", (x + way[0], y + way[1]))
+        until(self.page, reached, what)
+        self._lift((x, y))
+
+    def _lift(self, at: tuple[float, float]) -> None:
+        """The second finger, the first one stays."""
+        point = {"id": 1, "x": at[0], "y": at[1]}
+        self._cdp.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": [point]})
+
+    def _at(self, selector: str) -> tuple[float, float]:
+        box = self.page.locator(selector).bounding_box()
+        assert box is not None
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    def _say(self, kind: str, second: tuple[float, float] | None = None) -> None:
+        first = [self._at("#deadman")] if self._held else []
+        points = [(0, *p) for p in first] + ([(1, *second)] if second else [])
+        touched = [{"id": i, "x": x, "y": y} for i, x, y in points]
+        self._cdp.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touched})
 
 
 def frames(page: Page, camera: str) -> int:

@@ -12,6 +12,7 @@ from toy_robot import HEIGHT, WIDTH, make
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.frame_cache import cache_folder
 from vla_stack.data.loader import ChunkLoader
+from vla_stack.data.stats import load_stats
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
 
@@ -244,3 +245,93 @@ def test_cache_elsewhere(root: Path, tmp_path: Path) -> None:
     loader(root, cache_dir=tmp_path / "fast disk")
     assert (tmp_path / "fast disk/front.u8").stat().st_size == 15 * HEIGHT * WIDTH * 3
     assert not cache_folder(root).exists()
+
+
+# On demand ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_decoded_on_demand_is_what_the_cache_holds(tmp_path: Path) -> None:
+    root, rows = make(tmp_path / "d", (9, 1, 14)), np.array([23, 0, 0, 8, 9, 10, 22, 17, 1, 18, 23, 3])
+    for sizes in ({}, {"front": (8, 8)}):
+        lazy = loader(root, cache_gb=0.0, image_sizes=sizes, history=(0, 2)).gather(rows)
+        assert sizes or not cache_folder(root).exists()
+        kept = loader(root, image_sizes=sizes, history=(0, 2)).gather(rows)
+        for key in ("observation.images.front", "observation.images.wrist"):
+            np.testing.assert_array_equal(lazy[key], kept[key])
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"weights": np.arange(15.0)}, {"episodes": [0, 2], "history": (0, 1, 3)}])
+def test_batches_on_demand_are_those_of_the_cache(root: Path, kwargs: dict) -> None:
+    """The order too, through the end of an epoch, and where a run is resumed or goes back."""
+    kept, lazy = loader(root, seed=2, **kwargs), loader(root, seed=2, cache_gb=0.0, **kwargs)
+    start = lazy.state_dict()
+    for again in (False, True):
+        if again:
+            kept, lazy = loader(root, seed=2, **kwargs), lazy
+            lazy.load_state_dict(start)
+        for _ in range(6):
+            a, b = next(kept), next(lazy)
+            assert a.keys() == b.keys()
+            for name in a:
+                np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_theirs_several_episodes_to_a_file_on_demand(tmp_path: Path) -> None:
+    root = lerobot_written(tmp_path / "d", videos=True)
+    lazy, rows = loader(root, cache_gb=0.0), np.random.default_rng(0).permutation(15)
+    np.testing.assert_array_equal(
+        lazy.gather(rows)["observation.image"], loader(root).gather(rows)["observation.image"]
+    )
+
+
+def test_what_cannot_be_sought_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of parquet files, and videos whose key frames are far apart; and all that fits the budget."""
+    from vla_stack.data import video
+
+    images = make(tmp_path / "images", (4,), "image")
+    loader(images, cache_gb=0.0)
+    small = make(tmp_path / "small", (4,))
+    loader(small, cache_gb=4 * HEIGHT * WIDTH * 3 * 2 / 1e9)
+    monkeypatch.setattr(video, "KEYFRAME_INTERVAL", 250)
+    sparse = make(tmp_path / "sparse", (40,))
+    loader(sparse, cache_gb=0.0)
+    assert all(cache_folder(root).exists() for root in (images, small, sparse))
+
+
+def test_a_damaged_video_is_named_when_it_is_sampled(tmp_path: Path) -> None:
+    root = make(tmp_path / "d", (6, 6))
+    lazy = loader(root, cache_gb=0.0, cameras=["front"])
+    file = root / "videos/observation.images.front/chunk-000/file-001.mp4"
+    file.write_bytes(file.read_bytes()[:300])
+    lazy.gather(np.arange(6))
+    with pytest.raises(UserError, match=r"file-001.mp4 is not a readable video"):
+        lazy.gather(np.arange(12))
+    file.write_bytes((root / "videos/observation.images.wrist/chunk-000/file-000.mp4").read_bytes())
+    short = make(tmp_path / "short", (4,))
+    (file.parent / "file-001.mp4").write_bytes((short / file.relative_to(root).with_name("file-000.mp4")).read_bytes())
+    with pytest.raises(UserError, match=r"file-001.mp4 lacks the frame at"):
+        loader(root, cache_gb=0.0, cameras=["front"]).gather(np.arange(6, 12))
+
+
+# Columns that do not fit ---------------------------------------------------------------------------------------------
+
+
+def test_mapped_columns_are_the_same_and_leave_no_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vla_stack.data import columns, dataset
+
+    kept, folder = open_dataset(root), sorted(root.parent.iterdir())
+    monkeypatch.setattr(columns, "MAPPED", 0)
+    monkeypatch.setattr(dataset, "BLOCK", 4)
+    mapped = open_dataset(root)
+    assert len(mapped.columns._maps) == len(mapped.columns) and sorted(root.parent.iterdir()) == folder
+    mapped.columns.release()
+    for name, column in kept.columns.items():
+        assert column.dtype == mapped.columns[name].dtype
+        np.testing.assert_array_equal(mapped.columns[name], column)
+    for a, b in zip(load_stats(kept, 4).values(), load_stats(mapped, 4).values(), strict=True):
+        assert all((a[name] == b[name]).all() for name in a)
+    file = root / "data/chunk-000/file-001.parquet"
+    (root / "meta/digests.jsonl").unlink()
+    file.write_bytes((file.parent / "file-002.parquet").read_bytes())
+    with pytest.raises(UserError, match="holds 16 rows, meta/info.json counts 15|out of order from frame 6"):
+        open_dataset(root)

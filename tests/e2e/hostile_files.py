@@ -138,8 +138,7 @@ def policies(source: Path, base: Path) -> Iterator[tuple[Path, list[list[str]]]]
     from lerobot.configs import PreTrainedConfig
     from lerobot.processor import ProcessorStepRegistry
 
-    from vla_stack.policies.allowed import LEROBOTS, STEPS
-    from vla_stack.policies.registry import known_types
+    from vla_stack.policies.registry import LEROBOTS, STEPS, known_types
     from vla_stack.registry import POLICIES
 
     known_types()  # which registers all of LeRobot's with LeRobot

@@ -32,7 +32,7 @@ def test_collect_train_evaluate(env_id, options, tmp_path, capsys):
 
     settings = ["method.steps=2", "method.batch_size=4", "threads=1", f"output_dir={run}", f"policy.options={TINY}"]
     recipe = env_id.partition("/")[0]
-    assert main(["train", f"configs/{recipe}.yaml", f"data.root={data}", *settings]) == 0
+    assert main(["train", f"vla_stack/configs/{recipe}.yaml", f"data.root={data}", *settings]) == 0
     policy = run / "checkpoints" / "last" / "pretrained_model"
     config = json.loads((policy / "config.json").read_text())
     assert config["use_relative_actions"] is (config["robot"]["action_kind"] == "absolute")

@@ -168,11 +168,11 @@ def test_adapters_of_low_rank(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["smolvla", "pi05"])
 def test_recipes_fine_tune(kind: str, folder: Path, demonstrations: Path, tmp_path: Path) -> None:
-    """`configs/<kind>.yaml` as it is, but for tiny weights, short chunks and two steps."""
+    """`vla_stack/configs/<kind>.yaml` as it is, but for tiny weights, short chunks and two steps."""
     base = train(tmp_path, demonstrations, kind, small(kind, folder)) / "checkpoints/last/pretrained_model"
     short = ["policy.options.chunk_size=9", "policy.options.n_action_steps=4", "method.steps=2", "method.batch_size=2"]
     where = [f"policy.pretrained={base}", f"data.root={demonstrations}", f"output_dir={tmp_path / 'tuned'}"]
-    recipe = Path(__file__).parents[2] / f"configs/{kind}.yaml"
+    recipe = Path(__file__).parents[2] / f"vla_stack/configs/{kind}.yaml"
     assert main(["train", str(recipe), *short, *where, "method.accumulate=1", "device=cpu", "threads=1"]) == 0
     policy_dir = tmp_path / "tuned/checkpoints/last/pretrained_model"
     assert load_policy(policy_dir).spec.horizon == 9

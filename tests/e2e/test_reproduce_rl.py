@@ -78,8 +78,8 @@ def test_a_threshold_is_reached_where_two_evaluations_hold_it(tools):
 
 def test_ratio_of_steps_pairs_seeds(tools):
     _, report, _ = tools
-    value, (low, high) = report.ratio(np.array([100, 200, 300]), np.array([200, 400, 600]))
-    assert (value, low, high) == pytest.approx((0.5, 0.5, 0.5))
+    e = report.ratio(np.array([100, 200, 300]), np.array([200, 400, 600]))
+    assert (e.value, e.low, e.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_a_dip_is_looked_for_where_learning_begins(tools):
@@ -110,7 +110,7 @@ def test_evaluations_that_differ_by_chance_are_no_dip(tools):
 
 def test_all_of_forty_episodes_leave_something_open(tools):
     _, report, _ = tools
-    low, high = runs(report, *[[1.0]] * 5).interval(0)
+    low, high = runs(report, *[[1.0]] * 5).at(0).interval
     assert 0.9 < low < 0.99 and high <= 1
 
 
@@ -127,10 +127,10 @@ def test_evaluations_are_matched_by_their_steps(tools):
 def test_two_that_never_arrive_are_not_one_that_is_faster(tools):
     _, report, experiments = tools
     wsrl, _ = experiments["wsrl"]
-    never, late = runs(report, [0.1, 0.2, 0.3, 0.4]), runs(report, [0.1, 0.2, 0.9, 0.9])
+    never, late = runs(report, *[[0.1, 0.2, 0.3, 0.4]] * 3), runs(report, *[[0.1, 0.2, 0.9, 0.9]] * 3)
     assert wsrl.faster("task", never, never, "RLPD")[1].holds is False
     assert wsrl.faster("task", late, never, "RLPD")[1].holds is True
-    there = runs(report, [0.9, 0.9, 0.9, 0.9])
+    there = runs(report, *[[0.9, 0.9, 0.9, 0.9]] * 3)
     assert wsrl.faster("task", there, never, "RLPD") == []  # who begins at the threshold needs no steps to get there
 
 
@@ -141,10 +141,11 @@ def test_curves_of_actors_are_held_against_local_ones(tools, tmp_path):
         points = [{"step": 10 * i, "eval/success": s, "lost_actors": float(i > 1)} for i, s in enumerate(curve)]
         return {"task": "pick", "arm": arm, "seed": seed, "episodes": 40, "curve": points}
 
-    cells = [cell("local", 0, 0.0, 0.5, 0.9), cell("local", 1, 0.1, 0.6, 1.0)]
-    cells += [cell("ray", 0, 0.0, 0.6, 0.9), cell("ray", 1, 0.1, 0.5, 1.0)]
-    rl_ray.report(rl_ray.GRID, "same", cells, {})
-    rl_ray.report(rl_ray.GRID, "worse", cells[:2] + [cell("ray", 0, 0.0, 0.1, 0.2), cell("ray", 1, 0.0, 0.1, 0.2)], {})
+    local = [cell("local", seed, 0.0, 0.5 + seed / 10, 0.9) for seed in range(4)]
+    same = [cell("ray", seed, 0.0, 0.8 - seed / 10, 0.9) for seed in range(4)]
+    worse = [cell("ray", seed, 0.0, 0.1, 0.2) for seed in range(4)]
+    for name, ray in (("same", same), ("worse", worse)):
+        rl_ray.report(rl_ray.GRID, name, local + ray, {})
     held = {}
     for name in ("same", "worse"):
         checks = json.loads((tmp_path / f"results/{name}.json").read_text())["checks"]
@@ -198,3 +199,27 @@ def test_what_reinflow_publishes_reports_the_same_on_another_machine(tools, tmp_
     assert one["checks"] == two["checks"] and one["data"] == two["data"]
     gains = {c["name"]: c["value"] for c in one["checks"] if "gain" in c["name"]}
     assert gains == {"pick, ReinFlow, 1 step: gain": 0.375, "pick, ReinFlow, 4 steps: gain": 0.375}
+
+
+def test_smoke_run_from_pictures_reports_runs_that_are_not_over_too(tools, tmp_path, monkeypatch):
+    import claims
+    import rl_vla
+    import rl_vla_report
+
+    for module in (rl_vla_report, claims):
+        monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
+    flags = ["--smoke", "--seeds", "1", "--out", str(tmp_path / "out"), "--name", "smoke"]
+    monkeypatch.setattr(sys, "argv", ["rl_vla.py", *flags])
+    assert rl_vla.main([*flags, "--arms", "dsrl", "expo", "reinflow", "bc"]) == 0
+    cells = {path.stem: path.stat().st_mtime_ns for path in (tmp_path / "out/cells").glob("*.json")}
+    assert set(cells) == {f"push-{arm}-seed0" for arm in ("dsrl", "expo", "reinflow", "bc")}
+    made = json.loads((tmp_path / "out/cells/push-expo-seed0.json").read_text())
+    assert [point["step"] for point in made["curve"]] == [0, 1] and len(made["served"]) == 2
+    shutil.move(tmp_path / "out/cells/push-dsrl-seed0.json", tmp_path)
+    assert rl_vla.main([*flags[:-1], "other", "--report"]) == 0  # by its own name it would take what was published
+    checks = json.loads((tmp_path / "results/other.json").read_text())["checks"]
+    whole = {c["name"]: c["why"] for c in checks}
+    assert whole["push, DSRL: gain"] == "1 runs, 0 of them to the end"
+    assert whole["push, EXPO: gain"] == "1 runs, 1 of them to the end"
+    assert any(c["name"] == "push, ReinFlow: success in the end" and c["bound"] == 0.8 for c in checks)
+    assert (tmp_path / "results/other.svg").exists()

@@ -109,7 +109,7 @@ def test_teleoperate_record_train_serve_deploy(arm: Emulator, tmp_path: Path) ->
         "method.save_every=50",
         "threads=1",
     ]
-    recipe = Path(__file__).parents[2] / "configs/so101_pick.yaml"
+    recipe = Path(__file__).parents[2] / "vla_stack/configs/so101_pick.yaml"
     assert main(["train", str(recipe), *options, f"policy.options={TINY}", "precision=fp32"]) == 0
 
     server = PolicyServer(
@@ -154,8 +154,9 @@ def test_a_reset_is_over_once_the_cameras_show_it(arm: Emulator) -> None:
     look(over)
     socket.close(linger=0)
     shown, later = [p for t, p in pictures if t <= over][-1], pictures[-1][1]
-    assert np.abs(later - before).max() > 50  # another scene
-    assert np.abs(shown - later).max() < 50
+    another = np.abs(later - before).mean()
+    assert another > 5
+    assert np.abs(shown - later).mean() < another / 10  # an arm that settles moves an edge by a pixel
 
 
 def test_lerobot_calibrates_a_new_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ TINY = SMALL | {"width": 16, "expert_width": 16, "depth": 2, "heads": 2, "head_d
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipe that ships, with small data, policy and budget."""
     base = tmp_path_factory.mktemp("mixture")
-    recipe = yaml.safe_load((Path(__file__).parents[2] / "configs/mixture.yaml").read_text())
+    recipe = yaml.safe_load((Path(__file__).parents[2] / "vla_stack/configs/mixture.yaml").read_text())
     for source in recipe["data"]["sources"]:
         root = base / source["embodiment"]
         collect(CollectConfig("pick", **ROBOTS[source["embodiment"]]), root, 2, workers=1, image_mode="image")

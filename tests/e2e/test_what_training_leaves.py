@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from vla_stack.cli import main
 from vla_stack.envs.making import observe, sim_options
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.shipped import resolve_policy
+from vla_stack.policies.directory import resolve_policy
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.serving.client import PolicyClient
 from vla_stack.serving.server import PolicyServer
@@ -28,10 +29,10 @@ from vla_stack.verbs.serve import load_directory
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first to need it trains what others start from
 LIMIT = 6  # control steps of an episode
 EPISODES, SEED = 4, 31  # of an evaluation in off-policy learning
-CONSTRAINTS = Path(__file__).parents[2] / "configs/constraints/pick.yaml"
+CONSTRAINTS = Path(__file__).parents[2] / "vla_stack/configs/constraints/pick.yaml"
 VLA = (
     "{chunk_size: 4, n_action_steps: 2, num_inference_steps: 2, width: 16, expert_width: 16, depth: 1, heads: 2, "
-    "head_dim: 8, vision_channels: [4, 8], max_words: 8, vocabulary: 64}"
+    "head_dim: 8, vision_channels: [4, 8], max_tokens: 16, vocabulary: 320}"
 )
 BRIEF = ("method.steps=2", "method.batch_size=4", "threads=1", "device=cpu")
 PICK = f"task={{id: sim/pick-v0, options: {{max_episode_steps: {LIMIT}}}}}"
@@ -41,6 +42,11 @@ OFF_POLICY = (
     *("eval.every=6", f"eval.episodes={EPISODES}", f"eval.seed={SEED}", "eval.num_envs=3"),
 )
 WSRL = (*OFF_POLICY, "method.offline_steps=2", "method.warmup=3", "method.cal_ql={draws: 2}")
+ON_FLOW = (
+    *("policy={start}", PICK, "data.root={data}", "device=cpu", "method.iterations=1", "method.episodes=2"),
+    "method.sac={actor: [16], critic: [16], num_critics: 3, batch: 8, utd: 2, layer_norm: true, log_std: [-5, 0]}",
+    *(f"eval.episodes={EPISODES}", f"eval.seed={SEED}", "eval.num_envs=3", "eval.every=1"),
+)
 RECIPES: dict[str, tuple[str, ...]] = {  # {data} and {start} stand for demonstrations and a run of imitation
     "imitation": ("imitation", f"policy={{type: vla, options: {VLA}}}", "data.root={data}", *BRIEF),
     "mixture_of_horizons": (
@@ -65,6 +71,9 @@ RECIPES: dict[str, tuple[str, ...]] = {  # {data} and {start} stand for demonstr
     "rlpd": ("wsrl", *WSRL, "method.arm=rlpd"),
     "cal_ql": ("wsrl", *WSRL, "method.arm=cal_ql"),
     "expo": ("expo", *OFF_POLICY, "method.base=[16]", "method.base_steps=5", "method.samples=3", "method.edits=2"),
+    "expo_vla": ("rl_vla", *ON_FLOW, "method.samples=3", "method.edits=2", "method.beta=0.1"),
+    "dsrl": ("rl_vla", *ON_FLOW, "method=dsrl"),
+    "rlpd_vla": ("rl_vla", *ON_FLOW, "method=rlpd_vla"),
 }
 
 
@@ -86,13 +95,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(root: Path, name: str) -> Path:
-    """A run of a recipe, trained if it is not yet."""
-    if not (root / name).is_dir():
+    """A run of a recipe, trained if it is not yet; what a training that failed has left is no run."""
+    done = root / f"{name}.done"
+    if not done.exists():
+        shutil.rmtree(root / name, ignore_errors=True)
         recipe = RECIPES[name]
         if "policy={start}" in recipe:
             recipe = tuple(text.replace("{start}", str(train(root, "imitation"))) for text in recipe)
         recipe = tuple(text.replace("{data}", str(root / "data")) for text in recipe)
         assert main(["train", *recipe, f"output_dir={root / name}"]) == 0
+        done.touch()
     return root / name
 
 
@@ -117,6 +129,15 @@ def test_vla_eval_prints_what_training_logged(left: Left, tmp_path: Path, num_en
     episodes = json.loads((tmp_path / "report.json").read_text())["results"][0]["episodes"]
     assert np.mean([e["success"] for e in episodes]) == logged["eval/success"]
     assert np.mean([e["success"] - e["steps"] for e in episodes]) == logged["eval/return"]
+
+
+@pytest.mark.parametrize("left", ["expo_vla", "dsrl", "rlpd_vla"], indirect=True)
+def test_vla_eval_prints_the_successes_that_training_logged(left: Left, tmp_path: Path) -> None:
+    logged = json.loads((left.run / "metrics.jsonl").read_text().splitlines()[-1])
+    flags = f"--policy {left.run} --env sim/pick-v0 --mode sync --seed {SEED} --episodes {EPISODES}"
+    assert main(["eval", *flags.split(), *f"--max-steps {LIMIT} --workers 0 --videos 0 --out {tmp_path}".split()]) == 0
+    episodes = json.loads((tmp_path / "report.json").read_text())["results"][0]["episodes"]
+    assert [e["success"] for e in episodes] == logged["eval_success"]
 
 
 def test_it_is_served(left: Left) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vla_stack.data.store import check_same
-from vla_stack.envs.making import check_fit
+from vla_stack.envs.making import check_fit, make
 from vla_stack.errors import UserError
 from vla_stack.schema import Camera, Dim, RobotSpec
 from vla_stack.serving.messages import robot_difference
@@ -84,3 +84,8 @@ def test_what_fits_is_not_refused():
     check_fit(of(action=(replace(X, low=-1.0, high=1.0), Y, G)), TRAINED, "sim/test-v0")  # ranges are the envelope's
     assert robot_difference(TRAINED, TRAINED) is None
     check_same(Path("data/pick"), TRAINED, TRAINED, {}, {})
+
+
+def test_an_option_that_a_provider_does_not_know_is_named():
+    with pytest.raises(UserError, match="^imagined:shipped does not take these options: .*max_episode_steps"):
+        make("imagined:shipped", options={"max_episode_steps": 4})

@@ -17,7 +17,7 @@ from vla_stack.evaluation.constraints.score import Weights, external, judge, seg
 from vla_stack.evaluation.constraints.spec import PRESETS, Spec, load_spec, parse, schema
 from vla_stack.evaluation.constraints.trace import Trace
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "constraints"
+CONFIGS = Path(__file__).parents[2] / "vla_stack" / "configs" / "constraints"
 GOOD = make_trace(np.linspace(0.0, 0.6, 13), held=range(4, 13))
 
 

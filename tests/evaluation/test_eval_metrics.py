@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from vla_stack.errors import UserError
-from vla_stack.evaluation.metrics import boundary_discontinuity, paired_difference, paired_results
+from vla_stack.evaluation.metrics import boundary_discontinuity, paired_results
 from vla_stack.rollout.records import EpisodeRecord, EvalResult, load_records, save_records
 from vla_stack.schema import Camera, Dim, RobotSpec
+from vla_stack.statistics import paired_interval
 
 ROBOT = RobotSpec(
     name="test/two",
@@ -29,37 +30,12 @@ def result(*episodes):
     return EvalResult("test/Env-v0", "naive", 10.0, tuple(episodes), ("reached", "done"), {"seed": 0})
 
 
-def test_paired_bootstrap_of_a_constant_difference_has_no_width():
-    a = np.zeros(40)
-    d = paired_difference(a, a + 1)
-    assert (d.mean, d.low, d.high, d.pairs) == (1.0, 1.0, 1.0, 40)
-    assert d.is_clear
-    assert not paired_difference(a, a).is_clear
-
-
-def test_paired_bootstrap_matches_the_normal_approximation():
-    rng = np.random.default_rng(3)
-    a, b = rng.random(400) < 0.5, rng.random(400) < 0.7
-    d = paired_difference(a, b, seed=1)
-    difference = b.astype(float) - a
-    half = 1.96 * difference.std() / np.sqrt(400)
-    assert d.mean == pytest.approx(difference.mean())
-    assert d.low == pytest.approx(difference.mean() - half, abs=0.01)
-    assert d.high == pytest.approx(difference.mean() + half, abs=0.01)
-
-
 def test_pairing_beats_independent_intervals_on_correlated_outcomes():
     hard = np.random.default_rng(0).random(200) < 0.5
     easy_fix = hard.copy()
     easy_fix[np.flatnonzero(~hard)[:10]] = True
-    d = paired_difference(hard, easy_fix)
-    assert d.is_clear and d.high - d.low < 0.07
-
-
-@pytest.mark.parametrize(("a", "b"), [([], []), ([1], [1, 0]), ([[1]], [[1]])])
-def test_paired_bootstrap_refuses_what_is_not_paired(a, b):
-    with pytest.raises(ValueError, match="paired outcomes"):
-        paired_difference(a, b)
+    d = paired_interval(hard, easy_fix)
+    assert d.is_clear and d.high - d.low < 0.08
 
 
 def test_results_are_paired_by_seed_not_by_position():

@@ -229,3 +229,14 @@ def test_chunks_are_planned_and_learnt_as_one_action():
     starts = np.flatnonzero(index == 0)
     over = (made.store.columns["terminated"] | made.store.columns["truncated"])[: made.store.total]
     assert all(i + 3 == j or over[i:j].any() for i, j in zip(starts, starts[1:], strict=False))
+
+
+def test_the_deployed_policy_has_the_learners_bounds_and_constants():
+    online = ReplayBuffer(200, 2, 1, 1, GAMMA, -1 / (1 - GAMMA))
+    sac = replace(SMALL, log_std=(-0.125, 0.0625), norm_eps=1e-3)
+    policy = WsrlLearner(replace(METHOD, sac=sac, horizon=1), stored(), online, 0).network(SEEN)
+    again = type(policy)(policy.config)  # as a loader makes it
+    again.load_state_dict(policy.state_dict())
+    obs = 100.0 * torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    assert all(torch.equal(a, b) for a, b in zip(policy.actor(obs), again.actor(obs), strict=True))
+    assert again.actor(obs)[1].aminmax() == (-0.125, 0.0625) and again.actor.net.norm_eps == 1e-3

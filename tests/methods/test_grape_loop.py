@@ -31,7 +31,7 @@ from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import ACTION, OBS_STATE, Observation
 from vla_stack.training.recipe import load
 
-CONFIG = Path(__file__).parents[2] / "configs" / "grape_safety.yaml"
+CONFIG = Path(__file__).parents[2] / "vla_stack" / "configs" / "grape_safety.yaml"
 TOY = [
     f"method.{key}" for key in ("starts=2", "rollouts_per_start=3", "num_envs=3", "calibration=2", "films=1", "steps=2")
 ]
@@ -50,7 +50,7 @@ def save_policy(path: Path, head: str = "flow", **options: Any) -> Path:
     torch.manual_seed(0)
     config = VlaConfig(
         device="cpu", push_to_hub=False, chunk_size=6, n_action_steps=4, num_inference_steps=2, depth=1, width=16,
-        expert_width=16, heads=2, head_dim=8, max_words=8, vocabulary=32, head=head, robot=robot.to_json(),
+        expert_width=16, heads=2, head_dim=8, max_tokens=48, vocabulary=257, head=head, robot=robot.to_json(),
         action_feature_names=[d.name for d in robot.action],
         input_features={OBS_STATE: PolicyFeature(FeatureType.STATE, (states,))},
         output_features={ACTION: PolicyFeature(FeatureType.ACTION, (actions,))},

@@ -184,7 +184,7 @@ def test_rlpd_is_compared_with_expo_at_its_sizes_and_rates(load_tool, monkeypatc
         ("method.rollouts=ray method.scenes=3", "'method.scenes' is 3, which needs rollouts=local"),
         ("method.rollouts=ray method.operator=tcp://x:1", "'method.operator' is tcp://x:1, which needs rollouts=local"),
         ("method.rollouts=ray method.workers=0", "'method.workers' is 0"),
-        ("method.rollouts=ray", "'method.rollouts' is ray, and Ray is not installed -- in the clone: pip install"),
+        ("method.rollouts=ray", "'method.rollouts' is ray, and Ray is not installed -- pip install"),
     ],
 )
 def test_what_would_fail_later_is_refused_before_anything_is_made(monkeypatch, overrides, message):

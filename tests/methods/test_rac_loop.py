@@ -23,7 +23,7 @@ from vla_stack.rollout.engine import run as rollouts
 from vla_stack.rollout.plan import Plan, Start
 from vla_stack.training.recipe import load as load_recipe
 
-CONFIG = Path(__file__).parents[2] / "configs" / "rac_stack.yaml"
+CONFIG = Path(__file__).parents[2] / "vla_stack" / "configs" / "rac_stack.yaml"
 TOY = [
     f"method.{key}" for key in ("iterations=1", "demos=3", "human_frames=30", "num_envs=2", "steps=2", "batch_size=4")
 ]

@@ -16,9 +16,7 @@ FRAMES = {"demo": 0, "autonomous": 9, "recovery": 10, "correction": 20}
 def report(monkeypatch):
     monkeypatch.syspath_prepend(str(TOOLS / "reproduce"))
     monkeypatch.syspath_prepend(str(TOOLS))
-    module = importlib.import_module("rac_report")
-    monkeypatch.setattr(module, "BOOTSTRAP", 200)
-    return module
+    return importlib.import_module("rac_report")
 
 
 def record(k: int, rate: float, recoveries: int = 0) -> dict:
@@ -97,5 +95,5 @@ def test_cells_of_other_settings_are_not_mixed(report, monkeypatch, tmp_path) ->
 def test_the_interval_of_a_difference_covers_chance(report) -> None:
     rng = np.random.default_rng(0)
     arms = [{s: [{"iteration": 1, "success": rng.integers(0, 2, 40).tolist()}] for s in range(3)} for _ in range(2)]
-    value, (low, high) = report.difference(*arms, [1])
-    assert low < value < high and low < 0 < high
+    e = report.difference(*arms, [1])
+    assert e.low < e.value < e.high and e.low < 0 < e.high

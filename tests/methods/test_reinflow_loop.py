@@ -18,7 +18,7 @@ import sim
 from vla_stack import cli
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
-from vla_stack.methods.reinflow import loop as reinflow
+from vla_stack.methods.episodes_loop import start_of
 from vla_stack.methods.reinflow.loop import ReinFlowLoop
 from vla_stack.methods.reinflow.recipe import ReinFlow
 from vla_stack.policies.chunk_policy import load_policy
@@ -34,7 +34,7 @@ from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.recipe import EvalRecipe, PolicyRecipe, Recipe, TaskRecipe, load
 from vla_stack.world_model import success
 
-CONFIG = Path(__file__).parents[2] / "configs" / "rl_reinflow.yaml"
+CONFIG = Path(__file__).parents[2] / "vla_stack" / "configs" / "rl_reinflow.yaml"
 SMALL = {"chunk_size": 3, "n_action_steps": 3, "depth": 2, "width": 8, "expert_width": 8, "heads": 2, "head_dim": 4}
 LIMIT = "task.options={max_episode_steps: 5}"
 TOY = ["method.iterations=2", "method.episodes=3", "method.num_envs=2", "method.save_every=1", LIMIT]
@@ -231,7 +231,7 @@ def test_a_run_directory_is_a_start(run: Path, tmp_path: Path) -> None:
     loop = ReinFlowLoop(replace(recipe, device="auto"), tmp_path)
     before = load_policy(run / "checkpoints/last/pretrained_model")
     assert loop.policy.spec.model_version == before.spec.model_version
-    assert reinflow._start("shipped").name == "native_multitask"
+    assert start_of("shipped").name == "native_multitask"
 
 
 def test_judges_pay_in_training_and_are_not_asked_in_evaluations(start: Path, tmp_path: Path, monkeypatch) -> None:

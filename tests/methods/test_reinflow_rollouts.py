@@ -6,7 +6,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from vla_stack.methods.reinflow.rollouts import FINAL, Explorer, FinalObservation
+from vla_stack.methods.episodes_loop import FINAL, FinalObservation
+from vla_stack.methods.reinflow.rollouts import Explorer
 from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.rollout.agents import PolicyAgent

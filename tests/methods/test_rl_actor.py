@@ -138,10 +138,10 @@ def test_an_expert_that_hardly_ever_succeeds_is_not_asked_for_ever(monkeypatch):
     rows = rows_of(made.task, made.method, None)
     match = r"of toys/Counter-v0 succeeded in 0 of 40 episodes of 2 steps.* set method.offline.failures=true"
     with pytest.raises(UserError, match=match):
-        stored.record(made, rows)
+        stored.record(made.method, made.task, rows, None)
     assert script.episodes == 40
     monkeypatch.setattr(stored, "_expert_of", lambda _: Script(every=15))
-    store = stored.record(made, rows)
+    store = stored.record(made.method, made.task, rows, None)
     assert store.columns["terminated"][store.rows()].tolist() == [False, True] * 2
     assert store.columns["source"].tolist() == [Source.OFFLINE] * 4
 
@@ -152,14 +152,14 @@ def test_the_noises_take_turns_among_what_is_kept(monkeypatch):
         stored, "_expert_of", lambda _: lambda env, noise, seed: asked.append(noise) or script(env, noise, seed)
     )
     made = recipe(COUNTER, offline={"episodes": 3, "noise": [0.5, 2.0], "failures": False})
-    stored.record(made, rows_of(made.task, made.method, None))
+    stored.record(made.method, made.task, rows_of(made.task, made.method, None), None)
     assert asked == [0.5] * 3 + [2.0] * 3 + [0.5] * 3
 
 
 def test_who_has_no_expert_is_told_what_to_give():
     made = recipe("Pendulum-v1")
     with pytest.raises(UserError, match="there is no scripted expert for Pendulum-v1 -- give data.root=DIR"):
-        stored.record(made, rows_of(made.task, made.method, None))
+        stored.record(made.method, made.task, rows_of(made.task, made.method, None), None)
 
 
 def test_scenes_are_drawn_by_the_variance_of_their_success():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,7 +45,7 @@ def rows_for(made, frozen=None):
 def read(root, *args, frozen=None, **changes):
     """Episodes of a dataset, for a recipe with some changes."""
     made = recipe(root, *args, **changes)
-    return stored_episodes.read(made, rows_for(made, frozen))
+    return stored_episodes.read(made.method, made.task, Path(root), rows_for(made, frozen), frozen)
 
 
 def gather(root, noise, episodes=3, seed=5, image_mode="video", **config):
@@ -158,13 +159,13 @@ def test_absolute_targets_become_moves_that_follow_them(targets):
 
 def test_a_run_reads_them_once_and_takes_as_many_as_it_asks_for(moves, tmp_path, capsys):
     all_of, path = recipe(moves, 99), tmp_path / "offline.safetensors"
-    store, (mean, std) = stored(path, all_of, rows_for(all_of))
+    store, (mean, std) = stored(path, all_of.method, all_of.task, moves, rows_for(all_of), None)
     assert "3 of 3 episodes" in capsys.readouterr().out
     raw = read(moves, 99)
     np.testing.assert_array_equal(store.columns["obs"], normalised(raw.columns["obs"], mean, std))
     np.testing.assert_array_equal(store.columns["returns"], raw.columns["returns"])
     assert 0.0 < success_rate(store) < 1.0
-    again, _ = stored(path, recipe("gone"), rows_for(all_of))
+    again, _ = stored(path, all_of.method, all_of.task, Path("gone"), rows_for(all_of), None)
     np.testing.assert_array_equal(again.columns["obs"], store.columns["obs"])
     ends = open_dataset(moves).episode_to
     assert len(read(moves, 2)) in (ends[1], ends[1] - 1, ends[1] - 2)
@@ -200,11 +201,10 @@ class Looking:
         return torch.tensor(np.array([[*c, len(o.task)] for c, o in zip(colours, observations, strict=True)]))
 
 
-def test_pictures_and_instruction_go_through_the_same_features(tmp_path, monkeypatch):
+def test_pictures_and_instruction_go_through_the_same_features(tmp_path):
     options = DELTA | {"cameras": ("wrist",)}
     root = gather(tmp_path / "seen", 0.0, 1, image_mode="image", image_size=32, options=options)
     looking = Looking()
-    monkeypatch.setattr(stored_episodes, "frozen_policy", lambda path: looking)
     wanted, outcomes = replayed(open_dataset(root), looking)
     store = read(root, 1, features="a policy", frozen=looking)
     check_same(store, wanted, without_lasts(wanted, outcomes), outcomes)

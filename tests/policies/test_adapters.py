@@ -2,22 +2,25 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.policies.common.vla_utils import pad_vector
 from lerobot.policies.factory import get_policy_class
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
 from safetensors.torch import load_file, save_file
-from small_vla import ACTIONS, make_batch, make_observations
+from small_vla import ACTIONS, ROBOT, SIZE, make_batch, make_observations
 from tiny_vlas import CHUNK, KINDS, MAX_DIM, make_processors, make_vla, save_vla, tiny_pi
 
 from vla_stack.errors import UserError
+from vla_stack.images import as_read
 from vla_stack.methods.imitation import loss as imitation
 from vla_stack.policies import flow
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.schema import ACTION, Continuation
+from vla_stack.schema import ACTION, Continuation, image_key
 
 B = 3
 STATE_IN_WORDS = ("pi05", "observation.state")
@@ -336,6 +339,34 @@ def test_directories_are_lerobots(folder, kind, tmp_path):
     theirs = save_vla(stock, tmp_path / "theirs")
     np.testing.assert_array_equal(load_policy(theirs).infer(observations, seeds).actions, chunk)
     np.testing.assert_allclose(served.infer(observations[:1], seeds[:1]).actions[0], chunk[0], atol=1e-4)
+
+
+@each_kind
+def test_pictures_may_be_shrunk_before_they_travel(folder, kind, tmp_path):
+    """What a policy reads of larger cameras is the same bits wherever it is made, and LeRobot's to a grey level."""
+    vla = make_vla(kind, folder)
+    for camera in ROBOT.cameras:
+        vla.config.input_features[image_key(camera.name)] = PolicyFeature(FeatureType.VISUAL, (3, 2 * SIZE, 3 * SIZE))
+    served, rng = load_policy(save_vla(vla, tmp_path)), np.random.default_rng(0)
+    reads = served.spec.reads
+    assert {(r.height, r.width) for r in reads.values()} == {(2 * SIZE // 3, SIZE)}
+    large, small = [], []
+    for o in make_observations(2):
+        images = {c.name: rng.integers(0, 256, (2 * SIZE, 3 * SIZE, 3), np.uint8) for c in served.spec.robot.cameras}
+        large.append(replace(o, images=images))
+        small.append(replace(o, images={camera: as_read(image, reads[camera]) for camera, image in images.items()}))
+    here = served.infer(large, [1, 2]).actions
+    np.testing.assert_array_equal(served.infer(small, [1, 2]).actions, here)
+    np.testing.assert_array_equal(served.infer([large[0], small[1]], [1, 2]).actions, here)
+
+    prepare = getattr(served.policy, "prepare_images", None) or served.policy._preprocess_images
+    ours = prepare(served.preprocess(large))[0]
+    floats = served.preprocess(large)
+    for camera in served.spec.robot.cameras:
+        pixels = torch.from_numpy(np.stack([o.images[camera.name] for o in large]))
+        floats[image_key(camera.name)] = pixels.permute(0, 3, 1, 2).float() / 255
+    for mine, theirs in zip(ours, prepare(floats)[0], strict=True):
+        assert mine.shape == theirs.shape and (mine - theirs).abs().max() <= 2 / 255  # of [-1, 1]: one grey level
 
 
 @each_kind

@@ -15,12 +15,14 @@ from transformers import AutoModelForImageTextToText, DynamicCache
 
 from vla_stack.errors import UserError
 from vla_stack.policies.backbone import fit
-from vla_stack.policies.backbone_text import IGNORED, image_text_pairs, prompts, read_tokenizer
+from vla_stack.policies.backbone_text import IGNORED, image_text_pairs
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.processor_moh import make_moh_pre_post_processors
+from vla_stack.policies.processor_text import prompts, read_tokenizer
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.policies.text import tokenizer
 from vla_stack.policies.transformer import attention
 from vla_stack.schema import ACTION, OBS_STATE, SchemaError, image_key
 
@@ -223,7 +225,7 @@ def test_state_in_the_prompt(directory, noise):
     batch = pre(dict(raw))
     step = pre.steps[-1]
     ids, mask = (batch[f"observation.language.{k}"][0] for k in ("tokens", "attention_mask"))
-    text = step.tokenizer.decode(ids[mask].tolist())
+    text = tokenizer(step.content).decode(ids[mask].tolist())
     assert text == "Task: pick up the red cube, State: 0 0 64 128 129 255 255;\nAction: "
     other = pre(raw | {OBS_STATE: state + 0.5})
     chunks = [policy.predict_action_chunk(b, noise[:1]) for b in (batch, other)]
@@ -238,7 +240,7 @@ def test_bins_of_the_prompt_cover_the_range():
 
 def test_long_prompt_is_named(policy):
     raw = {**make_batch(1), "task": ["pick up " + "very " * 10 + "red cubes"]}
-    with pytest.raises(UserError, match="prompt of .* tokens .*the policy reads 40"):
+    with pytest.raises(UserError, match="instruction of .* tokens .*the policy reads 40"):
         preprocess(policy, raw)
 
 
@@ -366,11 +368,11 @@ def test_a_frozen_policy_rounds_once_what_autocast_rounds_at_every_call(director
     outside = {n for n in linear if n.startswith("expert.head") or n == "prefix.backbone.lm_head"}
     assert unrounded(frozen) == outside and unrounded(plain) > outside
     wanted, chunk = (p.predict_action_chunk(batch, noise) for p in (plain, frozen))
-    if options["train_backbone"] != "lora":
-        assert torch.equal(chunk, wanted)
+    moved = [(c - noise).flatten(1) for c in (chunk, wanted)]
+    if options["train_backbone"] != "lora":  # 1e-5 at full depth (test_unrolled.py); this one is 16 wide
+        assert torch.cosine_similarity(*moved).min() > 0.9998
         return
     assert any("lora_" in n for n in plain.state_dict()) and not any("lora_" in n for n in frozen.state_dict())
-    moved = [(c - noise).flatten(1) for c in (chunk, wanted)]
     assert torch.cosine_similarity(*moved).min() > 0.999
 
 
@@ -393,7 +395,8 @@ def test_a_frozen_mixture_of_horizons_is_a_frozen_base(directory, tmp_path, batc
         part.save_pretrained(tmp_path)
     frozen = load_policy(tmp_path, frozen=True).policy
     assert unrounded(frozen) == {"base.expert.head", "gate.score", "gate.spread"}
-    assert torch.equal(frozen.predict_action_chunk(batch, noise), policy.predict_action_chunk(batch, noise))
+    moved = [(p.predict_action_chunk(batch, noise) - noise).flatten(1) for p in (frozen, policy)]
+    assert torch.cosine_similarity(*moved).min() > 0.9999
 
 
 @pytest.mark.parametrize("steps", [("expert_only", "lora", "full"), ("full", "lora", "expert_only")])

@@ -26,7 +26,7 @@ from vla_stack.training.memory import Memory, activations, estimate
 from vla_stack.training.recipe import OptimizerRecipe
 from vla_stack.training.train import train
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "vla_stack" / "configs"
 
 
 def record(root):
@@ -39,7 +39,7 @@ def record(root):
 
 
 def load_base(data, *overrides):
-    """`configs/base.yaml` shrunk to a test."""
+    """`vla_stack/configs/base.yaml` shrunk to a test."""
     small = {"chunk_size": 4, "n_action_steps": 2, "expert_width": 32, "lora_rank": 4, "backbone_layers": 2}
     options = [f"policy.options.{k}={v}" for k, v in small.items()]
     run = [

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from lerobot.configs import FeatureType, PolicyFeature
-from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
+from lerobot.policies import get_policy_class, make_policy_config, make_pre_post_processors
 from small_vla import ACTIONS, ROBOT, SIZE, STATES, make_observations, make_stats
 
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.shipped import resolve_policy, resolve_source
+from vla_stack.policies.directory import resolve_policy, resolve_source
 from vla_stack.schema import ACTION, OBS_STATE, Observation, SchemaError, image_key
 
 

@@ -11,7 +11,7 @@ from vla_stack.methods.imitation import loss as imitation
 from vla_stack.methods.mixture_of_horizons import loss as mixture_of_horizons
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_moh import MohConfig
-from vla_stack.policies.continuation import continue_chunk
+from vla_stack.policies.continuation import Continuing, continue_chunk
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
@@ -222,3 +222,25 @@ def test_a_mixture_of_horizons_says_how_much_of_a_continued_chunk_to_execute(tmp
         known = served.infer(observations, seeds, continuations(mode, plain.actions[:, 2:]))
         least = 2 + D * (mode == "prefix")  # given steps come before them
         assert len(known.execute) == 6 and all(least <= k <= 5 for k in known.execute)
+
+
+def test_schedule_beta_and_a_weaker_policy_have_a_say_in_their_modes_alone(served, observations, plans):
+    def chunk(mode, **how):
+        served.continuing = Continuing(**how)
+        try:
+            return served.infer(observations, SEEDS, continuations(mode, plans)).actions
+        finally:
+            served.continuing = Continuing()
+
+    weak = make_policy(max_delay=4)
+    with torch.no_grad():
+        for parameter in weak.parameters():
+            parameter.mul_(1.3)
+    for how, moved in (
+        ({"schedule": "linear"}, {"rtc", "rtc_identity"}),
+        ({"beta": 0.5}, {"rtc", "rtc_identity"}),
+        ({"weak": weak}, set()),
+    ):
+        changed = {mode for mode in CONTINUE if np.abs(chunk(mode, **how) - chunk(mode)).max() > 1e-5}
+        assert moved <= changed and changed <= moved | {"bid"}
+    assert np.abs(chunk("rtc", beta=3.0) - chunk("rtc")).max() == 0  # as many as the Euler steps

@@ -15,7 +15,7 @@ from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.training import recipe as recipes
 from vla_stack.training.lora import add_lora
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "vla_stack" / "configs"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def batch_for(policy):
 
 
 def test_smolvlas_recipe_adds_adapters_and_takes_nothing_away(folder, tmp_path):
-    """As the comment in configs/smolvla.yaml has them."""
+    """As the comment in vla_stack/configs/smolvla.yaml has them."""
     text = (CONFIGS / "smolvla.yaml").read_text()
     text, lines = re.subn(r"(?m)^  # (lora:|  (?:rank|alpha|targets|train): )", r"  \1", text)
     assert lines == 5

@@ -9,8 +9,8 @@ import pytest
 from vla_stack.cli import main
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.manifest import MANIFEST, SIGNATURE, check_manifest, make_key, sign, verify, write_manifest
-from vla_stack.policies.weights import WEIGHTS
+from vla_stack.policies.directory import MANIFEST, SIGNATURE, WEIGHTS, check_manifest, write_manifest
+from vla_stack.policies.signing import make_key, sign, verify
 
 
 @pytest.fixture

@@ -60,14 +60,14 @@ def test_it_describes_itself(directories, both):
 def test_damage_is_named(directories, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(directories[1], copy)
-    (copy / "step.onnx").write_bytes(b"not a graph")
-    with pytest.raises(UserError, match="step.onnx is not what was saved"):
+    (copy / "chunk.onnx").write_bytes(b"not a graph")
+    with pytest.raises(UserError, match="chunk.onnx is not what was saved"):
         load_policy(copy)
     (copy / "manifest.json").unlink()
-    with pytest.raises(UserError, match="step.onnx cannot be run"):
+    with pytest.raises(UserError, match="chunk.onnx cannot be run"):
         load_policy(copy)
-    (copy / "step.onnx").unlink()
-    with pytest.raises(UserError, match="step.onnx is missing.*vla export"):
+    (copy / "chunk.onnx").unlink()
+    with pytest.raises(UserError, match="chunk.onnx is missing.*vla export"):
         load_policy(copy)
 
 

@@ -64,7 +64,7 @@ def on_pictures():
     """EXPO around it, and processors."""
     base, _, width = small_vla()
     config = ExpoConfig(
-        base=base.config, feature_dim=width, samples=2, edits=1, num_critics=2, subset=2, n_action_steps=4,
+        base=base.config, feature_dim=width + STATES, samples=2, edits=1, num_critics=2, subset=2, n_action_steps=4,
         device="cpu", robot=base.config.robot, edit_hidden=(8,), critic_hidden=(8,), push_to_hub=False,
     )  # fmt: skip
     return ExpoPolicy(config, base), *make_pre_post_processors(config, dataset_stats=make_stats())

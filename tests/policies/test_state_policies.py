@@ -137,7 +137,7 @@ def test_a_base_may_be_any_flow_policy(tmp_path):
         {OBS_STATE: torch.zeros(1, STATES), "task": ["go"]}
         | {f"observation.images.{c}": torch.rand(1, 3, 32, 32) for c in ("front", "wrist")}
     )
-    width = base.features(base.encode(batch)).shape[-1]
+    width = base.observed(base.encode(batch), batch).shape[-1]
     config = ExpoConfig(
         base=base.config, feature_dim=width, samples=2, edits=1, num_critics=2, n_action_steps=4, device="cpu",
         robot=base.config.robot, edit_hidden=(8,), critic_hidden=(8,), push_to_hub=False,

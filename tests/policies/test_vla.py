@@ -13,6 +13,7 @@ from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.policies.text import hash_words
 from vla_stack.policies.transformer import attention
+from vla_stack.policies.vision import ImageEncoder
 from vla_stack.schema import ACTION, OBS_STATE, SchemaError, image_key
 
 
@@ -110,12 +111,12 @@ def test_repeated_context_shares_gradients(policy, batch, noise):
 
 
 def test_padding_words_are_not_read(policy, processors):
-    config = make_config(max_words=24)
+    config = make_config(max_tokens=48)
     pre, _ = make_vla_pre_post_processors(config, make_stats())
-    longer = make_policy(max_words=24)
+    longer = make_policy(max_tokens=48)
     longer.load_state_dict({**policy.state_dict(), "prefix.text.positions": longer.prefix.text.positions.clone()})
     with torch.no_grad():
-        longer.prefix.text.positions[:16] = policy.prefix.text.positions
+        longer.prefix.text.positions[:32] = policy.prefix.text.positions
     raw = {k: v for k, v in make_batch(2).items() if k != ACTION}
     noise = torch.randn(2, 8, ACTIONS)
     a, b = (p.predict_action_chunk(f(dict(raw)), noise) for p, f in ((policy, processors[0]), (longer, pre)))
@@ -163,6 +164,15 @@ def test_wrong_image_size_is_named(policy, processors):
     raw = {**make_batch(2), image_key("front"): torch.rand(2, 3, 48, 64)}
     with pytest.raises(SchemaError, match=f"camera 'front' is 48x64, the policy was trained with {SIZE}x{SIZE}"):
         policy.encode(processors[0](raw))
+
+
+def test_a_stem_of_patches_reads_every_pixel_of_whole_patches():
+    torch.manual_seed(0)
+    encoder = ImageEncoder((12, 18), (8, 8), 2, 1, 16, stem="patches")  # 18 pixels are four patches and two more
+    images = torch.rand(1, 3, 12, 18, requires_grad=True)
+    encoder(images, torch.randn(1, 16)).square().sum().backward()
+    read = images.grad[0].abs().sum(0) > 0
+    assert read[:, :16].all() and not read[:, 16:].any()
 
 
 def test_uint8_and_float_images_are_the_same(policy, processors):

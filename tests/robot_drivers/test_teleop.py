@@ -11,7 +11,7 @@ import pytest
 from robot_drivers import teleop_keyboard
 from robot_drivers.teleop import Axes, ToolControl, make_teleop
 from robot_drivers.teleop_gamepad import Gamepad
-from robot_drivers.teleop_keyboard import Keyboard
+from robot_drivers.teleop_keyboard import CHAIN_S, Keyboard, _keys
 from sim.arm import ARM7
 from vla_stack.errors import UserError
 from vla_stack.schema import Dim, RobotSpec
@@ -33,46 +33,68 @@ def typed(keyboard: Keyboard, terminal, text: str) -> Axes:
     """The axes once the terminal has passed the characters on."""
     terminal.type(text)
     deadline = time.monotonic() + PATIENCE_S
-    while not set(text) <= set(keyboard._seen):
+    while not set(_keys(text)) <= set(keyboard._seen):
         assert time.monotonic() < deadline
         axes = keyboard.axes()
     return axes
 
 
-def test_keys_move_while_they_are_held_and_no_longer(terminal, monkeypatch):
-    clock = SimpleNamespace(now=10.0)
-    monkeypatch.setattr(teleop_keyboard, "time", SimpleNamespace(monotonic=lambda: clock.now))
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=10.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(teleop_keyboard, "time", clock)
+    return clock
+
+
+UP, RIGHT = "\x1b[A", "\x1bOC"
+
+
+def test_keys_move_while_they_are_held_after_a_space_and_no_longer(terminal, clock):
     keyboard = Keyboard(terminal.fd)
     keyboard.connect()
-    axes = typed(keyboard, terminal, "wdo")
-    assert axes.engaged and axes.tool.tolist() == [1, -1, 0, 0, 0, 0] and axes.gripper == 1.0
+    assert not typed(keyboard, terminal, f"{UP}e").engaged  # without the dead-man nothing moves
+    axes = typed(keyboard, terminal, " ")
+    assert axes.engaged and axes.tool.tolist() == [1, 0, 0, 0, 0, 0] and axes.gripper == 1.0
+    clock.now += 0.9 * CHAIN_S
+    assert not keyboard.axes().engaged
+    axes = typed(keyboard, terminal, RIGHT)  # the terminal repeats this key alone now: Space is over
+    assert axes.engaged and axes.tool.tolist() == [0, -1, 0, 0, 0, 0]
     clock.now += 0.1
     assert keyboard.axes().engaged
     clock.now += 0.1
     axes = keyboard.axes()
     assert not axes.engaged and not axes.tool.any()
+    clock.now += CHAIN_S
+    assert not typed(keyboard, terminal, "q").engaged
     keyboard.disconnect()
 
 
-def test_opposite_keys_cancel_and_enter_is_an_event(terminal):
+def test_opposite_keys_cancel_and_keys_say_what_the_key_map_says(terminal, clock):
     keyboard = Keyboard(terminal.fd)
     keyboard.connect()
-    axes = typed(keyboard, terminal, "ws\x1b")
-    assert not axes.tool.any() and axes.event == "end"
+    for text, event in (("\x1b", "estop"), ("s", "success"), ("f", "end"), ("x", "discard"), ("\r", "rearm")):
+        terminal.type(text)
+        axes, deadline = keyboard.axes(), time.monotonic() + PATIENCE_S
+        while not axes.event:
+            assert time.monotonic() < deadline
+            axes = keyboard.axes()
+        assert axes.event == event
+    axes = typed(keyboard, terminal, " qa")
+    assert axes.engaged and not axes.tool.any()
     keyboard.disconnect()
 
 
-@pytest.mark.parametrize("key", ["\x1b[A", "\x1b[D", "\x1bOC", "\x1b[3~", "\x1b[1;5D"])  # arrows, Delete, Ctrl+arrow
-def test_an_arrow_key_neither_moves_nor_ends(terminal, key):
+@pytest.mark.parametrize("key", ["\x1b[H", "\x1b[3~", "\x1bOP", "\x1b[1;5C"])  # Home, Delete, F1, Ctrl+arrow
+def test_a_function_key_is_neither_a_stop_nor_the_letters_in_it(terminal, key):
     keyboard = Keyboard(terminal.fd)
     keyboard.connect()
     terminal.type(key)
     events, deadline = [], time.monotonic() + PATIENCE_S
-    terminal.type("z")  # says nothing, but that what came before it has been read
-    while "z" not in keyboard._seen:
+    terminal.type("m")  # says nothing, but that what came before it has been read
+    while "m" not in keyboard._seen:
         assert time.monotonic() < deadline
         events.append(keyboard.axes().event)
-    assert not any(events) and set(keyboard._seen) == {"z"}
+    assert not any(events) and set(keyboard._seen) <= {"m", "arrowright"}
     keyboard.disconnect()
 
 
@@ -104,7 +126,7 @@ class Pad:
 def test_sticks_have_a_deadzone_and_the_bumper_is_the_dead_man():
     gamepad = Gamepad()
     gamepad._pygame = SimpleNamespace(event=SimpleNamespace(pump=lambda: None))
-    gamepad._pad = Pad({0: 0.05, 1: -1.0, 2: 1.0}, buttons=[5], hat=(0, 1))
+    gamepad._pad = Pad({0: 0.05, 1: -1.0, 2: 1.0}, buttons=[4], hat=(0, 1))
     axes = gamepad.axes()
     assert axes.engaged and axes.tool.tolist() == [1.0, 0.0, 0.0, 0.0, 1.0, 0.0] and axes.gripper == 1.0
     gamepad._pad = Pad({}, buttons=[0])

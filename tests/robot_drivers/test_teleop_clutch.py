@@ -59,16 +59,17 @@ class Leader:
 
 
 class Stick:
-    """Held but for the looks in ``released``."""
+    """Held but for the looks in ``released``; ``events`` by look."""
 
     HELP, RECORDED = "", False
 
-    def __init__(self, released=()) -> None:
-        self.released, self.k = released, -1
+    def __init__(self, released=(), events=None) -> None:
+        self.released, self.events, self.k = released, events or {}, -1
 
     def read(self, command):
         self.k += 1
-        return Intent(self.k not in self.released, velocity=np.array([0.1, 0.0]))
+        event = self.events.get(self.k, "")
+        return Intent(self.k not in self.released, velocity=np.array([0.1, 0.0]), event=event)
 
 
 class Played:
@@ -207,3 +208,12 @@ def test_a_recording_is_played_row_by_row_whatever_states_are_lost():
     assert wire.phases[-1] == "end_demo" and log.operator["why"] == "fail"
     sent, _, _ = play(Played(rows), loses=[begun + 4])
     assert sent[begun + 5] == sent[begun + 4] and sent[begun + 6] == np.float32(rows[7])
+
+
+def test_a_stop_of_the_hand_itself_is_not_undone_by_letting_go():
+    said = []
+    stop, enter = 10, 40
+    _, _, wire = play(Stick(range(stop + 5, 50), {stop: "estop", enter: "rearm"}), ticks=80, said=said)
+    stopped = [k for k, phase in enumerate(wire.phases) if phase == "estop"]
+    assert stopped == list(range(stopped[0], stopped[-1] + 1)) and stopped[0] <= stop + 2 and stopped[-1] >= enter
+    assert wire.phases[-1] == "teleop" and any("Enter goes on" in line for line in said)

@@ -9,6 +9,7 @@ from runtime_fakes import DT_NS, FakeDriver, FakePort, label_chunk, make_envelop
 from vla_stack.errors import UserError
 from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.control import ControlLoop
+from vla_stack.runtime.dispatch import Help
 from vla_stack.runtime.executor import Executor, ExecutorConfig
 from vla_stack.runtime.limits import make_envelope as safe
 from vla_stack.runtime.link_port import chunk_fields, read_chunk
@@ -75,6 +76,19 @@ def test_server_loss_holds_then_stops_then_goes_on():
     assert (sent[held:again] == sent[held - 1]).all()
     assert sent[-1] == 79
     assert log.states["run"] + log.states["hold"] + log.states["stop"] == 80
+
+
+def test_a_call_for_help_holds_without_a_stop_until_somebody_lets_it_go_on():
+    loop, driver, port = rig(orders=[(20, Help("look here")), (40, Help("again")), (120, "rearm")])
+    log = loop.run(seed=0, max_ticks=140)
+    assert [s for _, s in port.states] == ["run", "hold", "run"] and driver.calls["stop"] == 0
+    held, again = (k for k, s in port.states[1:])
+    assert held == 20 and again - 120 <= 1  # ten seconds: help is waited for, not given up
+    sent = np.array(log.actions)[:, 0]
+    assert (sent[held:again] == sent[held - 1]).all() and sent[-1] == 139
+    assert not [r for r in port.requests if held <= r.k_obs < 120]
+    assert not {row.step for row in port.rows} & set(range(held, 120))  # a hold is not recorded
+    assert {r.epoch for r in port.requests if r.k_obs < held} != {r.epoch for r in port.requests if r.k_obs >= 120}
 
 
 def test_a_stopped_robot_asks_nothing_until_it_is_rearmed():

@@ -6,13 +6,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from mcap.reader import make_reader
 from runtime_fakes import real_time_robot
 
+from vla_stack.data.dataset import open_dataset
 from vla_stack.errors import UserError
 from vla_stack.rollout.records import load_records
 from vla_stack.runtime.executor import ExecutorConfig
@@ -118,10 +121,11 @@ def vla_run(server, out, *more):
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["arm"], indirect=True)
 def test_vla_run_drives_the_simulated_arm_and_writes_records(server, tmp_path):
-    process = vla_run(server, tmp_path, "--episodes", "2", "--robot-arg", "max_episode_steps=12", "--record-video", "1")
+    more = ("--robot-arg", "max_episode_steps=12", "--record-video", "1", "--log", str(tmp_path / "run.mcap"))
+    process = vla_run(server, tmp_path, "--episodes", "2", *more)
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output
-    assert "0 of 2 episodes succeeded: 0% (95 % interval 0% to 66%)" in output
+    assert "0 of 2 episodes succeeded: 0% (95 % interval 0% to 84%)" in output
     records = json.loads((tmp_path / "records.json").read_text())
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert records["name"] == "sim/pick-v0" and summary["episodes"] == 2
@@ -135,6 +139,73 @@ def test_vla_run_drives_the_simulated_arm_and_writes_records(server, tmp_path):
         assert 0 < episode["real_time_factor"] <= 1
     assert (tmp_path / records["episodes"][0]["video"]).stat().st_size > 0
     assert "video" not in records["episodes"][1]
+    with (tmp_path / "run.mcap").open("rb") as stream:
+        summary = make_reader(stream).get_summary()
+    counts = {c.topic: summary.statistics.channel_message_counts[i] for i, c in summary.channels.items()}
+    assert counts["/state"] == counts["/camera/front"] == counts["/camera/wrist"] > 0
+    assert counts["/instruction"] == 2 and counts["/log"] >= 4
+    assert f"log: {tmp_path / 'run.mcap'}, {sum(counts.values())} messages" in output
+
+
+@pytest.mark.parametrize("server", ["numbers"], indirect=True)
+def test_a_recorder_that_hangs_makes_no_tick_wait(server):
+    over, frames = threading.Event(), []
+
+    def hang(frame):
+        assert over.wait(PATIENCE_S)  # were the robot to wait for this, its last steps would never be seen
+        frames.append(frame)
+
+    def on_observation(obs):
+        if obs.step >= 30:
+            over.set()
+
+    with RobotNode(server.endpoint, real_time_robot, rearm=lambda: True) as node:
+        episode = node.run_episode(seed=0, max_ticks=40, on_observation=on_observation, on_frame=hang)
+    steps = [frame.obs.step for frame in frames]
+    assert steps == sorted(set(steps)) and steps[-1] >= 30
+    counted = len(frames) + sum(frame.labels["gap"] for frame in frames)
+    ran = sum(episode.summary["ticks"].get(state, 0) for state in ("run", "hold"))
+    assert ran - 3 <= counted <= ran  # before the first chunk there is no command, and a last gap has no next frame
+
+
+@pytest.mark.parametrize("server", ["numbers"], indirect=True)
+def test_a_call_for_help_reaches_the_robot_and_the_person_lets_it_go_on(server):
+    states, asked = [], []
+
+    def on_state(tick, state, why):
+        states.append((state, why))
+        if len(states) > 2 and state == "run":
+            node.abort()
+
+    def on_chunk(chunk):
+        if states and not node.counters["calls for help"]:  # it moves
+            node.call_for_help("look here")
+
+    def may():
+        asked.append(states[-1])
+        return True
+
+    with RobotNode(server.endpoint, real_time_robot, rearm=may, on_state=on_state) as node:
+        node.run_episode(seed=0, max_ticks=2000, on_chunk=on_chunk)
+    assert asked == [("hold", "look here")] and states[-1][0] == "run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["arm"], indirect=True)
+def test_a_killed_run_loses_its_running_episode_alone(server, tmp_path):
+    recording = ("--record", "episodic", "--root", str(tmp_path / "data"), "--robot-arg", "max_episode_steps=4")
+    process = vla_run(server, tmp_path, "--episodes", "1000", *recording)
+    lines = iter(process.stdout.readline, "")
+    assert any("3/1000]" in line for line in lines)
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    driven = load_records(tmp_path / "records.json")[0].episodes
+    saved = open_dataset(tmp_path / "data").num_episodes
+    assert 3 <= len(driven) <= saved <= len(driven) + 1
+    again = vla_run(server, tmp_path, "--episodes", "1", *recording)  # goes on recording
+    output, _ = again.communicate(timeout=PATIENCE_S)
+    assert again.returncode == 0 and "1 episodes recorded" in output, output
+    assert open_dataset(tmp_path / "data").num_episodes == saved + 1
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from operator_fakes import RELEASED, Rig, hand
 from runtime_fakes import DT_NS, FakeDriver
 
+from vla_stack.runtime.dispatch import Help
 from vla_stack.schema import Camera, Dim
 
 
@@ -233,6 +234,26 @@ def test_losing_the_operator_holds_the_policy_too():
     log = rig.run(ticks=30)
     assert set(rig.console.phases()[12:17]) == {"hold"} and set(log.rids[12:17]) == {-1}
     assert rig.console.phases()[17] == "auto"
+
+
+@pytest.mark.parametrize(("answer", "phase"), [([hand()], "auto"), (["takeover"], "hold"), (["fail"], "end_auto_fail")])
+def test_a_call_for_help_waits_for_the_operator_s_answer(answer, phase):
+    """It goes on by the dead-man, or becomes an intervention, or ends."""
+    rig = Rig(at({0: ["start"], 20: answer}, lambda k: [RELEASED]), orders=[(12, Help("the monitor asks for help"))])
+    rig.run(ticks=30)
+    states = rig.console.states
+    assert {(s["phase"], s["resumes"], s["why"]) for s in states[12:20]} == {
+        ("hold", "auto", "the monitor asks for help")
+    }
+    assert states[11]["phase"] == "auto" and states[20]["phase"] == phase
+    assert rig.driver.calls["stop"] == 0 and len(set(rig.sent[11:20, 0])) == 1
+
+
+def test_who_has_taken_over_needs_no_call():
+    rig = Rig(at({0: ["start"], 10: ["takeover"], 14: [hand()]}, lambda k: [RELEASED if k < 14 else hand()]))
+    rig.port.orders.append((18, Help("too late")))
+    rig.run(ticks=24)
+    assert set(rig.console.phases()[15:24]) == {"recovery"}
 
 
 def test_time_counts_from_the_start_and_ends_what_the_policy_does():

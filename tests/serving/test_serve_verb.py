@@ -76,4 +76,4 @@ def test_signals_are_given_back():
 def test_help_shows_an_example(capsys):
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
-    assert "vla serve --policy outputs/pick" in capsys.readouterr().out
+    assert "vla serve --policy runs/pick" in capsys.readouterr().out

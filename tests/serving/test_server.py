@@ -459,3 +459,34 @@ def test_metrics_port_in_use(serve, connect):
     port = int(server.metrics_url.rpartition(":")[2])
     with pytest.raises(UserError, match=f"cannot bind metrics port {port}"):
         PolicyServer(TickPolicy, "tcp://127.0.0.1:*", ServerConfig(metrics_port=port)).run()
+
+
+def test_a_session_remembers_its_episode_alone(serve, connect):
+    """A policy with a history is shown what its robot was asked about: no other robot's, nothing before a reset, and
+    nothing after a session is lost."""
+
+    class Remembering(TickPolicy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spec = replace(self.spec, history=(0, 4, 8))
+            self.past: list = []
+
+        def infer(self, observations, seeds):
+            self.past += [[int(earlier.images["front"][0, 0, 0]) for earlier in o.past] for o in observations]
+            return super().infer(observations, seeds)
+
+    policy = Remembering()
+    server = serve(policy)
+    clients = [connect(server.endpoint), connect(server.endpoint)]
+    policy.past.clear()
+
+    def ask(client, step: int, epoch: int = 0) -> list:
+        assert client.request(observation(step), rid=step, epoch=epoch, origin=step, seed=0)
+        collect(client, 1)
+        return policy.past[-1]
+
+    assert [ask(clients[0], step) for step in (0, 4, 8, 12)] == [[], [0], [0, 4], [0, 8, 4]]
+    assert [ask(clients[1], step) for step in (2, 9)] == [[], [2]]
+    clients[0].reset(1)
+    assert [ask(clients[0], step, epoch=1) for step in (20, 24)] == [[], [20]]
+    assert ask(connect(server.endpoint), 28) == []

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from serving_fakes import ROBOT, observation
 
 from vla_stack.serving import messages, wire
-from vla_stack.serving.wire import Code, Kind, Message, WireError
+from vla_stack.serving.wire import Code, Jpeg, Kind, Message, WireError
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "bench"))
 from hostile import mutate, noise
@@ -26,6 +26,8 @@ TEXT = st.text(max_size=40)
 ARRAYS = st.sampled_from(list(wire.DTYPES.values())).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=5, max_side=4))
 )
+SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3))
+PICTURES = st.builds(Jpeg, SHAPES, st.binary(min_size=1, max_size=3))
 MESSAGES = st.builds(
     Message,
     kind=st.sampled_from(Kind),
@@ -34,6 +36,7 @@ MESSAGES = st.builds(
     rid=INT64,
     fields=st.fixed_dictionaries({}, optional={k: INT64 if t is int else TEXT for k, t in wire.FIELDS.items()}),
     tensors=st.dictionaries(st.text(min_size=1, max_size=20), ARRAYS, max_size=4),
+    pictures=st.dictionaries(st.text(min_size=21, max_size=25), PICTURES, max_size=2),
 )
 
 
@@ -54,7 +57,7 @@ def test_what_is_encoded_comes_back(message):
         message.rid,
         message.fields,
     )
-    assert list(back.tensors) == list(message.tensors)
+    assert list(back.tensors) == list(message.tensors) and dict(back.pictures) == dict(message.pictures)
     for name, array in message.tensors.items():
         assert back.tensors[name].dtype == array.dtype and back.tensors[name].shape == array.shape
         assert back.tensors[name].tobytes() == array.tobytes()  # bit for bit, NaN included

@@ -205,7 +205,7 @@ def test_a_missing_package_is_one_line_with_the_line_that_installs_it(env_id, pa
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"sim.external.{env_id.partition('/')[0]}", raising=False)  # of a test before
     with pytest.raises(
-        UserError, match=rf"{env_id} needs the package '{package}' -- in the clone: pip install -e '\.\[sim-extra\]'"
+        UserError, match=rf"{env_id} needs the package '{package}' -- pip install .vla-stack\[sim-extra\]"
     ):
         external.make(env_id)
 

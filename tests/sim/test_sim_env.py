@@ -16,6 +16,7 @@ from sim import objects
 from sim.arm import ARM7, InverseKinematics
 from sim.rendering import Renderer
 from sim.so101 import SO101
+from sim.tabletop import Tabletop
 from vla_stack.errors import UserError
 from vla_stack.schema import Observation
 
@@ -163,11 +164,13 @@ def test_instruction_changes_the_text_and_nothing_else():
 @pytest.mark.parametrize("task", ALL)
 def test_variant_fixes_what_is_asked_for_in_the_same_scene(task):
     env, info = make(task), sim.TASKS[task]
-    assert env.task_variants == info.instructions and len(set(info.instructions)) == len(info.variants)
+    named = not isinstance(env, Tabletop)  # the sentences of those follow from the scene
+    assert len(set(info.instructions)) == len(info.variants)
+    assert not named or env.task_variants == info.instructions
     poses = []
     for variant, text in zip(info.variants, info.instructions, strict=True):
         env.reset(seed=4, options={"variant": variant})
-        assert env.variant == variant and env.task == text
+        assert env.variant == variant and (env.task == text if named else env.task in env.task_variants)
         poses.append(env.data.qpos.copy())
     assert all((p == poses[0]).all() for p in poses)
 

@@ -4,8 +4,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from sim.randomisation import LEVELS, Level, Randomiser
+from sim.randomisation import BESIDE, LEVELS, Level, Randomiser
+from vla_stack.errors import UserError
 
+SURROUNDINGS = ({"texture": 0.6}, {"background": 0.7}, {"distractors": 6})
 FIELDS = {
     "geom_rgba": "colour",
     "mat_rgba": "colour",
@@ -90,3 +92,39 @@ def test_action_delay_shifts_the_motion():
 
     moved = [height_after_one_step(d) for d in (0.0, 0.03, 0.06)]
     assert moved[0] > moved[1] > moved[2] > 0
+
+
+@pytest.mark.parametrize("task", ["pick", "so101_pick"])
+@pytest.mark.parametrize("width", SURROUNDINGS, ids=lambda width: next(iter(width)))
+def test_surroundings_change_what_is_seen_and_nothing_that_is_touched(task, width):
+    plain, varied = (gym.make(f"sim/{task}-v0", image_size=32, randomisation=w).unwrapped for w in (0, width))
+    (a, about), (b, told) = (env.reset(seed=4) for env in (plain, varied))
+    assert about == told
+    np.testing.assert_array_equal(a["agent_pos"], b["agent_pos"])
+    assert any((a["pixels"][camera] != b["pixels"][camera]).any() for camera in a["pixels"])
+    again, _ = varied.reset(seed=4)
+    assert all((again["pixels"][camera] == b["pixels"][camera]).all() for camera in b["pixels"])
+    action = plain.tool_command + [0.02, 0.05, -0.05, 0.0, 0.0]
+    if plain.control_mode == "joint_abs":
+        action = np.append(plain.joint_command, 0.5) + 0.05
+    for _ in range(10):
+        seen = [env.step(np.float32(action))[0]["agent_pos"] for env in (plain, varied)]
+    np.testing.assert_array_equal(*seen)
+
+
+def test_distractors_lie_beside_on_the_table():
+    env = gym.make("sim/pick-v0", cameras=(), randomisation={"distractors": 4}).unwrapped
+    places = []
+    for seed in range(20):
+        env.reset(seed=seed)
+        geoms = [env.model.geom(f"distractor_{i}").id for i in range(4)]
+        places.append(env.data.geom_xpos[geoms].copy())
+    x, y, z = np.array(places).reshape(-1, 3).T
+    (near, far), (inner, outer) = BESIDE
+    assert (near <= x).all() and (x <= far).all() and (inner <= abs(y)).all() and (abs(y) <= outer).all()
+    assert (z > 0).all() and {*np.sign(y)} == {-1.0, 1.0} and len(np.unique(x)) == 80
+
+
+def test_a_width_that_no_level_has_is_named():
+    with pytest.raises(UserError, match="no option 'colours' -- the nearest option is 'colour'"):
+        gym.make("sim/pick-v0", cameras=(), randomisation={"colours": 0.1})

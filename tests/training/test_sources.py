@@ -17,6 +17,7 @@ from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
 from vla_stack.methods.imitation import loss as imitation
 from vla_stack.policies.embodiment import Embodiment
+from vla_stack.policies.registry import is_known
 from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, Observation, RobotSpec
 from vla_stack.training.build import build as make_parts
 from vla_stack.training.build import to_device
@@ -180,6 +181,7 @@ def test_deltas_are_not_made_relative(tmp_path: Path, kind: str) -> None:
     file = root / "meta" / "robot.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "action_kind": "delta"}))
     digests.seal(root)
+    assert is_known(kind)  # loads LeRobot's type
     config = new_config() if kind == "vla" else make_policy_config(kind, use_relative_actions=True, device="cpu")
     sources = open_sources(DataRecipe(root=(str(root),)), config)
     settle_relative(config, sources, known=True)

@@ -22,10 +22,10 @@ from training_fakes import ACTION, HORIZON, SIDE, STATE, record
 from vla_stack.cli import main
 from vla_stack.locks import LOCK, writing
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.shipped import resolve_policy
+from vla_stack.policies.directory import resolve_policy
 from vla_stack.schema import Observation
 from vla_stack.training.build import make_config
-from vla_stack.training.recipe import EvalRecipe, PolicyRecipe, Recipe, TaskRecipe
+from vla_stack.training.recipe import EvalRecipe, PolicyRecipe, Recipe, TaskRecipe, load
 from vla_stack.training.train import evaluator
 
 GATE = ("score", "spread")  # of a mixture of horizons
@@ -299,7 +299,7 @@ def test_a_mixture_of_horizons_starts_from_a_policy_and_resumes(recipe_file: Pat
     before, after = (load_file(d / "model.safetensors") for d in (plain, trained))
     assert set(after) == {f"base.{k}" for k in before} | {f"gate.{a}.{b}" for a in GATE for b in ("weight", "bias")}
     assert all(np.allclose(before[k], after[f"base.{k}"], atol=1e-6) for k in before)
-    normaliser = "policy_preprocessor_step_6_normalizer_processor.safetensors"  # of relative actions, as for its base
+    normaliser = "policy_preprocessor_step_5_normalizer_processor.safetensors"  # of relative actions, as for its base
     assert (trained / normaliser).read_bytes() == (plain / normaliser).read_bytes()
 
     shutil.rmtree(plain)  # a checkpoint needs no other one
@@ -383,25 +383,50 @@ def test_a_run_from_elsewhere_names_no_code(recipe_file: Path, tmp_path: Path, c
         assert "is of the module 'evil.module', which can run code" in capsys.readouterr().err
 
 
-def test_two_processes_train_one_policy_and_resume(recipe_file: Path, tmp_path: Path) -> None:
-    """Under torchrun's environment both ranks step together; the run equals itself when it is cut in the middle."""
-    flat = [str(recipe_file), "method.optimizer.final_lr_ratio=1.0"]
-    two_processes(*flat, f"output_dir={tmp_path / 'a'}", "method.steps=4")
-    two_processes(*flat, f"output_dir={tmp_path / 'b'}", "method.steps=2")
-    two_processes("--resume", str(tmp_path / "b"), "method.steps=4")
+def test_processes_of_a_recipe_are_those_of_torchrun_and_resume(recipe_file: Path, tmp_path: Path, capsys) -> None:
+    """Each has its part of the batch and its own order of the data; a run that is cut in the middle equals itself."""
+    flat = [str(recipe_file), "method.optimizer.final_lr_ratio=1.0", "method.ema=0", "device=cpu"]
+    with_torchrun(*flat, "method.steps=4", "method.batch_size=2", f"output_dir={tmp_path / 'a'}")
+    assert main(["train", *flat, "method.steps=2", "processes=2", f"output_dir={tmp_path / 'b'}"]) == 0
+    assert main(["train", "--resume", str(tmp_path / "b"), "method.steps=4"]) == 0
     a, b = (load_file(tmp_path / r / "checkpoints/last/pretrained_model/model.safetensors") for r in "ab")
     assert all((a[k] == b[k]).all() for k in a)
-    state = json.loads((tmp_path / "a/checkpoints/last/training_state/state.json").read_text())
+    state = json.loads((tmp_path / "b/checkpoints/last/training_state/state.json").read_text())
     assert len(state["loader"]) == 2 and state["loader"][0]["seed"] != state["loader"][1]["seed"]
+    assert load(tmp_path / "b/recipe.yaml").method.batch_size == 4 and "WORLD_SIZE" not in os.environ
+    assert main(["train", "--resume", str(tmp_path / "b"), "method.steps=5", "processes=1"]) == 1
+    assert "is of a run in 2 processes, this is one in 1" in capsys.readouterr().err
 
 
-def two_processes(*args: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["imitation", "data.root=x", "processes=3", "device=cpu"], "method.batch_size=64 cannot be shared"),
+        (["rl_wsrl", "processes=2"], "method 'wsrl' trains in one process"),
+        (["grape_success", "processes=2"], "method 'grape' trains in one process"),
+    ],
+)
+def test_a_batch_that_is_not_shared_is_refused(given, words, tmp_path: Path, capsys) -> None:
+    assert main(["train", *given, f"output_dir={tmp_path / 'run'}"]) == 1
+    assert words in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_where_another_process_does_not_start_none_trains(
+    recipe_file: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr("vla_stack.training.side_by_side.OTHER", "vla_stack.training.nothing")
+    run = [str(recipe_file), "device=cpu", "method.steps=2", "method.batch_size=4", "processes=2"]
+    assert main(["train", *run, f"output_dir={tmp_path / 'run'}"]) == 1
+    assert "another process of this training did not start" in capsys.readouterr().err
+
+
+def with_torchrun(*args: str) -> None:
     """``vla train`` in two processes as torchrun starts them, without paying for two more imports of torch."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vla_stack.training.loop", "vla_stack.policies.modeling_vla", "accelerate"])
+    context.set_forkserver_preload(["vla_stack.training.loop", "vla_stack.policies.modeling_vla"])
     processes = [context.Process(target=rank_main, args=(rank, port, args)) for rank in range(2)]
     for process in processes:
         process.start()

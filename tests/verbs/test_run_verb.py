@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from vla_stack.errors import UserError
-from vla_stack.verbs import run
+from vla_stack.verbs import run, run_session
 from vla_stack.verbs.robot_arguments import driver_arguments
+from vla_stack.verbs.terminal import Keys, wait_for_scene
 
 
 def arguments(*argv):
@@ -51,7 +52,7 @@ def episode(success, steps, idle, delays, factor=1.0):
 def test_summary_adds_up():
     s = run.summarise([episode(True, 20, 2, {"1": 3}), episode(False, 30, 3, {"1": 1, "4": 4}, factor=0.9)])
     assert (s["episodes"], s["successes"], s["success_rate"]) == (2, 1, 0.5)
-    assert s["wilson_95"] == pytest.approx([0.0945, 0.9055], abs=1e-3)
+    assert s["interval_95"] == pytest.approx([0.0945, 0.9055], abs=1e-3)
     assert s["median_seconds_to_success"] == 2.0
     assert s["idle_fraction"] == 0.1
     assert (s["delay_ticks_mean"], s["delay_ticks_max"]) == (20 / 8, 4)
@@ -73,29 +74,62 @@ def terminal(monkeypatch):
     os.close(ours)
 
 
+def session(*argv):
+    keys = Keys()
+    return run_session.Session(arguments(*argv), keys, asks=True), keys
+
+
 def test_only_an_enter_after_the_stop_rearms(terminal):
+    told, keys = session()
     terminal("\n\n")  # out of impatience, while the robot drove
-    run._print_state_and_ask(7, "stop", "camera")
-    assert not run._ask()
+    told.tell(7, "stop", "camera")
+    assert not keys.entered()
     terminal()
-    assert run._ask() and not run._ask()
-    run._print_state_and_ask(9, "hold", "camera")  # no stop: nothing is asked, nothing forgotten
+    assert keys.entered() and not keys.entered()
+    told.tell(9, "hold", "camera")  # no stop: nothing is asked, nothing forgotten
     terminal()
-    assert run._ask()
+    assert keys.entered()
 
 
 def test_what_was_typed_before_the_question_does_not_set_the_scene(terminal, monkeypatch):
     terminal()
-    monkeypatch.setattr("builtins.input", lambda question: asked.append(run._ask()))
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(Keys().entered()))
     asked: list[bool] = []
-    run.wait_for_scene("ready? ")
+    wait_for_scene("ready? ")
     assert asked == [False]
 
 
 def test_without_standard_input_nobody_rearms(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    run._print_state_and_ask(7, "stop", "camera")
-    assert not run._ask()
+    told, keys = session()
+    told.tell(7, "stop", "camera")
+    assert not keys.entered() and keys.take() == ""
+
+
+def test_keys_of_a_recording_and_enter_do_not_take_each_other(terminal):
+    keys = Keys()
+    with keys.one_by_one():  # no Enter is needed for the others
+        terminal("K")
+        assert keys.take() == "k" and not keys.entered()
+        terminal("y\n")
+        assert keys.take() == "y" and keys.take() == ""
+    assert keys.entered() and not keys.entered()
+
+
+def test_the_person_has_the_last_word_on_success(monkeypatch):
+    told, _ = session("--robot", "lerobot")
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert not told._judged(True)  # a real robot knows nothing: it is asked
+    told._said = True
+    assert told._judged(False)
+    assert session()[0]._judged(True)  # a simulated one knows
+
+
+def test_recording_and_its_folder_need_each_other(tmp_path):
+    for odd in (["--record", "sentry"], ["--root", str(tmp_path)]):
+        with pytest.raises(UserError, match="--record and --root need each other"):
+            run_session.recording_opener(arguments(*odd))
+    assert run_session.recording_opener(arguments()) is None
 
 
 def test_the_robot_side_imports_neither_torch_nor_lerobot_nor_mujoco():

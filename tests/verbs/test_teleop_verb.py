@@ -14,7 +14,7 @@ from vla_stack.data.dataset import open_dataset
 from vla_stack.schema import SUCCESS
 from vla_stack.verbs import teleop
 
-ENTER, BACKSPACE, ESCAPE = b"\r", b"\x7f", b"\x1b"
+ENTER, SUCCESS_KEY, FAIL_KEY, DISCARD_KEY = b"\r", b"s", b"f", b"x"
 STEPS = 4  # recorded frames before a key is pressed
 
 
@@ -71,11 +71,11 @@ def arguments(tmp_path, *more):
 
 def test_keys_end_episodes_and_nothing_finished_is_lost(tmp_path, hand, capsys):
     keys, scenes = hand
-    keys += [ENTER, BACKSPACE, ESCAPE, None]
+    keys += [SUCCESS_KEY, DISCARD_KEY, FAIL_KEY, None]
     root = tmp_path / "data"
     assert main(arguments(tmp_path, "--root", str(root), "--episodes", "5")) == 0
     out = capsys.readouterr().out
-    assert "Enter success, Backspace discards, Esc end" in out
+    assert "S Success, F Fail, X Discard, Esc STOP" in out
     for line in (
         "[1/5] success",
         "[2/5] discarded",

@@ -13,18 +13,35 @@ from pathlib import Path
 
 HEAVY = ("torch", "lerobot", "transformers")
 VERBS = ("collect", "data", "train", "policy", "eval", "constraints", "imagine", "export", "serve", "keys", "run")
-VERBS += ("robot", "teleop", "emulate", "console", "demo", "doctor")
+VERBS += ("robot", "teleop", "emulate", "console", "demo", "doctor", "compare", "monitor", "report")
 REQUIRED = {"collect": ["--task", "pick", "--root", "x"], "data": ["info", "x"], "policy": ["info", "shipped"]}
 REQUIRED |= {"constraints": ["check", "x.yaml"], "export": ["--out", "x"], "robot": ["check"], "emulate": ["so101"]}
+REQUIRED |= {"compare": ["shipped", "native_multitask"], "monitor": ["fit"], "report": ["x"]}
 COUNTS = (("collect", "episodes"), ("collect", "image-size"), ("constraints", "episodes"), ("demo", "demonstrations"))
 COUNTS += (("demo", "steps"), ("demo", "episodes"), ("run", "episodes"), ("run", "execute"), ("run", "interpolate"))
-COUNTS += (("teleop", "episodes"), ("serve", "threads"), ("collect", "branch"))
+COUNTS += (
+    ("compare", "budget"),
+    ("compare", "num-envs"),
+    ("monitor", "episodes"),
+    ("teleop", "episodes"),
+    ("serve", "threads"),
+    ("collect", "branch"),
+)
 WHOLE = (("collect", "seed"), ("collect", "workers"), ("demo", "seed"), ("run", "seed"), ("teleop", "seed"))
 WHOLE += (("eval", "seed"), ("eval", "workers"), ("eval", "videos"), ("imagine", "seed"), ("policy", "repeats"))
 WHOLE += (("console", "iteration"), ("console", "quota"), ("data", "episode"), ("run", "record-video"))
 WHOLE += (("emulate", "seed"),)
 NUMBERS = (("collect", "control-hz"), ("constraints", "timeout"), ("run", "seconds"), ("run", "hold-s"))
-NUMBERS += (("teleop", "seconds"), ("console", "seconds"), ("emulate", "fps"), ("robot", "seconds"))
+NUMBERS += (
+    ("compare", "margin"),
+    ("compare", "alpha"),
+    ("monitor", "alpha"),
+    ("run", "last"),
+    ("teleop", "seconds"),
+    ("console", "seconds"),
+    ("emulate", "fps"),
+    ("robot", "seconds"),
+)
 PORTS = (("serve", "metrics-port"), ("imagine", "port"), ("console", "port"))
 
 
@@ -74,7 +91,7 @@ def invocations(folder: Path) -> list[tuple[list[str], str]]:
         (["train", "--resume", nothing], nothing),
         (["train", "--resume", empty], empty),
         (["train", "--resume", file], file),
-        *((["train", "configs/pick.yaml", override], override.split("=")[0]) for override in OVERRIDES),
+        *((["train", "vla_stack/configs/pick.yaml", override], override.split("=")[0]) for override in OVERRIDES),
         (["policy"], "what"),
         (["policy", "inspect", "shipped"], "inspect"),
         *((["policy", what, path], path) for what in ("info", "sign", "verify") for path in (nothing, file, empty)),
@@ -87,15 +104,20 @@ def invocations(folder: Path) -> list[tuple[list[str], str]]:
         (["serve", "--backend", "jax"], "jax"),
         *((["eval", "--policy", path], path) for path in (nothing, file, empty)),
         (["eval", "--mode", "fast"], "fast"),
+        (["compare", "shipped"], "shipped"),
+        (["compare", "shipped", "shipped"], "shipped"),
+        *((["compare", "shipped", path], path) for path in (nothing, file, empty)),
+        (["compare", "shipped", "runs/a", "--robot", "sim"], "shipped"),
+        *((["eval", "--env", "sim/pick-v0", name], name) for name in ("sim/pikc-v0", "pick", "CartPole-v9")),
         (["constraints", "check"], "needs a file"),
         *((["constraints", what, nothing], nothing) for what in ("check", "explain")),
         (["constraints", "check", str(folder / "bad.yaml")], "bad.yaml"),
         (["constraints", "check", str(folder / "list.yaml")], "list.yaml"),
         (["constraints", "check", str(folder / "typo.yaml")], "stepz"),
         (["constraints", "check", empty], empty),
-        (["constraints", "check", "configs/constraints/obstacle.yaml", "--task", "juggle"], "juggle"),
-        (["constraints", "check", "configs/constraints/obstacle.yaml", "--costs", nothing], nothing),
-        (["constraints", "check", "configs/constraints/obstacle.yaml", "--objective", "beauty"], "beauty"),
+        (["constraints", "check", "vla_stack/configs/constraints/obstacle.yaml", "--task", "juggle"], "juggle"),
+        (["constraints", "check", "vla_stack/configs/constraints/obstacle.yaml", "--costs", nothing], nothing),
+        (["constraints", "check", "vla_stack/configs/constraints/obstacle.yaml", "--objective", "beauty"], "beauty"),
         (["collect", "--root", f"{folder}/new"], "--task"),
         (["collect", "--task", "juggle", "--root", f"{folder}/new"], "juggle"),
         (["collect", "--task", "pick"], "--root"),
@@ -133,7 +155,7 @@ OVERRIDES = (
 )
 OVERRIDES += (
     "precision=fp8",
-    "launcher=mpi",
+    "processes=0",
     "data.weights=lucky",
     "method.steps=0",
     "method.stepz=3",

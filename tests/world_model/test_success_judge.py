@@ -106,7 +106,7 @@ def test_a_recipe_names_the_judges_and_shows_the_policy_nothing_of_them(tmp_path
     with pytest.raises(UserError, match="method.reward=task pays none"):
         recipe("sim/pick-v0", judge=judge, reward="task")
     with pytest.raises(UserError, match="CartPole-v1 is none"):
-        practised(recipe("CartPole-v1", judge=judge))
+        envs.make(practised(recipe("CartPole-v1", judge=judge)).id)
     with pytest.raises(UserError, match="see pictures of 16 pixels, the policy such of 32"):
         showing(judge, {"cameras": ("wrist",), "image_size": 32})
 

@@ -107,8 +107,8 @@ def test_known_cells_give_known_checks(experiment) -> None:
     row["psnr"] = {"model": 30.0, "copy_last": 31.0}
     other = row | {"psnr_moving": {"model": 18.0, "copy_last": 15.0}}
     table = [
-        {"part": "quality", "arm": "full", "seed": 0, "rows": [row]},
-        {"part": "quality", "arm": "no_memory", "seed": 0, "rows": [other]},
+        {"part": "quality", "arm": "full", "seed": 0, "rows": [row | {"start": i} for i in range(6)]},
+        {"part": "quality", "arm": "no_memory", "seed": 0, "rows": [other | {"start": i} for i in range(6)]},
     ]
     quality = {c.name: c.value for c in report.quality(table)}
     assert quality["PSNR of moving pixels above no_memory, k = 4 (dB)"] == 2

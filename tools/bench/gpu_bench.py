@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,11 @@ class Figures:
         """Wait for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def tried_out(smoke: bool) -> AbstractContextManager[Any]:
+    """A smoke run traces and does not generate code: a C++ compiler would take a minute for it."""
+    return torch.compiler.set_stance("default", force_backend="eager") if smoke else nullcontext()
 
 
 def run(

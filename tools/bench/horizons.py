@@ -86,7 +86,7 @@ def make_policy(branches: int) -> MohPolicy:
 
 def encode(policy: MohPolicy, batch: int) -> PrefixContext:
     """A prefix whose keys and values are leaves of the graph, so that the suffix alone is timed."""
-    words = torch.ones(batch, policy.config.max_words, dtype=torch.int64)
+    words = torch.ones(batch, policy.config.max_tokens, dtype=torch.int64)
     observations = {f"observation.images.{c}": torch.rand(batch, *IMAGE) for c in ("front", "wrist")}
     language = {"observation.language.tokens": words, "observation.language.attention_mask": words > 0}
     with torch.no_grad():

@@ -20,8 +20,8 @@ import torch
 from vla_stack.envs import make
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.directory import resolve_policy
 from vla_stack.policies.onnx_export import export
-from vla_stack.policies.shipped import resolve_policy
 from vla_stack.schema import Observation, PolicySpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -67,7 +67,7 @@ def main(episodes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(resolve_policy("shipped"))
         export(source, Path(folder) / "onnx")
-        policies = {"torch": load_policy(source), "onnx": load_policy(Path(folder) / "onnx")}
+        policies = {"torch": load_policy(source, frozen=True), "onnx": load_policy(Path(folder) / "onnx")}
         seen = observations(policies["torch"].spec, 32)
         chunks = [normalised(policy, seen) for policy in policies.values()]
         cosine = torch.nn.functional.cosine_similarity(*chunks).min().item()

@@ -8,7 +8,6 @@ has a session opens pages; who has none sends requests instead.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
 import time
@@ -276,8 +275,7 @@ FAMILIES = {
 
 
 def attack(family: str, access: Access, sessions: bool, end: float) -> int:
-    """Main function of an attackers' process, at the lowest priority."""
-    os.nice(19)
+    """Main function of an attackers' process."""
     cookies = [session(access) for _ in range(PAGES)] if sessions else [""] * PAGES
 
     def connect(number: int | None, buffer: int = 0) -> Page:

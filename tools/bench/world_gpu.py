@@ -4,7 +4,7 @@
     python tools/bench/world_gpu.py --only svd --out FILE
     python tools/bench/world_gpu.py --smoke         # the same code on a CPU, tiny models, nothing written
 
-tiny is ``configs/world_model_tiny.yaml`` at 64 pixels, svd is ``configs/world_model_svd.yaml`` at 192, both with two
+tiny is recipe ``world_model_tiny`` at 64 pixels, svd is recipe ``world_model_svd`` at 192, both with two
 cameras. Weights are random: neither time nor memory depends on them, and no download is needed.
 
 A frame counts once, whatever the number of cameras: frames per second are rollouts times frames of a chunk, over the
@@ -93,7 +93,7 @@ def robot(size: int) -> RobotSpec:
 
 def make(kind: str, smoke: bool, device: torch.device) -> tuple[Recipe, WorldModel]:
     """A recipe, and a world model of its shape."""
-    path = ROOT / "configs" / f"world_model_{kind}.yaml"
+    path = ROOT / "vla_stack" / "configs" / f"world_model_{kind}.yaml"
     recipe = load_recipe(path, ["data.root=none", *(SMALL[kind] if smoke else [])])
     start, shapes = recipe.method.start, recipe.method.shapes()
     svd = dataclasses.replace(

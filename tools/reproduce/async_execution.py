@@ -119,8 +119,8 @@ def recipe(size: Size, name: str, roots: list[Path]) -> Recipe:
         "expert_width": size.width,
         "heads": 4,
         "head_dim": size.width // 4,
-        "max_words": 8,
-        "vocabulary": 256,
+        "max_tokens": 12,
+        "vocabulary": 320,
     }
     return Recipe(
         name=name,

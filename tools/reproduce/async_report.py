@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from async_execution import CLAIMED, EXECUTE, EXECUTES, LATENCIES, POLICIES, SEED, TASKS, Cell, cells, file_of
 
-from vla_stack.evaluation.metrics import paired_difference
 from vla_stack.rollout.latency import Latency
-from vla_stack.statistics import wilson
+from vla_stack.statistics import paired_interval, success_interval
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import RESULTS, ROOT, Check, write
@@ -52,12 +51,11 @@ def success_checks(figures: Figures) -> list[Check]:
             continue
         # The best of several is chosen for both, sync among its numbers of executed steps; no correction is made.
         (waiting, a), (moving, b) = (max(arms[s], key=lambda arm: sum(arm[1])) for s in (True, False))
-        gain = paired_difference(a, b)
+        gain = paired_interval(a, b)
         name = f"conveyor, {latency}: {SHOWN[moving.policy, moving.mode]} ({moving.execute} steps) - "
         why = "" if gain.low > 0 else "the lower bound of the paired interval is not above 0"
-        interval = (gain.low, gain.high)
         name += f"sync ({waiting.execute} steps), success, lower bound"
-        checks.append(Check(name, gain.low, 1e-6, interval=interval, why=why))
+        checks.append(Check(name, gain.low, 1e-6, interval=gain, why=why))
     return checks
 
 
@@ -95,7 +93,7 @@ def rows(figures: Figures) -> dict[str, dict[str, Any]]:
         table[cell.key] = {k: v for k, v in figure.items() if k != "success"} | {
             "success": wins,
             "of": n,
-            "wilson_95": wilson(wins, n),
+            "interval_95": success_interval(wins, n).interval,
             "frequency_averaged_score": averaged.get((cell.policy, cell.mode, cell.task, cell.latency)),
         }
     return table
@@ -123,7 +121,7 @@ def _entry(figure: dict[str, Any] | None) -> str:
     if figure is None:
         return ""
     wins, n, seams = sum(figure["success"]), len(figure["success"]), figure["discontinuity"]
-    low, high = wilson(wins, n)
+    low, high = success_interval(wins, n).interval
     return f"{100 * wins / n:.0f} [{100 * low:.0f}, {100 * high:.0f}]" + (f" ({seams:.1f})" if seams else "")
 
 
@@ -143,7 +141,7 @@ def plot(figures: Figures, path: Path) -> None:
                 continue
             ms = np.array([m for m, _ in known]) + 2.0 * list(SHOWN).index((policy, mode)) - 8.0
             rate = np.array([np.mean(f["success"]) for _, f in known])
-            low, high = np.array([wilson(sum(f["success"]), len(f["success"])) for _, f in known]).T
+            low, high = np.array([success_interval(sum(f["success"]), len(f["success"])).interval for _, f in known]).T
             style: dict[str, Any] = {"marker": "o", "markersize": 4, "color": colour, "linewidth": 1.2}
             axes[0, column].errorbar(ms, rate, (rate - low, high - rate), label=name, elinewidth=0.7, **style)
             seams = [f["discontinuity"] or np.nan for _, f in known]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import freshness
 from results import RESULTS
 from vla_stack.data.layout import write_json
 
@@ -58,8 +59,11 @@ def published(settings: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -
 def adopt(name: str, out: Path, settings: Mapping[str, Any]) -> None:
     """Lay the cells of a result file among those of a folder, where they are of these settings.
 
-    What one machine has run, another reports again or goes on from. Cells that are there already stay.
+    What one machine has run, another reports again or goes on from; not where all is to be measured again. Cells that
+    are there already stay.
     """
+    if os.environ.get(freshness.ANEW):
+        return
     path = RESULTS / f"{name}.json"
     data = json.loads(path.read_text())["data"] if path.exists() else {}
     if data.get("settings") != json.loads(json.dumps(settings)):
@@ -68,6 +72,13 @@ def adopt(name: str, out: Path, settings: Mapping[str, Any]) -> None:
         cell = out / "cells" / f"{Cell(record['task'], record['arm'], record['seed']).name}.json"
         if not cell.exists():
             write_json(cell, record)
+
+
+def published_before(name: str) -> tuple[Any, list[dict[str, Any]]]:
+    """Settings and cells of a result file, for a report of them as they were measured; none without cells."""
+    path = RESULTS / f"{name}.json"
+    data = json.loads(path.read_text())["data"] if path.exists() else {}
+    return data.get("settings"), data.get("cells", [])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     python tools/reproduce/embodiments.py [--out outputs/embodiments]
 
-Demonstrations of `pick` for both, one training run on the mixture (configs/mixture.yaml without its third robot), and
+Demonstrations of `pick` for both, one training run on the mixture (recipe `mixture` without its third robot), and
 100 unseen scenes for each robot, with one step (100 ms) of delay under the virtual clock. A policy that takes any of
 the three cubes, deaf to the instruction, succeeds in one scene of three: the lower end of each interval has to lie
 above.
@@ -24,7 +24,7 @@ from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.rollout.latency import Latency
 from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.statistics import wilson
+from vla_stack.statistics import success_interval
 from vla_stack.training.recipe import load
 from vla_stack.training.train import train
 
@@ -46,7 +46,7 @@ def main() -> int:
         collect(CollectConfig("pick", noise=0.3, options=options), root, DEMONSTRATIONS, workers=1)
         sources.append({"root": str(root), "weight": 1, "embodiment": name, "cameras": cameras})
     overrides = [f"data.sources={json.dumps(sources)}", f"method.steps={STEPS}", "threads=1", "device=cpu"]
-    recipe = load(ROOT / "configs/mixture.yaml", overrides)
+    recipe = load(ROOT / "vla_stack/configs/mixture.yaml", overrides)
     begin = time.process_time()
     checkpoint = train(recipe, recipe.method.loss(), out / "run")
     minutes = (time.process_time() - begin) / 60
@@ -59,7 +59,7 @@ def main() -> int:
         result = evaluate(
             policy, "sim/pick-v0", EPISODES, SEED, executor, latency=Latency(DELAY / policy.spec.robot.rate_hz)
         )
-        low, high = wilson(result.successes, EPISODES)
+        low, high = success_interval(result.successes, EPISODES).interval
         checks.append(Check(f"{name}: success", float(result.outcomes.mean()), interval=(low, high)))
         checks.append(Check(f"{name}: lower end of the interval, against chance", low, 1 / 3))
         data[name] = [e.to_json() for e in result.episodes]

@@ -23,7 +23,7 @@ from rl_report import arms_of, plot, ratio  # noqa: E402
 
 from results import ROOT, Check, write  # noqa: E402
 
-CONFIG = ROOT / "configs" / "rl_expo.yaml"
+CONFIG = ROOT / "vla_stack" / "configs" / "rl_expo.yaml"
 THRESHOLD, SOONER = 0.8, 0.6  # success: what is asked for, and what is reached on the way there
 BOUND, FEWER = 0.6, 0.99
 # RLPD of EXPO's sizes; its own actor has its own temperature, and EXPO's rates, not those of WSRL's fine-tuning.
@@ -82,22 +82,22 @@ def report(grid: rl_grid.Grid, name: str, records: rl_grid.Records, kept: dict[s
         if seeds and others:
             steps = {arm: arms[arm].of(seeds).to_threshold(THRESHOLD) for arm in ("expo", *others)}
             strongest = min(others, key=lambda arm: steps[arm].mean())
-            value, bounds = ratio(steps["expo"], steps[strongest])
+            fewer = ratio(steps["expo"], steps[strongest])
             reached = {ARMS[a].about: f"{arms[a].reached(THRESHOLD):.0%}" for a in steps}
             why = "seeds that reach it: " + ", ".join(f"{a} {share}" for a, share in reached.items())
             label = f"{task}: steps to {THRESHOLD:.0%}, EXPO over {ARMS[strongest].about}, the strongest baseline"
-            checks.append(Check(f"{label}, {len(seeds)} seeds", value, BOUND, "<=", bounds, why))
-            checks.append(Check(f"{label}: upper end", bounds[1], FEWER, "<=", bounds, why))
+            checks.append(Check(f"{label}, {len(seeds)} seeds", fewer.value, BOUND, "<=", fewer, why))
+            checks.append(Check(f"{label}: upper end", fewer.high, FEWER, "<=", fewer, why))
             for other in others:
                 for threshold in (SOONER, THRESHOLD):
-                    value, bounds = ratio(*(arms[a].of(seeds).to_threshold(threshold) for a in ("expo", other)))
+                    fewer = ratio(*(arms[a].of(seeds).to_threshold(threshold) for a in ("expo", other)))
                     label = f"{task}: steps to {threshold:.0%}, EXPO over {ARMS[other].about}"
-                    checks.append(Check(label, value, interval=bounds))
+                    checks.append(Check(label, fewer.value, interval=fewer))
         for arm, runs in arms.items():
             # Arms with a base share the evaluation before: critics that know nothing choose among EXPO's candidates.
             for when, column in (("before", 0), ("at the end", -1))[arm not in ("expo", "rlpd") :]:
-                rate, bounds = float(runs.success[:, column].mean()), runs.interval(column)
-                checks.append(Check(f"{task}: {ARMS[arm].about}, success {when}", rate, interval=bounds))
+                rate = runs.at(column)
+                checks.append(Check(f"{task}: {ARMS[arm].about}, success {when}", rate.value, interval=rate))
     data = {task: {arm: runs.curve() for arm, runs in arms.items()} for task, arms in tasks.items()}
     write(name, checks, {"threshold": THRESHOLD, "tasks": data, **kept}, sorted({r["seed"] for r in records}))
     plot(name, {t: t for t in tasks}, tasks, {k: a.about for k, a in ARMS.items()})

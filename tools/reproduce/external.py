@@ -25,7 +25,7 @@ from results import ROOT, Check, parser, write
 from sim import external
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.statistics import wilson
+from vla_stack.statistics import success_interval
 
 OUT = ROOT / "outputs" / "reproduce" / "external"
 EPISODES, SEED = 100, 50_000
@@ -74,8 +74,10 @@ def main() -> int:
             stages = records[task]["stages"]
             for i, stage in enumerate(stages[:-1], 1):
                 reached = sum(e["stage"] >= i for e in records[task]["episodes"])
-                checks.append(Check(f"{task}: {stage}", reached / EPISODES, interval=wilson(reached, EPISODES)))
-            checks.append(Check(f"{task}: success", rate, interval=wilson(round(rate * EPISODES), EPISODES)))
+                checks.append(
+                    Check(f"{task}: {stage}", reached / EPISODES, interval=success_interval(reached, EPISODES))
+                )
+            checks.append(Check(f"{task}: success", rate, interval=success_interval(round(rate * EPISODES), EPISODES)))
         for record in records.values():
             record["episodes"] = [{k: e[k] for k in KEPT if k in e} for e in record["episodes"]]
         data[name] = {"collect": arm.collect, "episodes": arm.episodes, **training(policy), "tasks": records}
@@ -91,9 +93,14 @@ def experts() -> list[Check]:
     transfer = [expert("aloha/transfer_cube", seed, control_hz=10.0) for seed in range(50)]
     return [
         Check(
-            "MetaWorld's experts at 20 Hz, 50 tasks: success", np.mean(wins), 0.9, interval=wilson(sum(wins), len(wins))
+            "MetaWorld's experts at 20 Hz, 50 tasks: success",
+            np.mean(wins),
+            0.9,
+            interval=success_interval(sum(wins), len(wins)),
         ),
-        Check("transfer expert: success", np.mean(transfer), 0.95, interval=wilson(sum(transfer), len(transfer))),
+        Check(
+            "transfer expert: success", np.mean(transfer), 0.95, interval=success_interval(sum(transfer), len(transfer))
+        ),
     ]
 
 
@@ -113,7 +120,7 @@ def trained(name: str, arm: Arm) -> Path:
     root, run = OUT / f"{name}-data", OUT / name
     flags = [word for key, value in arm.collect.items() for word in (f"--{key}", *value.split())]
     vla("collect", "--env", *arm.tasks, *flags, "--episodes", str(arm.episodes), "--root", str(root))
-    recipe = (f"configs/{name}.yaml", f"data.root={root}", f"output_dir={run}", "threads=1")
+    recipe = (f"vla_stack/configs/{name}.yaml", f"data.root={root}", f"output_dir={run}", "threads=1")
     vla("train", *(("--resume", str(run)) if (run / "recipe.yaml").exists() else recipe))
     return run / "checkpoints" / "last" / "pretrained_model"
 

@@ -134,7 +134,7 @@ def start_policy(settings: Settings, seed: int, out: Path) -> Path:
     demos, run = out / "demos", out / f"sft-seed{seed}"
     w = settings.width
     options = {"chunk_size": 8, "n_action_steps": settings.execute, "num_inference_steps": 4, "depth": 2, "width": w,
-               "expert_width": w, "heads": 2, "head_dim": w // 2, "max_words": 8, "vocabulary": 64}  # fmt: skip
+               "expert_width": w, "heads": 2, "head_dim": w // 2, "max_tokens": 12, "vocabulary": 320}  # fmt: skip
     plan = Recipe(
         name=run.name,
         policy=PolicyRecipe("vla", options=options),
@@ -169,7 +169,7 @@ def recipe(settings: Settings, name: str, seed: int, policy: Path) -> Recipe:
         log_every=10,
         save_every=s.updates,
         keep=1,
-        constraints=str(ROOT / "configs" / "constraints" / f"{TASK}.yaml"),
+        constraints=str(ROOT / "vla_stack" / "configs" / "constraints" / f"{TASK}.yaml"),
         objective=arm.objective,  # type: ignore[arg-type]
         weights=WEIGHTS[arm.objective],
         pairs=PairRecipe(arm.how, winner_succeeds=True) if s.half_trained else PairRecipe(),  # type: ignore[arg-type]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from results import RESULTS, Check, write
+from vla_stack.statistics import SEEDS, Estimate, mean_interval, ratio_interval, seeds_interval
 
 Runs = dict[int, list[dict[str, Any]]]  # seed -> iterations
-BOOTSTRAP = 2000
 ORDER = ("base", "filtered", "random", "grape-success", "grape-safety", "grape-efficiency", "tpo-success", "tpo-safety",
          "tpo-efficiency", "shuffled")  # fmt: skip
 # What is measured of an evaluation's episodes: success, whether the wall was touched, ticks; arrays [seeds, starts].
@@ -21,6 +21,7 @@ METRICS: dict[str, Metric] = {
     "steps": lambda e: float(e["steps"].mean()),
     "steps_of_successes": lambda e: float(e["steps"][e["success"] > 0].mean()) if e["success"].any() else float("nan"),
 }
+TABLES = {"success": "success", "collisions": "collided", "steps": "steps"}  # metrics that are means of all episodes
 OWN = {"success": ("success", 1), "safety": ("collisions", -1), "efficiency": ("steps_of_successes", -1)}
 
 
@@ -58,12 +59,10 @@ def episodes(runs: Runs, seeds: list[int]) -> dict[str, np.ndarray]:
 
 def row(runs: Runs) -> dict[str, Any]:
     """An arm's figures over its seeds, with intervals, and what each seed and iteration came to."""
-    e = episodes(runs, sorted(runs))
     out: dict[str, Any] = {"seeds": sorted(runs)}
     for key, metric in METRICS.items():
-        out[key] = metric(e)
-        out[f"{key}_interval"] = interval([metric(d) for d in resampled([e])[0]])
-        out[f"{key}_by_seed"] = [metric(episodes(runs, [s])) for s in sorted(runs)]
+        e = estimate(runs, key)
+        out |= {key: e.value, f"{key}_interval": e.interval, f"{key}_by_seed": by_seed(runs, metric)}
     out["iterations"] = [
         {
             k: float(np.mean([run[i][k] for run in runs.values()]))
@@ -74,30 +73,28 @@ def row(runs: Runs) -> dict[str, Any]:
     return out
 
 
-def resampled(arms: list[dict[str, np.ndarray]]) -> list[list[dict[str, np.ndarray]]]:
-    """Bootstrap draws over starts and seeds, the same for all arms, so that differences are paired."""
-    n, m = arms[0]["success"].shape
-    rng = np.random.default_rng(0)
-    picks = [np.ix_(rng.integers(n, size=n), rng.integers(m, size=m)) for _ in range(BOOTSTRAP)]
-    return [[{k: v[pick] for k, v in e.items()} for pick in picks] for e in arms]
+def by_seed(runs: Runs, metric: Metric) -> list[float]:
+    """The metric of each seed."""
+    return [metric(episodes(runs, [s])) for s in sorted(runs)]
 
 
-def interval(draws: list[float]) -> tuple[float, float]:
-    low, high = np.nanpercentile(draws, (2.5, 97.5))
-    return float(low), float(high)
+def estimate(runs: Runs, key: str, minus: Runs | None = None) -> Estimate:
+    """A metric, or by how much it is above that of another arm of the same seeds."""
+    both = [runs] if minus is None else [runs, minus]
+    if column := TABLES.get(key):
+        return seeds_interval(*(episodes(r, sorted(r))[column] for r in both))
+    values = [np.array(by_seed(r, METRICS[key])) for r in both]
+    return mean_interval(values[0] - values[1] if minus else values[0], SEEDS)
 
 
-def compare(a: Runs, b: Runs, metric: Metric, relative: bool = False) -> tuple[float, tuple[float, float]]:
+def compare(a: Runs, b: Runs, key: str, relative: bool = False) -> Estimate:
     """Metric of arm a minus that of arm b over their common seeds, as a share of b's where ``relative``."""
-    seeds = sorted(set(a) & set(b))
-    both = [episodes(a, seeds), episodes(b, seeds)]
-
-    def difference(x: dict[str, np.ndarray], y: dict[str, np.ndarray]) -> float:
-        d = metric(x) - metric(y)
-        return d / max(metric(y), 1e-9) if relative else d
-
-    draws = [difference(x, y) for x, y in zip(*resampled(both), strict=True)]
-    return difference(*both), interval(draws)
+    a, b = ({s: runs[s] for s in set(a) & set(b)} for runs in (a, b))
+    if not relative:
+        return estimate(a, key, b)
+    ours, theirs = (np.array(by_seed(runs, METRICS[key])) for runs in (a, b))
+    e = ratio_interval(ours, np.maximum(theirs, 1e-9), SEEDS)
+    return Estimate(e.value - 1, e.low - 1, e.high - 1, e.over, e.n)
 
 
 def checks(done: dict[str, Runs], table: dict[str, Any]) -> list[Check]:
@@ -111,8 +108,8 @@ def checks(done: dict[str, Runs], table: dict[str, Any]) -> list[Check]:
 
     def claim(title: str, a: str, b: str, key: str, bound: float, sense: str, relative: bool = False) -> None:
         if a in done and b in done and set(done[a]) & set(done[b]):
-            value, spread = compare(done[a], done[b], METRICS[key], relative)
-            check = Check(title, value, bound, sense, spread)
+            e = compare(done[a], done[b], key, relative)
+            check = Check(title, e.value, bound, sense, e)
             check.why = "" if check.holds else "measured so; see the arms' figures"
             out.append(check)
 
@@ -128,14 +125,14 @@ def checks(done: dict[str, Runs], table: dict[str, Any]) -> list[Check]:
         for other in ("filtered", "random", f"tpo-{objective}", "shuffled"):
             if arm not in done or other not in done or not set(done[arm]) & set(done[other]):
                 continue
-            value, (low, high) = compare(done[arm], done[other], METRICS[key])
-            end = low if sign > 0 else high
+            e = compare(done[arm], done[other], key)
+            end = e.low if sign > 0 else e.high
             title = f"{objective}: GRAPE minus {other}, {key.replace('_', ' ')}"
-            out.append(Check(title, value, 0.0, ">=" if sign > 0 else "<=", (low, high)))
+            out.append(Check(title, e.value, 0.0, ">=" if sign > 0 else "<=", e))
             out[-1].why = "" if out[-1].holds else "the other arm does better on what GRAPE was to improve"
             if other == "filtered":
                 held = end > 0 if sign > 0 else end < 0
-                why = "" if held else "the interval over seeds and starts holds 0"
+                why = "" if held else "the interval over seeds holds 0"
                 out.append(Check(f"{title}: near end", end, 0.0, ">=" if sign > 0 else "<=", None, why))
     if "shuffled" in done:
         claim("shuffled labels minus SFT, success (must not help)", "shuffled", "base", "success", 0.05, "<=")

@@ -25,7 +25,7 @@ from robot_drivers import make_driver
 from robot_drivers.so101_emulator import Emulator
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.node import RobotNode
-from vla_stack.statistics import wilson
+from vla_stack.statistics import success_interval
 from vla_stack.verbs.demo import server
 
 TASK, COLOURS = "so101_pick", ("red", "green", "blue")
@@ -76,7 +76,7 @@ def train(args: argparse.Namespace) -> Path:
     if (run / "checkpoints").exists():
         vla("train", "--resume", str(run))
     else:
-        vla("train", str(ROOT / "configs/so101_pick.yaml"), f"data.root={data}", f"output_dir={run}")
+        vla("train", str(ROOT / "vla_stack/configs/so101_pick.yaml"), f"data.root={data}", f"output_dir={run}")
     return policy
 
 
@@ -145,10 +145,11 @@ def report(expert: dict[str, Any], sim: dict[str, Any], episodes: list[dict[str,
     failed = [f"{e['instruction']}: stage {e['stage']}" for e in episodes if not e["success"]]
     checks = [
         Check("expert in simulation: success", expert["successes"] / expert["episodes"], 0.95,
-              interval=wilson(expert["successes"], expert["episodes"])),
-        Check("policy in simulation: success", sim_rate, SIM_BOUND, interval=wilson(sim["successes"], sim["episodes"])),
+              interval=success_interval(expert["successes"], expert["episodes"])),
+        Check("policy in simulation: success", sim_rate, SIM_BOUND,
+              interval=success_interval(sim["successes"], sim["episodes"])),
         Check("policy through LeRobot's driver, emulated bus and arm: success", rate, BOUND,
-              interval=wilson(successes, n), why="" if rate >= BOUND else "; ".join(failed)),
+              interval=success_interval(successes, n), why="" if rate >= BOUND else "; ".join(failed)),
         Check("episodes through the driver", n, 20),
         Check("mean delay of a chunk, steps", sum(e["delay_ticks"] for e in episodes) / n),
         Check("control ticks without an action", idle),

@@ -69,8 +69,8 @@ def recipe(settings: Settings, name: str, arm: Arm, seed: int, roots: Sequence[P
         "expert_width": settings.width,
         "heads": 4,
         "head_dim": settings.width // 4,
-        "max_words": 8,
-        "vocabulary": 256,
+        "max_tokens": 12,
+        "vocabulary": 320,
     }
     options = {"horizons": list(settings.horizons), "base": {"type": "vla", **base}, **arm.policy}
     return Recipe(

@@ -13,7 +13,7 @@ from horizons_arms import CLIP, EMA, EULER_STEPS, LR, NOISE, START_SEED, VALIDAT
 from numpy.typing import NDArray
 
 from results import RESULTS, Check, write
-from vla_stack.statistics import wilson
+from vla_stack.statistics import seeds_interval
 
 RESAMPLES = 10_000
 NULL = "the interval includes zero: at this scale the difference is not told from none"
@@ -67,19 +67,6 @@ def outcomes(cell: dict[str, Any]) -> NDArray[np.float64]:
     return np.concatenate([np.array(t["success"], np.float64) for t in cell["tasks"].values()])
 
 
-def mean_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap of the mean of float [S, N]: training seeds and starts are both drawn anew.
-
-    A training seed moves all starts of its row together, so rows are the larger source of variance, and resampling
-    starts alone would give an interval that is far too narrow.
-    """
-    rng, (rows, columns) = np.random.default_rng(seed), values.shape
-    by_row = rng.multinomial(rows, np.full(rows, 1 / rows), RESAMPLES) / rows
-    by_column = rng.multinomial(columns, np.full(columns, 1 / columns), RESAMPLES) / columns
-    low, high = np.quantile(((by_row @ values) * by_column).sum(1), (0.025, 0.975))
-    return float(low), float(high)
-
-
 def mcnemar(wins: int, losses: int) -> float:
     """Two-sided exact McNemar test: p-value of ``wins`` against ``losses`` among discordant pairs."""
     n, k = wins + losses, min(wins, losses)
@@ -91,11 +78,13 @@ def difference(ours: Cells, theirs: Cells) -> dict[str, Any] | None:
     a, b = ({c["seed"]: outcomes(c) for c in group} for group in (ours, theirs))
     if not (shared := sorted(a.keys() & b.keys())):
         return None
-    delta = np.stack([a[s] - b[s] for s in shared])
+    first, second = (np.stack([side[s] for s in shared]) for side in (a, b))
+    delta, estimate = first - second, seeds_interval(first, second)
     wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
     return {
         "mean": float(delta.mean()),
-        "interval": mean_interval(delta),
+        "interval": estimate.interval,
+        "over": estimate.over,
         "by_seed": delta.mean(1).tolist(),
         "seeds": shared,
         "starts": delta.shape[1],
@@ -114,8 +103,7 @@ def summary(settings: Settings, key: str, group: Cells) -> dict[str, Any]:
         "about": arm.about,
         "seeds": [c["seed"] for c in group],
         "success": float(success.mean()),
-        "wilson": wilson(int(success.sum()), success.size),
-        "interval": mean_interval(success),
+        "interval": seeds_interval(success).interval,
         "by_seed": success.mean(1).tolist(),
         "by_task": {task: float(np.mean([c["tasks"][task]["success"] for c in group])) for task in group[0]["tasks"]},
         "held_out_l1": np.mean([c["l1"] for c in group], axis=0).tolist(),
@@ -156,7 +144,7 @@ def executed(group: Cells) -> dict[str, Any]:
         "seeds": sorted(c["seed"] for c in group),
         "steps_per_chunk": steps / chunks,
         "success": float(success.mean()),
-        "interval": mean_interval(success),
+        "interval": seeds_interval(success).interval,
     }
 
 
@@ -204,10 +192,12 @@ def claim_checks(settings: Settings, pairs: dict[str, Any]) -> list[Check]:
             low, high = pairs[key]["interval"]
             title = f"mixture minus '{table[key].about}' ({table[key].letter}): lower end"
             below = DRAWS.format(settings.steps) if key == "draws" else BELOW
-            checks.append(Check(title, low, 0.0, interval=(low, high), why=below if high < 0 else NULL))
+            checks.append(
+                Check(title, low, 0.0, interval=(low, high), why=below if high < 0 else NULL, over=pairs[key]["over"])
+            )
     for key in [k for k in pairs if k not in controls]:
         title = f"mixture minus '{table[key].about}' ({table[key].letter}), seeds: {len(pairs[key]['seeds'])}"
-        checks.append(Check(title, pairs[key]["mean"], interval=tuple(pairs[key]["interval"])))
+        checks.append(Check(title, pairs[key]["mean"], interval=tuple(pairs[key]["interval"]), over=pairs[key]["over"]))
     return checks
 
 
@@ -222,7 +212,7 @@ def consensus_checks(cells: Cells) -> list[Check]:
         if shuffled and (found := difference(by_ratio.get((ratio, False), []), group)):
             title = f"consensus at ratio {ratio:g} minus as many steps at random moments: lower end"
             low, high = found["interval"]
-            checks.append(Check(title, low, 0.0, ">", (low, high), BELOW if high < 0 else NULL))
+            checks.append(Check(title, low, 0.0, ">", (low, high), BELOW if high < 0 else NULL, found["over"]))
     return checks
 
 

@@ -25,11 +25,12 @@ from claims import Cell, adopt, claimed, published, same_settings
 
 from results import Check, parser, write
 from vla_stack.data.layout import write_json
+from vla_stack.statistics import seeds_interval
 
 ARMS = ("branched", "series")
 HORIZONS = (6, 16)
 EXECUTE = 5
-TASKS = ("stack-poses", "place-poses", "place", "stack")
+TASKS = ("stack-poses", "place-poses", "place", "stack", "obstacle")
 START = 40_000  # seed of the first of the starts
 
 
@@ -104,15 +105,6 @@ def run(cell: Cell, horizon: int, settings: Settings, out: Path) -> dict[str, An
     return {**asdict(cell), "horizon": horizon, "outcomes": [int(o) for o in result.outcomes]}
 
 
-def difference(branched: np.ndarray, series: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the mean difference over starts, paired bootstrap."""
-    rng = np.random.default_rng(0)
-    picks = rng.integers(branched.shape[1], size=(10_000, branched.shape[1]))
-    means = (branched - series).mean(0)[picks].mean(1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)
-
-
 def report(records: list[dict[str, Any]]) -> list[Check]:
     """Success of both arms and what lies between them, over the seeds that both have."""
     outcomes: dict[tuple[str, int], dict[str, dict[int, list[int]]]] = defaultdict(lambda: defaultdict(dict))
@@ -125,11 +117,11 @@ def report(records: list[dict[str, Any]]) -> list[Check]:
             continue
         branched, series = (np.array([arms[arm][s] for s in seeds]) for arm in ARMS)
         where = f"{task}, h={horizon}, {len(seeds)} seed{'s' * (len(seeds) > 1)}"
-        checks.append(Check(f"{where}: success, branched", float(branched.mean())))
-        checks.append(Check(f"{where}: success, series", float(series.mean())))
-        gain, interval = float(branched.mean() - series.mean()), difference(branched, series)
-        why = "" if gain > 0 else "branched labels are not ahead here"
-        checks.append(Check(f"{where}: branched minus series", gain, 0.0, ">", interval, why))
+        checks.append(Check(f"{where}: success, branched", float(branched.mean()), interval=seeds_interval(branched)))
+        checks.append(Check(f"{where}: success, series", float(series.mean()), interval=seeds_interval(series)))
+        gain = seeds_interval(branched, series)
+        why = "" if gain.value > 0 else "branched labels are not ahead here"
+        checks.append(Check(f"{where}: branched minus series", gain.value, 0.0, ">", gain, why))
     return checks
 
 

@@ -30,7 +30,7 @@ from claims import claimed, same_settings, together  # noqa: E402
 from results import ROOT, parser  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
 
-RECIPE = ROOT / "configs" / "rac_stack.yaml"
+RECIPE = ROOT / "vla_stack" / "configs" / "rac_stack.yaml"
 OUT = ROOT / "outputs" / "reproduce" / "rac"
 
 
@@ -156,7 +156,7 @@ def load_records(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser(__doc__)
-    p.add_argument("overrides", nargs="*", metavar="key=value", help="keys of configs/rac_stack.yaml")
+    p.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the recipe rac_stack")
     p.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
     p.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
     p.add_argument("--report", action="store_true", help="report what is there, run nothing")

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from results import RESULTS, Check, write
+from vla_stack.statistics import Estimate, seeds_interval
 
 Records = dict[str, dict[int, list[dict[str, Any]]]]  # arm -> seed -> iterations
-Interval = tuple[float, float]
-BOOTSTRAP = 4000
 MOST = 4  # recoveries of the capped curve
 
 
@@ -34,7 +33,7 @@ def curve(runs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     by_iteration = [{r["iteration"]: r for r in run} for run in runs.values()]
     for k in sorted(set.intersection(*map(set, by_iteration))):
         of = [run[k] for run in by_iteration]
-        success, interval = estimate(np.array([r["success"] for r in of]))
+        success = seeds_interval([r["success"] for r in of])
         frames = {s: sum(r["frames"][s] for r in of) for s in of[0]["frames"]}
         ticks = [t for r in of for t, s in zip(r["ticks"], r["success"], strict=True) if s]
         rows.append(
@@ -44,8 +43,9 @@ def curve(runs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
                 "operator_s": float(
                     np.mean([sum(p["supervision_s"] for p in run if p["iteration"] <= k) for run in runs.values()])
                 ),
-                "success": success,
-                "interval": interval,
+                "success": success.value,
+                "interval": success.interval,
+                "over": success.over,
                 "by_seed": [float(np.mean(r["success"])) for r in of],
                 "progress": float(np.mean([r["progress"] for r in of])),
                 "recoveries": float(np.mean([r["recoveries"] for r in of])),
@@ -84,8 +84,8 @@ def capped_success(run: list[dict[str, Any]], k: int, m: int) -> NDArray[np.bool
 
 def capped_curve(runs: dict[int, list[dict[str, Any]]], k: int) -> list[dict[str, Any]]:
     """S_m of iteration k's policies, for m = 0 … ``MOST``, with its interval."""
-    curves = [estimate(np.array([capped_success(run, k, m) for run in runs.values()])) for m in range(MOST + 1)]
-    return [{"recoveries": m, "success": s, "interval": i} for m, (s, i) in enumerate(curves)]
+    curves = [seeds_interval([capped_success(run, k, m) for run in runs.values()]) for m in range(MOST + 1)]
+    return [{"recoveries": m, "success": e.value, "interval": e.interval} for m, e in enumerate(curves)]
 
 
 def rises(runs: dict[int, list[dict[str, Any]]], k: int) -> dict[int, NDArray[np.float64]]:
@@ -96,23 +96,14 @@ def rises(runs: dict[int, list[dict[str, Any]]], k: int) -> dict[int, NDArray[np
     return {seed: capped_success(run, k, MOST).astype(float) - capped_success(run, k, 0) for seed, run in runs.items()}
 
 
-def estimate(values: NDArray) -> tuple[float, Interval]:
-    """Mean of values [seeds, starts] and its bootstrap interval over both: episodes of one policy are not independent
-    of each other, as the policy they share may have turned out well or badly."""
-    rng, (n, m) = np.random.default_rng(0), values.shape
-    draws = [values[np.ix_(rng.integers(n, size=n), rng.integers(m, size=m))].mean() for _ in range(BOOTSTRAP)]
-    low, high = np.percentile(draws, (2.5, 97.5))
-    return float(values.mean()), (float(low), float(high))
-
-
-def difference(a: dict[int, list], b: dict[int, list], iterations: list[int]) -> tuple[float, Interval]:
-    """Mean success of arm a minus arm b over iterations and common seeds, paired by start; its bootstrap interval."""
+def difference(a: dict[int, list], b: dict[int, list], iterations: list[int]) -> Estimate:
+    """Mean success of arm a minus arm b over iterations and common seeds, paired by start."""
     seeds = sorted(set(a) & set(b))
 
     def outcomes(runs: dict[int, list], seed: int) -> np.ndarray:
         return np.mean([r["success"] for r in runs[seed] if r["iteration"] in iterations], axis=0)
 
-    return estimate(np.array([outcomes(a, s) - outcomes(b, s) for s in seeds]))
+    return seeds_interval(*([outcomes(runs, s) for s in seeds] for runs in (a, b)))
 
 
 def checks(records: Records, table: dict[str, Any]) -> list[Check]:
@@ -120,36 +111,38 @@ def checks(records: Records, table: dict[str, Any]) -> list[Check]:
     base, final = table["rac"][0], table["rac"][-1]
     last = final["iteration"]
     out = [
-        Check("success after iteration 0, at least", base["success"], 0.05, ">=", base["interval"]),
-        Check("success after iteration 0, at most", base["success"], 0.30, "<=", base["interval"]),
-        Check("RaC: success after the last iteration", final["success"], None, ">=", final["interval"]),
+        Check("success after iteration 0, at least", base["success"], 0.05, ">=", base["interval"], over=base["over"]),
+        Check("success after iteration 0, at most", base["success"], 0.30, "<=", base["interval"], over=base["over"]),
+        Check(
+            "RaC: success after the last iteration", final["success"], None, ">=", final["interval"], over=final["over"]
+        ),
     ]
     for arm in table:
         half = max(1, (last + 1) // 2)  # of the budget
         iterations = [r["iteration"] for r in table[arm] if r["iteration"] >= half]
         if arm == "rac" or last not in iterations:
             continue
-        value, interval = difference(records["rac"], records[arm], iterations)
-        why = "" if value >= 0 else "seen so: on this task and with this operator the arm does better than RaC"
-        out.append(Check(f"RaC minus {arm}, from mid-budget", value, 0.0, ">=", interval, why))
+        apart = difference(records["rac"], records[arm], iterations)
+        why = "" if apart.value >= 0 else "seen so: on this task and with this operator the arm does better than RaC"
+        out.append(Check(f"RaC minus {arm}, from mid-budget", apart.value, 0.0, ">=", apart, why))
         if arm in ("hg_dagger", "demos"):
-            seen = "is below 0 as a whole" if interval[1] < 0 else "holds 0"
-            why = "" if interval[0] >= 0 else f"the interval over seeds and starts {seen}"
-            out.append(Check(f"RaC minus {arm}, lower end", interval[0], 0.0, ">=", None, why))
+            seen = "is below 0 as a whole" if apart.high < 0 else "holds 0"
+            why = "" if apart.low >= 0 else f"the interval over seeds and starts {seen}"
+            out.append(Check(f"RaC minus {arm}, lower end", apart.low, 0.0, ">=", apart, why))
     if masked := [r for r in table.get("masked", ()) if r["iteration"] == last]:
         gain, lost = final["success"] - base["success"], final["success"] - masked[0]["success"]
         share = lost / gain if gain > 0 else 0.0
         why = "" if share >= 0.5 else "corrections and autonomous successes alone carry most of the gain here"
         out.append(Check("share of the gain that masking recovery removes", share, 0.5, ">=", None, why))
     rise = {arm: rises(records[arm], last) for arm in finished(table)}
-    value, interval = estimate(np.array(list(rise["rac"].values())))
-    why = "" if value >= 0.03 else "few successes of this policy come after a failed attempt"
-    out.append(Check("RaC, capped recoveries: S_4 minus S_0", value, 0.03, ">=", interval, why))
+    own = seeds_interval(list(rise["rac"].values()))
+    why = "" if own.value >= 0.03 else "few successes of this policy come after a failed attempt"
+    out.append(Check("RaC, capped recoveries: S_4 minus S_0", own.value, 0.03, ">=", own, why))
     for arm in [arm for arm in rise if arm != "rac"]:
         seeds = sorted(set(rise["rac"]) & set(rise[arm]))
-        value, interval = estimate(np.array([rise["rac"][s] - rise[arm][s] for s in seeds]))
-        why = "" if value >= 0 else "successes of that arm come after a failed attempt more often"
-        out.append(Check(f"S_4 minus S_0: RaC minus {arm}", value, 0.0, ">=", interval, why))
+        apart = seeds_interval(*([rise[side][s] for s in seeds] for side in ("rac", arm)))
+        why = "" if apart.value >= 0 else "successes of that arm come after a failed attempt more often"
+        out.append(Check(f"S_4 minus S_0: RaC minus {arm}", apart.value, 0.0, ">=", apart, why))
     for arm in ("rac", "hg_dagger"):
         ratios = [r["corrections_per_recovery"] for r in table.get(arm, ())[1:] if r["corrections_per_recovery"]]
         if ratios:

@@ -36,7 +36,7 @@ from results import ROOT, parser  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
 
 OUT = ROOT / "outputs" / "reproduce"
-RECIPE, START = ROOT / "configs" / "rl_reinflow.yaml", ROOT / "configs" / "rl_start.yaml"
+RECIPE, START = ROOT / "vla_stack" / "configs" / "rl_reinflow.yaml", ROOT / "vla_stack" / "configs" / "rl_start.yaml"
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from results import RESULTS, Check, write
+from vla_stack.statistics import seeds_interval
 
-BOOTSTRAP = 4000
 GAIN, START = 0.20, (0.30, 0.60)
 ABOUT = {
     "k4": "ReinFlow, 4 steps",
@@ -46,14 +46,6 @@ def outcomes(runs: Runs, at: int) -> np.ndarray:
     return np.array([[int(won) for won in runs[seed][at]["eval_success"]] for seed in sorted(runs)])
 
 
-def interval(pairs: np.ndarray) -> tuple[float, float]:
-    """Bootstrap over seeds and scenes of the mean of [seeds, episodes]."""
-    rng, (n, m) = np.random.default_rng(0), pairs.shape
-    draws = [pairs[np.ix_(rng.integers(n, size=n), rng.integers(m, size=m))].mean() for _ in range(BOOTSTRAP)]
-    low, high = np.percentile(draws, (2.5, 97.5))
-    return float(low), float(high)
-
-
 def checks(runs: dict[tuple[str, str], Runs]) -> list[Check]:
     """The claim at 4 and at 1 steps, the start it is made from, and the baselines."""
     out = []
@@ -62,28 +54,26 @@ def checks(runs: dict[tuple[str, str], Runs]) -> list[Check]:
         about, begin, end = f"{task}, {ABOUT[arm]}", float(first.mean()), float(last.mean())
         if arm in ("k4", "k1"):
             why = "" if START[0] <= begin <= START[1] else "outside the 30-60 % that the claim is made from"
-            out.append(Check(f"{about}: start, at least", begin, START[0], ">=", interval(first), why))
-            out.append(Check(f"{about}: start, at most", begin, START[1], "<=", interval(first), why))
-        out.append(Check(f"{about}: success in the end", end, None, ">=", interval(last)))
+            out.append(Check(f"{about}: start, at least", begin, START[0], ">=", seeds_interval(first), why))
+            out.append(Check(f"{about}: start, at most", begin, START[1], "<=", seeds_interval(first), why))
+        out.append(Check(f"{about}: success in the end", end, None, ">=", seeds_interval(last)))
         why = "" if end - begin >= GAIN else f"{begin:.0%} to {end:.0%} within the budget"
         bound = GAIN if arm in ("k4", "k1") else None
-        low, high = interval(last - first)
-        out.append(Check(f"{about}: gain", end - begin, bound, ">=", (low, high), why))
+        out.append(Check(f"{about}: gain", end - begin, bound, ">=", seeds_interval(last, first), why))
     for task in dict.fromkeys(task for task, _ in runs):
         for arm in ("fixed4", "bc4"):
             ours, other = runs.get((task, "k4"), {}), runs.get((task, arm), {})
             if seeds := sorted(set(ours) & set(other)):
-                pairs = outcomes({s: ours[s] for s in seeds}, -1) - outcomes({s: other[s] for s in seeds}, -1)
-                low, high = interval(pairs)
-                why = "the baseline does better" if high < 0 else "not told apart"
+                apart = seeds_interval(*(outcomes({s: side[s] for s in seeds}, -1) for side in (ours, other)))
+                why = "the baseline does better" if apart.high < 0 else "not told apart"
                 name = f"{task}: ReinFlow minus {ABOUT[arm]}"
-                out.append(Check(name, float(pairs.mean()), interval=(low, high)))
-                out.append(Check(f"{name}: lower end", low, 0.0, ">", (low, high), f"{why} at this budget"))
+                out.append(Check(name, apart.value, interval=apart))
+                out.append(Check(f"{name}: lower end", apart.low, 0.0, ">", apart, f"{why} at this budget"))
     return out
 
 
 def plot(name: str, runs: dict[tuple[str, str], Runs]) -> None:
-    """Success of the deployed policy against environment steps, mean of the seeds and bootstrap interval."""
+    """Success of the deployed policy against environment steps, mean of the seeds and its interval."""
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(task for task, _ in runs))
@@ -96,7 +86,7 @@ def plot(name: str, runs: dict[tuple[str, str], Runs]) -> None:
             points = range(min(len(rows) for rows in of.values()))
             x = [np.mean([rows[k]["env_steps"] for rows in of.values()]) for k in points]
             (line,) = axes.plot(x, [outcomes(of, k).mean() for k in points], "o-", label=ABOUT[arm])
-            low, high = zip(*(interval(outcomes(of, k)) for k in points), strict=True)
+            low, high = zip(*(seeds_interval(outcomes(of, k)).interval for k in points), strict=True)
             axes.fill_between(x, low, high, alpha=0.12, color=line.get_color())
         axes.set(title=task, xlabel="environment steps", ylabel="success, without noise", ylim=(0, 1))
         axes.legend(fontsize=7, loc="lower right")

@@ -53,7 +53,7 @@ ARMS = {
 }
 GRID = rl_grid.Grid(
     name="rl_ray",
-    config=ROOT / "configs" / "rl_wsrl.yaml",
+    config=ROOT / "vla_stack" / "configs" / "rl_wsrl.yaml",
     tasks={"pick": ("method.arm=rlpd", *FROM_NOTHING, "method.steps=4000", "eval.every=250")},
     arms=ARMS,
     order=(("local", "ray"),),
@@ -85,12 +85,12 @@ def report(grid: rl_grid.Grid, name: str, records: rl_grid.Records, kept: dict[s
             rate = float(runs.success.mean())
             checks.append(Check(f"{task}: {ARMS[arm].about}, success, mean of the curve", rate))
             last = float(runs.success[:, -1].mean())
-            checks.append(Check(f"{task}: {ARMS[arm].about}, success at the end", last, interval=runs.interval(-1)))
+            checks.append(Check(f"{task}: {ARMS[arm].about}, success at the end", last, interval=runs.at(-1)))
         if seeds := sorted(set.intersection(*(set(runs.seeds) for runs in arms.values()))) if len(arms) == 2 else []:
-            low, high = arms["ray"].of(seeds).minus(arms["local"].of(seeds))
+            apart = arms["ray"].of(seeds).minus(arms["local"].of(seeds))
             what, why = f"{task}: mean of the curve, actors minus in the learner's process, {len(seeds)} seeds", "apart"
-            checks.append(Check(f"{what}: lower end", low, 0.0, "<=", (low, high), why))
-            checks.append(Check(f"{what}: upper end", high, 0.0, ">=", (low, high), why))
+            checks.append(Check(f"{what}: lower end", apart.low, 0.0, "<=", apart, why))
+            checks.append(Check(f"{what}: upper end", apart.high, 0.0, ">=", apart, why))
     lost = [max(p.get("lost_actors", 0) for p in r["curve"]) for r in records if r["arm"] == "ray"]
     if lost:
         checks.append(

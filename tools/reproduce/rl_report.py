@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from results import RESULTS
+from vla_stack.statistics import SEEDS, Estimate, rates_difference, rates_interval, ratio_interval
 
-DRAWS = 4000
 EARLY = 3  # evaluations from the first update on in which a dip is looked for: fixed beforehand, the same for all arms
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
@@ -36,28 +36,19 @@ class Runs:
         """How far each seed's first :data:`EARLY` evaluations after ``after`` steps are from its first one."""
         return self.success[:, self.steps > after][:, :EARLY].mean(1) - self.success[:, 0]
 
-    def early_interval(self, after: int) -> tuple[float, float]:
-        """95 % interval of the mean of :meth:`early`."""
-        columns = np.flatnonzero(self.steps > after)[:EARLY]
-        drawn = self._drawn()
-        return _percentiles(drawn[:, :, columns].mean((1, 2)) - drawn[:, :, 0].mean(1))
+    def dip(self, after: int) -> Estimate:
+        """Mean of :meth:`early`."""
+        start = self.success[:, 0]
+        return rates_difference(self.early(after) + start, EARLY * self.episodes, start, self.episodes)
 
-    def interval(self, column: int) -> tuple[float, float]:
-        """95 % interval of the mean success at an evaluation."""
-        return _percentiles(self._drawn()[:, :, column].mean(1))
+    def at(self, column: int) -> Estimate:
+        """Mean success at an evaluation."""
+        return rates_interval(self.success[:, column], self.episodes)
 
-    def minus(self, other: Runs) -> tuple[float, float]:
-        """95 % interval of how far the mean of the curve is above that of another arm, of the same seeds."""
-        return _percentiles((self._drawn(1) - other._drawn()).mean((1, 2)))
-
-    def _drawn(self, noise: int = 0) -> NDArray:
-        """Success [draws, seeds, k]: seeds drawn anew, and for each evaluation what its number of episodes leaves open
-        (Jeffreys' posterior): success in all of 40 episodes is none of 100 %."""
-        rng = np.random.default_rng(0)
-        won = np.round(self.success * self.episodes)
-        rows = rng.integers(len(won), size=(DRAWS, len(won)))
-        rng = np.random.default_rng(noise) if noise else rng  # the same seeds, other episodes
-        return rng.beta(won[rows] + 0.5, self.episodes - won[rows] + 0.5)
+    def minus(self, other: Runs) -> Estimate:
+        """How far the mean of the curve is above that of another arm, of the same seeds."""
+        ours, theirs = (r.episodes * r.success.shape[1] for r in (self, other))
+        return rates_difference(self.success.mean(1), ours, other.success.mean(1), theirs)
 
     def to_threshold(self, threshold: float) -> NDArray:
         """Control steps of each seed until success stays at or over the threshold for two evaluations; one evaluation
@@ -71,7 +62,7 @@ class Runs:
         return float((self.to_threshold(threshold) <= self.steps[-1]).mean())
 
     def curve(self) -> dict[str, Any]:
-        bounds = [self.interval(i) for i in range(len(self.steps))]
+        bounds = [self.at(i).interval for i in range(len(self.steps))]
         return {"steps": self.steps.tolist(), "mean": self.success.mean(0).tolist(), "interval": bounds,
                 "by_seed": self.success.tolist(), "seeds": self.seeds}  # fmt: skip
 
@@ -82,24 +73,9 @@ def arms_of(records: Sequence[dict[str, Any]], task: str, names: Sequence[str]) 
     return {name: Runs(rows) for name, rows in found.items() if rows}
 
 
-def _percentiles(values: NDArray) -> tuple[float, float]:
-    low, high = np.percentile(values, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def paired(differences: NDArray) -> tuple[float, float]:
-    """95 % bootstrap interval of a mean over seeds."""
-    rng = np.random.default_rng(0)
-    values = np.asarray(differences, float)
-    return _percentiles(values[rng.integers(len(values), size=(DRAWS, len(values)))].mean(1))
-
-
-def ratio(ours: NDArray, theirs: NDArray) -> tuple[float, tuple[float, float]]:
-    """Ratio of mean steps to the threshold, and its paired bootstrap interval over seeds. Starts count as one step."""
-    a, b = (np.maximum(np.asarray(x, float), 1.0) for x in (ours, theirs))
-    rng = np.random.default_rng(0)
-    rows = rng.integers(len(a), size=(DRAWS, len(a)))
-    return float(a.mean() / b.mean()), _percentiles(a[rows].mean(1) / b[rows].mean(1))
+def ratio(ours: NDArray, theirs: NDArray) -> Estimate:
+    """Ratio of mean steps to the threshold, paired by seed. Starts count as one step."""
+    return ratio_interval(*(np.maximum(np.asarray(x, float), 1.0) for x in (ours, theirs)), SEEDS)
 
 
 def plot(name: str, title: Mapping[str, str], tasks: Mapping[str, dict[str, Runs]], about: Mapping[str, str]) -> None:
@@ -110,7 +86,7 @@ def plot(name: str, title: Mapping[str, str], tasks: Mapping[str, dict[str, Runs
     panels = figure.subplots(1, len(tasks), squeeze=False)[0]
     for axes, (task, arms) in zip(panels, tasks.items(), strict=True):
         for colour, (arm, runs) in zip(COLOURS, arms.items(), strict=False):
-            bounds = np.array([runs.interval(i) for i in range(len(runs.steps))]).T
+            bounds = np.array([runs.at(i).interval for i in range(len(runs.steps))]).T
             axes.plot(runs.steps, runs.success.mean(0), color=colour, label=about[arm])
             axes.fill_between(runs.steps, *bounds, color=colour, alpha=0.15, linewidth=0)
         axes.set_title(title[task])

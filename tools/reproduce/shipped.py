@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, parser, write
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.shipped import resolve_policy
+from vla_stack.policies.directory import resolve_policy
 from vla_stack.rollout.latency import Latency
 from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.statistics import wilson
+from vla_stack.statistics import success_interval
 
 TASKS = ("pick", "place", "obstacle")
 EPISODES, SEED, DELAY = 100, 20_000, 1
@@ -48,14 +48,14 @@ def main() -> int:
     for task in TASKS:
         result = run(policy, task)
         rates.append(float(result.outcomes.mean()))
-        checks.append(Check(f"{task}: success", rates[-1], interval=wilson(result.successes, EPISODES)))
+        checks.append(Check(f"{task}: success", rates[-1], interval=success_interval(result.successes, EPISODES)))
         data[task] = [e.to_json() for e in result.episodes]
         print(checks[-1].name, rates[-1], flush=True)
     checks.insert(0, Check("mean success over the tasks", float(np.mean(rates)), 0.85))
     for task in TASKS[:2]:
         result = run(policy, task, "swap")
         own, told = float(result.outcomes.mean()), np.mean([bool(e.instructed_success) for e in result.episodes])
-        interval = wilson(result.successes, EPISODES)
+        interval = success_interval(result.successes, EPISODES)
         checks.append(Check(f"{task}, other colour named: success on the original", own, 1 / 3, "<=", interval))
         checks.append(Check(f"{task}, other colour named: success on the named one", float(told)))
         data[f"{task}, swapped"] = [e.to_json() for e in result.episodes]

@@ -34,7 +34,7 @@ from vla_stack.methods.imagined_critics import Critics
 from vla_stack.methods.ravl import RavlRecipe
 from vla_stack.methods.sac import SacRecipe
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.shipped import resolve_policy
+from vla_stack.policies.directory import resolve_policy
 from vla_stack.rollout.agents import ExpertAgent, PolicyAgent
 from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.rollout.engine import Engine

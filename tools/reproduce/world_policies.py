@@ -17,7 +17,7 @@ from world_training import DEVICE, Settings, folders, trained
 import sim
 from vla_stack.envs import EnvStep, options_for
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
-from vla_stack.policies.shipped import resolve_policy
+from vla_stack.policies.directory import resolve_policy
 from vla_stack.rollout import engine
 from vla_stack.rollout.agents import PolicyAgent, expert_plan
 from vla_stack.rollout.engine import run

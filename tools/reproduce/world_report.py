@@ -9,7 +9,7 @@ import numpy as np
 from world_training import Settings, plain
 
 from results import Check, write
-from vla_stack.statistics import wilson
+from vla_stack.statistics import mean_interval, success_interval
 from vla_stack.world_model.quality import METRICS
 from vla_stack.world_model.ranking import compare
 
@@ -52,7 +52,7 @@ def table(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def quality(cells: Sequence[dict[str, Any]]) -> list[Check]:
     """Paired differences: on moving pixels, for each k up to 16, and on whole pictures, where false motion counts too.
 
-    Clips are what was drawn: all rows of one go together in the bootstrap.
+    Clips are what was drawn: all rows of one go together in the interval.
     """
     checks: list[Check] = []
     rows = [(c["seed"], r) for c in of(cells, "quality", "full") for r in c["rows"]]
@@ -74,11 +74,11 @@ def quality(cells: Sequence[dict[str, Any]]) -> list[Check]:
 
 
 def difference(name: str, pairs: Sequence[tuple[Any, float]], why: str = SHORT) -> list[Check]:
-    """A mean difference with its bootstrap interval, all of which should lie above 0.
+    """A mean difference with its interval over clusters, all of which should lie above 0.
 
     Args:
         name: Of the check, which holds the lower end against 0.
-        pairs: Cluster, which is drawn as a whole, and difference.
+        pairs: Cluster, whose mean counts as one value, and difference.
         why: If it falls short.
     """
     sums: dict[Any, list[float]] = {}
@@ -87,14 +87,8 @@ def difference(name: str, pairs: Sequence[tuple[Any, float]], why: str = SHORT) 
             sums.setdefault(cluster, []).append(value)
     if not sums:
         return []
-    totals, counts = np.array([sum(v) for v in sums.values()]), np.array([len(v) for v in sums.values()])
-    picks = np.random.default_rng(0).integers(len(totals), size=(DRAWS, len(totals)))
-    low, high = np.percentile(totals[picks].sum(1) / counts[picks].sum(1), (2.5, 97.5))
-    mean = totals.sum() / counts.sum()
-    return [
-        Check(name, float(mean), interval=(float(low), float(high))),
-        Check(f"{name}: lower end", float(low), 0.0, ">", (float(low), float(high)), why),
-    ]
+    e = mean_interval([float(np.mean(v)) for v in sums.values()], "clips")
+    return [Check(name, e.value, interval=e), Check(f"{name}: lower end", e.low, 0.0, ">", e, why)]
 
 
 def control(cells: Sequence[dict[str, Any]]) -> list[Check]:
@@ -129,7 +123,7 @@ def memory(cells: Sequence[dict[str, Any]]) -> list[Check]:
     if arm := of(cells, "memory", "no_memory"):
         n = sum(c["n"] for c in arm)
         right = round(sum(c["own"] * c["n"] for c in arm))
-        low, _ = wilson(right, n)
+        low = success_interval(right, n).low
         checks.append(
             Check("lower bound of hue accuracy without memory (chance 1/6)", low, 1 / 6, "<=", why="the hue leaks in")
         )
@@ -189,7 +183,7 @@ def improvement(cells: Sequence[dict[str, Any]]) -> list[Check]:
         Check(
             f"success in the simulator in other words and from other places, {arm}",
             float(np.mean(won)),
-            interval=wilson(sum(won), len(won)),
+            interval=success_interval(sum(won), len(won)),
         )
         for arm, won in outcomes.items()
     ]

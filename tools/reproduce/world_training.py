@@ -21,7 +21,7 @@ from vla_stack.training.run_dir import begun
 from vla_stack.world_model.model import CONFIG, WorldModel, load
 
 DEVICE = Local("auto").device  # where `vla train` computes too
-RECIPE = ROOT / "configs" / "world_model_tiny.yaml"
+RECIPE = ROOT / "vla_stack" / "configs" / "world_model_tiny.yaml"
 ARMS: dict[str, list[str]] = {
     "full": [],
     "no_memory": ["method.dynamics.history=0"],

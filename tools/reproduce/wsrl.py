@@ -22,9 +22,10 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import rl_grid  # noqa: E402
 from rl_cells import Arm  # noqa: E402
-from rl_report import EARLY, Runs, arms_of, paired, plot, ratio  # noqa: E402
+from rl_report import EARLY, Runs, arms_of, plot, ratio  # noqa: E402
 
 from results import ROOT, Check, write  # noqa: E402
+from vla_stack.statistics import SEEDS, mean_interval  # noqa: E402
 
 THRESHOLD = 0.8  # success
 MARGIN = -0.1  # success: a fall within it is no dip
@@ -40,7 +41,7 @@ ARMS = {
 }
 GRID = rl_grid.Grid(
     name="wsrl",
-    config=ROOT / "configs" / "rl_wsrl.yaml",
+    config=ROOT / "vla_stack" / "configs" / "rl_wsrl.yaml",
     tasks={
         "pick": (),
         "metaworld-push": (
@@ -79,7 +80,7 @@ def report(grid: rl_grid.Grid, name: str, records: rl_grid.Records, kept: dict[s
         if "wsrl" in arms:
             start = float(arms["wsrl"].success[:, 0].mean())
             why = "whoever begins there needs no steps to get there"
-            checks.append(Check(f"{task}: success before", start, THRESHOLD, "<=", arms["wsrl"].interval(0), why))
+            checks.append(Check(f"{task}: success before", start, THRESHOLD, "<=", arms["wsrl"].at(0), why))
             warmup = next(r["warmup"] for r in records if r["task"] == task and r["arm"] == "wsrl")
             checks += dips(task, arms, warmup)
         for other in ("rlpd", "cal_ql"):
@@ -87,7 +88,7 @@ def report(grid: rl_grid.Grid, name: str, records: rl_grid.Records, kept: dict[s
                 checks += faster(task, arms["wsrl"], arms[other], ARMS[other].about)
         for arm, runs in arms.items():
             last = float(runs.success[:, -1].mean())
-            checks.append(Check(f"{task}: {ARMS[arm].about}, success at the end", last, interval=runs.interval(-1)))
+            checks.append(Check(f"{task}: {ARMS[arm].about}, success at the end", last, interval=runs.at(-1)))
     data = {task: {arm: runs.curve() for arm, runs in arms.items()} for task, arms in tasks.items()}
     write(name, checks, {"threshold": THRESHOLD, "tasks": data, **kept}, sorted({r["seed"] for r in records}))
     plot(name, {t: t for t in tasks}, tasks, {k: a.about for k, a in ARMS.items()})
@@ -96,19 +97,18 @@ def report(grid: rl_grid.Grid, name: str, records: rl_grid.Records, kept: dict[s
 def dips(task: str, arms: dict[str, Runs], warmup: int) -> list[Check]:
     """Whether success falls when learning begins: the first evaluations after that, minus the one before."""
     what = f"first {EARLY} evaluations after learning begins minus start"
-    low, high = arms["wsrl"].early_interval(warmup)
+    dip = arms["wsrl"].dip(warmup)
     about, why = ARMS["wsrl"].about, "success may fall below its start, by more than the margin"
-    checks = [Check(f"{task}: {about}, {what}: lower end", low, MARGIN, ">=", (low, high), why)]
+    checks = [Check(f"{task}: {about}, {what}: lower end", dip.low, MARGIN, ">=", dip, why)]
     if "no_warmup" not in arms:
         return checks
-    low, high = arms["no_warmup"].early_interval(0)  # it learns from the first step on
+    dip = arms["no_warmup"].dip(0)  # it learns from the first step on
     about, why = ARMS["no_warmup"].about, "no dip that could be told from none"
-    checks.append(Check(f"{task}: {about}, {what}: upper end", high, 0.0, "<=", (low, high), why))
+    checks.append(Check(f"{task}: {about}, {what}: upper end", dip.high, 0.0, "<=", dip, why))
     if seeds := sorted(set(arms["wsrl"].seeds) & set(arms["no_warmup"].seeds)):
-        apart = arms["wsrl"].of(seeds).early(warmup) - arms["no_warmup"].of(seeds).early(0)
-        low, high = paired(apart)
+        apart = mean_interval(arms["wsrl"].of(seeds).early(warmup) - arms["no_warmup"].of(seeds).early(0), SEEDS)
         name = f"{task}: the same, with minus without warm-up: lower end"
-        checks.append(Check(name, low, 0.0, ">", (low, high), "not told apart"))
+        checks.append(Check(name, apart.low, 0.0, ">", apart, "not told apart"))
     return checks
 
 
@@ -120,11 +120,11 @@ def faster(task: str, ours: Runs, theirs: Runs, about: str) -> list[Check]:
     if not seeds:
         return []
     ours, theirs = ours.of(seeds), theirs.of(seeds)
-    value, bounds = ratio(ours.to_threshold(THRESHOLD), theirs.to_threshold(THRESHOLD))
+    steps = ratio(ours.to_threshold(THRESHOLD), theirs.to_threshold(THRESHOLD))
     shares = f"{ours.reached(THRESHOLD):.0%} of WSRL's seeds, {theirs.reached(THRESHOLD):.0%} of the other's"
     why = f"{shares} reach {THRESHOLD:.0%}"
     name = f"{task}: steps to {THRESHOLD:.0%}, WSRL over {about}, {len(seeds)} seeds"
-    return [Check(name, value, interval=bounds), Check(f"{name}: upper end", bounds[1], FEWER, "<=", bounds, why)]
+    return [Check(name, steps.value, interval=steps), Check(f"{name}: upper end", steps.high, FEWER, "<=", steps, why)]
 
 
 if __name__ == "__main__":

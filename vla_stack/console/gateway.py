@@ -31,6 +31,7 @@ from vla_stack.console.heat import heat
 from vla_stack.console.page import COMMANDS_AT_ONCE, PAGE_HZ, Page
 from vla_stack.console.stopping import Stopper
 from vla_stack.errors import UserError
+from vla_stack.key_map import as_script
 from vla_stack.runtime.lease import holder_name
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.runtime.operator_messages import Reply
@@ -49,6 +50,11 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 REDEEMED = "<!doctype html><meta http-equiv=refresh content='0;url=/'><title>Operator console</title>"
+
+
+async def keys_script(_: web.Request) -> web.Response:
+    """The key map, as pages import it."""
+    return web.Response(text=as_script(), content_type="text/javascript")
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Gateway:
         app.router.add_get("/", self._index)
         app.router.add_get("/ws", self._socket)
         app.router.add_get("/heat", self._heat)
+        app.router.add_get("/keys.js", keys_script)
         app.router.add_post("/invite", self._invite)
         app.router.add_static("/static", STATIC)
         app.cleanup_ctx.append(self._background)

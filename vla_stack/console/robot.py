@@ -32,9 +32,10 @@ from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.familiar import Familiar
 from vla_stack.runtime.frames import Frame
 from vla_stack.runtime.link import Link
+from vla_stack.runtime.monitor import Monitor, Watch
 from vla_stack.runtime.node import Operator, RobotNode
 from vla_stack.runtime.safety import SafetyConfig
-from vla_stack.schema import ACTION, OBS_STATE
+from vla_stack.schema import ACTION, OBS_STATE, ActionChunk
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class RobotConfig:
         seconds: Longest time that the policy, or a demonstration, may take.
         iteration: Of the loop, for the sidecar.
         quota: Human frames that this iteration is to have; 0 where none is set.
+        monitor: What holds the robot and calls the operator when the policy is about to fail.
     """
 
     make_driver: Callable[[], Driver]
@@ -68,6 +70,7 @@ class RobotConfig:
     seconds: float = 60.0
     iteration: int = 0
     quota: int = 0
+    monitor: Monitor | None = None
 
 
 def robot_process(connection: Connection, config: RobotConfig) -> None:
@@ -104,11 +107,23 @@ def _run(link: Link, config: RobotConfig) -> None:
 def _episodes(node: RobotNode, recording: Recording, config: RobotConfig, ended: threading.Event) -> None:
     max_ticks = round(config.seconds * node.robot.rate_hz)
 
+    watch = None
+    if config.monitor is not None:
+        config.monitor.check(node.model_version, node.robot)
+        watch = Watch(config.monitor)
+
+    def on_chunk(chunk: ActionChunk) -> None:
+        if watch is not None and (why := watch.chunk(chunk)):
+            node.call_for_help(why)
+
     def on_frame(frame: Frame) -> None:
         recording.frame(frame.obs, frame.action, frame.joint_command, frame.labels)
 
     for seed in itertools.count(config.seed):
-        episode = node.run_episode(seed, max_ticks, on_frame=on_frame, mode=config.mode)
+        if watch is not None:
+            watch.begin()
+        seen = watch.observation if watch else None
+        episode = node.run_episode(seed, max_ticks, seen, on_frame, config.mode, on_chunk if watch else None)
         facts = EpisodeFacts(
             *(str(episode.summary["operator"]["phase"]), config.mode, config.iteration, episode.summary["duration_s"]),
             seed=seed,

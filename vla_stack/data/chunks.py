@@ -50,10 +50,11 @@ class ActionChunks:
     def __init__(self, dataset: Dataset, horizon: int, trainable: NDArray[np.bool_] | None = None) -> None:
         self._actions = dataset.columns[ACTION]
         frames = np.arange(dataset.num_frames)
-        steps = reach(dataset, trainable) if trainable is not None else dataset.frame_end - frames
-        given = dataset.columns[CHUNK_STEPS] if CHUNK in dataset.columns else np.zeros_like(steps)
-        self._offsets, self._labelled = np.arange(horizon), given > 0
-        if self._labelled.any():
+        steps = reach(dataset, trainable) if trainable is not None else np.subtract(dataset.frame_end, frames, frames)
+        given = dataset.columns[CHUNK_STEPS] if CHUNK in dataset.columns else None
+        self._offsets = np.arange(horizon)
+        self._labelled = given > 0 if given is not None else np.zeros(dataset.num_frames, bool)
+        if given is not None and self._labelled.any():
             self._labels = dataset.columns[CHUNK].reshape(dataset.num_frames, -1, self._actions.shape[1])
             if (longest := self._labels.shape[1]) < horizon:
                 raise UserError(
@@ -61,7 +62,7 @@ class ActionChunks:
                     f"collect with --branch {horizon}, or train on the series of actions with data.branched=false",
                 )
             steps = np.where(self._labelled & (steps > 0), given, steps)
-        self.steps = np.minimum(steps, horizon)
+        self.steps = np.minimum(steps, horizon, out=steps)
 
     def take(self, frames: NDArray[np.int64]) -> NDArray[np.float32]:
         """Chunks [B, horizon, A] of given frames; the last label repeats past a chunk's end."""
@@ -73,3 +74,16 @@ class ActionChunks:
         if len(rows):
             chunks[rows] = self._labels[frames[rows, None], np.minimum(self._offsets, last[rows])]
         return chunks
+
+    def unpadded(self, frames: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Chunks of given frames without what pads them, [P, A]: ``steps`` rows a frame, one frame after the other."""
+        steps = self.steps[frames]
+        begins = np.cumsum(steps) - steps
+        rows = np.arange(steps.sum())
+        # A label may reach past the dataset's last frame, where there is no series.
+        actions = self._actions.take(np.repeat(frames - begins, steps) + rows, axis=0, mode="clip")
+        labelled = np.flatnonzero(np.repeat(self._labelled[frames], steps))
+        if len(labelled):
+            of = np.repeat(np.arange(len(frames)), steps)[labelled]
+            actions[labelled] = self._labels[frames[of], labelled - begins[of]]
+        return actions

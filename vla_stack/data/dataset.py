@@ -6,7 +6,7 @@ so that a broken file is a sentence at the start and not a wrong batch later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vla_stack.data import digests
+from vla_stack.data.columns import Columns, fill
 from vla_stack.data.features import NUMERIC
 from vla_stack.data.layout import INFO, ROBOT, SIDECAR, STATS, TASKS, place, read_info
 from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
 
 CAMERA_DTYPES = ("video", "image")
+BLOCK = 1 << 20  # frames that are checked at a time
 ABSURD = 1e6  # a value so many times larger than 1, and than half of its column, is damage
 CHUNK = "chunk.action"  # columns of chunk labels, see vla_stack.data.chunks
 CHUNK_STEPS = "chunk.steps"
@@ -46,7 +48,7 @@ class Dataset:
     root: Path
     info: dict[str, Any]
     tasks: tuple[str, ...]
-    columns: dict[str, NDArray[Any]]
+    columns: Columns
     episodes: tuple[dict[str, Any], ...]
     episode_from: NDArray[np.int64]
     episode_to: NDArray[np.int64]
@@ -142,42 +144,6 @@ def read_tasks(root: Path) -> tuple[str, ...]:
     return tuple(str(names[i]) for i in order)
 
 
-def _to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...], dtype: str, where: str) -> NDArray[Any]:
-    """A parquet column as one contiguous array, [N] for scalars, [N, *shape] otherwise."""
-    if column.null_count:
-        raise UserError(f"{where} has {column.null_count} empty values", "run `vla data check` to find their episodes")
-    array = column.combine_chunks()
-    if isinstance(array, pa.ExtensionArray):  # Array2D and the like, where the datasets library is loaded
-        array = array.storage
-    scalar = shape == (1,) and not pa.types.is_nested(array.type)
-    count = len(array)
-    while pa.types.is_nested(array.type):
-        array = array.flatten()
-    flat = array.to_numpy(zero_copy_only=False)
-    if not scalar and flat.size != count * int(np.prod(shape)):
-        raise UserError(f"{where} does not hold {list(shape)} values in each row", "the file and meta/info.json differ")
-    return np.ascontiguousarray(flat.reshape(count if scalar else (count, *shape)), dtype=np.dtype(dtype))
-
-
-def _read_columns(root: Path, info: dict[str, Any], files: list[Path]) -> dict[str, NDArray[Any]]:
-    features = info["features"]
-    names = [k for k, ft in features.items() if ft["dtype"] in NUMERIC]
-    tables: list[pa.Table] = []
-    for path in files:
-        table = read_parquet(path, names.__contains__)
-        missing = [n for n in names if n not in table.column_names]
-        if missing:
-            raise UserError(
-                f"{path} lacks the column '{missing[0]}'", "copy the file again: meta/info.json promises it"
-            )
-        tables.append(table)
-    table = pa.concat_tables(tables, promote_options="permissive").slice(0, info["total_frames"])
-    return {
-        n: _to_numpy(table[n], tuple(features[n]["shape"]), features[n]["dtype"], f"{root}: column '{n}'")
-        for n in names
-    }
-
-
 def open_dataset(root: str | Path) -> Dataset:
     """Open and check a dataset.
 
@@ -203,15 +169,21 @@ def open_dataset(root: str | Path) -> Dataset:
     end = np.array([r["dataset_to_index"] for r in rows], np.int64)
     if start[0] != 0 or (start[1:] != end[:-1]).any() or end[-1] != info["total_frames"] or (end <= start).any():
         raise UserError(f"{root}/meta/episodes: the episodes' frame ranges do not join up", repair)
-    dataset = Dataset(root, info, read_tasks(root), {}, tuple(rows), start, end, np.repeat(end, end - start))
-    users: dict[Path, list[int]] = {}
-    for episode in range(len(rows)):
-        users.setdefault(dataset.data_file(episode), []).append(episode)
-    files = list(users)
+    dataset = Dataset(root, info, read_tasks(root), Columns(), tuple(rows), start, end, np.repeat(end, end - start))
+    at: dict[tuple[Any, Any], list[int]] = {}
+    for episode, row in enumerate(rows):
+        at.setdefault((row["data/chunk_index"], row["data/file_index"]), []).append(episode)
+    users = {dataset.data_file(group[0]): group for group in at.values()}
     if not any(feature["dtype"] == "image" for feature in info["features"].values()):  # whose files are large
         episodes = {path.relative_to(root).as_posix(): group for path, group in users.items()}
         digests.require_unchanged(root, episodes, episodes)
-    dataset.columns.update(_read_columns(root, info, files))
+    wanted = {name for name, feature in info["features"].items() if feature["dtype"] in NUMERIC}
+    total = info["total_frames"]
+    found = fill(
+        dataset.columns, info["features"], total, list(users), lambda p: read_parquet(p, wanted.__contains__), root
+    )
+    if found != total:
+        raise UserError(f"{root}/data holds {found} rows, meta/info.json counts {total} frames", repair)
     _check_columns(dataset, repair)
     return dataset
 
@@ -226,29 +198,37 @@ def light_files(root: Path, data: Iterable[Path] = ()) -> list[str]:
 
 def _check_columns(dataset: Dataset, repair: str) -> None:
     """Rows are where the episodes say, and what a policy reads is finite."""
-    columns, frames = dataset.columns, dataset.num_frames
-    index = columns["index"]
-    if len(index) != frames:
-        raise UserError(f"{dataset.root}/data holds {len(index)} rows, meta/info.json counts {frames} frames", repair)
-    episode_of = np.repeat(np.arange(dataset.num_episodes), dataset.episode_to - dataset.episode_from)
-    wrong = np.flatnonzero((index != np.arange(frames)) | (columns["episode_index"] != episode_of))
-    if len(wrong):
-        raise UserError(
-            f"{dataset.data_file(int(episode_of[wrong[0]]))}: rows are out of order from frame {wrong[0]} on", repair
-        )
-    if columns["task_index"].max(initial=0) >= len(dataset.tasks):
-        raise UserError(f"{dataset.root / TASKS} lists {len(dataset.tasks)} tasks, the frames refer to more", repair)
+    columns = dataset.columns
+    for a, b in _blocks(dataset):
+        first, last = np.searchsorted(dataset.episode_to, (a, b - 1), side="right")
+        starts, ends = (side[first : last + 1].clip(a, b) for side in (dataset.episode_from, dataset.episode_to))
+        episode_of = np.repeat(np.arange(first, last + 1), ends - starts)
+        wrong = (columns["index"][a:b] != np.arange(a, b)) | (columns["episode_index"][a:b] != episode_of)
+        if len(at := np.flatnonzero(wrong)):
+            file = dataset.data_file(int(episode_of[at[0]]))
+            raise UserError(f"{file}: rows are out of order from frame {a + at[0]} on", repair)
+        if columns["task_index"][a:b].max(initial=0) >= len(dataset.tasks):
+            message = f"{dataset.root / TASKS} lists {len(dataset.tasks)} tasks, the frames refer to more"
+            raise UserError(message, repair)
     _check_rate(dataset)
     for key in (OBS_STATE, ACTION, CHUNK):
         if key in columns:
             _check_values(dataset, key)
 
 
+def _blocks(dataset: Dataset) -> Iterator[tuple[int, int]]:
+    """Frames from and to, a part at a time, so that a look at all of them does not take their memory."""
+    for a in range(0, dataset.num_frames, BLOCK):
+        yield a, min(a + BLOCK, dataset.num_frames)
+        dataset.columns.release()
+
+
 def _check_rate(dataset: Dataset) -> None:
     """Frames follow each other at the rate that is promised; LeRobot's and our own loader count on it."""
     if "timestamp" not in dataset.columns:
         return
-    gaps = np.diff(dataset.columns["timestamp"])[dataset.frame_end[:-1] == dataset.frame_end[1:]]
+    end = dataset.frame_end[:BLOCK]
+    gaps = np.diff(dataset.columns["timestamp"][:BLOCK])[end[:-1] == end[1:]]
     gap = float(np.median(gaps)) if len(gaps) else 1.0 / dataset.fps
     if not 0.9 < gap * dataset.fps < 1.1:
         raise UserError(
@@ -261,9 +241,9 @@ def _check_rate(dataset: Dataset) -> None:
 def _check_values(dataset: Dataset, key: str) -> None:
     """What a policy reads or learns is a number that a robot can have."""
     values = dataset.columns[key].reshape(dataset.num_frames, -1)
-    size = np.abs(values)
-    if size.max() <= ABSURD:  # false for NaN
+    if all(-ABSURD <= values[a:b].min() and values[a:b].max() <= ABSURD for a, b in _blocks(dataset)):  # false for NaN
         return
+    size = np.abs(values)
     usual = np.median(np.nan_to_num(size, posinf=np.inf), axis=0)
     wrong = ~np.isfinite(values) | (size > ABSURD * np.maximum(usual, 1.0))
     if not wrong.any():

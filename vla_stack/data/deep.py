@@ -31,7 +31,7 @@ from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, OBS_STATE, Dim, SchemaError
 
 BRIGHTNESS = 0.08  # of [0, 1]: more than a lossy codec changes the mean of an episode's pictures
-OVERSHOOT = 0.05  # of a range: how far a measured value may lie beyond its limit
+OVERSHOOT = 0.1  # of a range: how far a measured value may lie beyond its limit, a finger that is pushed for one
 FAR = 20.0  # spreads from the middle at which a value of a column is not one of the others
 
 

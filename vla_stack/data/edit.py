@@ -1,4 +1,4 @@
-"""Changes to whole datasets: label columns for old ones, corrected labels, several made one."""
+"""Changes to whole datasets: label columns for old ones, corrected labels, several made one, some episodes of one."""
 
 from __future__ import annotations
 
@@ -176,6 +176,29 @@ def merge(roots: Sequence[Path], target: Path) -> int:
                 store.commit(_episode(dataset, e, features, fill, rows[e], facts, staging))
     clear_staging(target)
     return sum(d.num_episodes for d in datasets)
+
+
+def select(root: Path, episodes: Sequence[int], target: Path) -> int:
+    """Write some episodes of a dataset into a new one.
+
+    Returns:
+        Episodes written.
+
+    Raises:
+        UserError: There is no such episode, the target exists, or a video file holds several episodes.
+    """
+    if (target / INFO).exists():
+        raise UserError(f"{target} exists", "select into a new folder")
+    dataset, robot = open_dataset(root), read_robot_spec(root)
+    if odd := [e for e in episodes if not 0 <= e < dataset.num_episodes]:
+        raise UserError(f"{root} has no episode {odd[0]}", f"it has 0 … {dataset.num_episodes - 1}")
+    rows, facts = read_episode_rows(root, with_stats=True), read_facts(root)
+    with locked(target) as staging:
+        store = EpisodeStore(target, robot, dataset.features)
+        for e in episodes:
+            store.commit(_episode(dataset, e, dataset.features, {}, rows[e], facts, staging))
+    clear_staging(target)
+    return len(episodes)
 
 
 def with_labels(features: Features, robot: RobotSpec) -> Features:

@@ -3,7 +3,7 @@
 Decoding a frame costs a hundred times more than copying it, and training reads every frame many times. The cache lies
 beside the dataset in ``<root>.frames/``, can be deleted at any time, and is memory-mapped: the kernel keeps in memory
 what fits. It is keyed by the source file (name, size, time of change) of every episode, so appended episodes are added
-to it and changed ones make it stale.
+to it and changed ones make it stale. Where it would be too large, a loader decodes on demand (``on_demand.py``).
 """
 
 from __future__ import annotations
@@ -66,14 +66,23 @@ def open_frames(
         raise UserError(f"{dataset.root} has no camera '{unknown[0]}'", f"it has {', '.join(dataset.cameras)}")
     folder = folder or cache_folder(dataset.root)
     sizes = sizes or {}
-    return {camera: _CameraCache(dataset, camera, folder, sizes.get(camera)).open(progress) for camera in cameras}
+    return {c: CameraFrames(dataset, c, folder, sizes.get(c)).open(progress) for c in cameras}
 
 
 @dataclass(frozen=True)
-class _CameraCache:
+class CameraFrames:
+    """Where the frames of a camera come from, and the decoded ones lie.
+
+    Attributes:
+        dataset: An open dataset.
+        camera: Name of one of its cameras.
+        folder: Where decoded frames are kept.
+        size: Height and width that they are brought to; as recorded if None.
+    """
+
     dataset: Dataset
     camera: str
-    folder: Path
+    folder: Path = Path()
     size: tuple[int, int] | None = None
 
     @property
@@ -215,10 +224,18 @@ class _CameraCache:
             raise UserError(f"{path} holds {count} pictures for {len(rows)} rows", "run `vla data repair`")
         done(count)
 
-    def _write(self, fd: int, row: int, frame: NDArray[np.uint8], path: Path) -> None:
+    def fitted(self, frame: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
+        """A frame in the size that is kept.
+
+        Raises:
+            UserError: It does not have the size that the dataset promises.
+        """
         if frame.shape != self.recorded:
             raise UserError(f"{path} is {list(frame.shape)}, meta/info.json says {list(self.recorded)}", "they differ")
-        frame = fit_image(frame, *self.shape[:2])
+        return fit_image(frame, *self.shape[:2])
+
+    def _write(self, fd: int, row: int, frame: NDArray[np.uint8], path: Path) -> None:
+        frame = self.fitted(frame, path)
         try:
             os.pwrite(fd, np.ascontiguousarray(frame).data, row * frame.nbytes)
         except OSError as e:

@@ -1,7 +1,8 @@
-"""Training batches: an observation, the action chunk that follows it, and nothing decoded on the way.
+"""Training batches: an observation, the action chunk that follows it, and nothing decoded on the way where disks allow.
 
-A batch is a vectorised gather from contiguous columns and memory-mapped frames. Everything random is a function of
-(seed, epoch), so the position in the stream is the whole state of a loader and a resumed run sees the same batches.
+A batch is a vectorised gather from contiguous columns and memory-mapped frames (``frame_cache.py``), or from frames
+that were decoded in time (``on_demand.py``). Everything random is a function of (seed, epoch), so the position in the
+stream is the whole state of a loader and a resumed run sees the same batches.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from numpy.typing import NDArray
 from vla_stack.data.chunks import ActionChunks
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.frame_cache import open_frames
+from vla_stack.data.on_demand import FramesOnDemand, raw_bytes, seekable
+from vla_stack.data.past import sampled
 from vla_stack.errors import UserError
-from vla_stack.schema import ACTION, TASK
+from vla_stack.schema import ACTION, PAST_AGE, TASK, past_key
 
 Batch = dict[str, Any]
+AHEAD = 2  # batches that are decoded while one is trained on, where frames are decoded on demand
 
 
 class ChunkLoader:
@@ -28,7 +32,9 @@ class ChunkLoader:
     Each batch holds, for B frames: ``observation.images.<camera>`` uint8 [B, H, W, 3]; ``action`` float32
     [B, horizon, A], which repeats the chunk's last action past its end; ``action_is_pad`` bool [B, horizon], true
     there; ``task`` list[str]; and every other numeric column of the dataset at the frame itself, among them
-    ``observation.state`` float32 [B, S], ``index``, ``episode_index`` and ``frame_index`` int64 [B].
+    ``observation.state`` float32 [B, S], ``index``, ``episode_index`` and ``frame_index`` int64 [B]. With a history
+    of P earlier observations also ``observation.past.<camera>`` uint8 [B, P, H, W, 3] and ``observation.past_age``
+    float32 [B, P], control steps, 0 where there is none.
 
     A chunk is the frame's own label where the dataset has chunk labels (:mod:`vla_stack.data.chunks`), and otherwise
     the actions of the frames that follow, up to the episode's end. Where only some frames are ``trainable``, chunks
@@ -48,7 +54,10 @@ class ChunkLoader:
         image_sizes: Height and width of a camera's pictures; as recorded where it is not named.
         weights: float [N] over all frames of the dataset, non-negative; frames of weight 0 are never drawn.
         trainable: bool [N], which frames may be trained on; all where it is not given.
+        history: Ages of earlier observations (``PolicySpec.history``) whose pictures are to be gathered, too.
         cache_dir: Folder of decoded frames; ``<root>.frames`` by default.
+        cache_gb: What decoded frames may take there; where they would take more, those of videos are decoded when they
+            are sampled. The batches are the same.
         progress: Show a progress bar while frames are decoded for the first time.
 
     Raises:
@@ -66,24 +75,26 @@ class ChunkLoader:
         image_sizes: Mapping[str, tuple[int, int]] | None = None,
         weights: NDArray[np.floating] | None = None,
         trainable: NDArray[np.bool_] | None = None,
+        history: Sequence[int] = (),
         cache_dir: str | Path | None = None,
+        cache_gb: float = np.inf,
         progress: bool = True,
     ) -> None:
         self.dataset = dataset = root if isinstance(root, Dataset) else open_dataset(root)
         if horizon < 1 or batch_size < 1:
             raise UserError(f"horizon {horizon} and batch_size {batch_size} must be at least 1")
-        self.horizon, self.batch_size, self.seed = horizon, batch_size, seed
+        self.horizon, self.batch_size, self.seed, self.history = horizon, batch_size, seed, tuple(history)
         self._offsets = np.arange(horizon)
         self._chunks = ActionChunks(dataset, horizon, trainable)
         names = list(dataset.cameras) if cameras is None else list(cameras)
         folder = Path(cache_dir) if cache_dir is not None else None
-        self._frames = open_frames(dataset, names, folder, progress, image_sizes)
+        self._frames, self._on_demand = _pictures(dataset, names, folder, progress, image_sizes or {}, cache_gb)
         if trainable is not None:
             weights = np.where(trainable, 1.0 if weights is None else weights, 0.0)
         self._weights = _frame_weights(dataset, episodes, weights)
         self.epoch_size = int(np.count_nonzero(self._weights))
         self._position = 0
-        self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
+        self._orders: dict[int, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
         """Batches in one epoch, rounded up."""
@@ -93,7 +104,12 @@ class ChunkLoader:
         return self
 
     def __next__(self) -> Batch:
-        batch = self.gather(self._next_frames())
+        for later in range(1, 1 + AHEAD) if self._on_demand else ():
+            self._decode_ahead(self._position + later * self.batch_size)
+        frames = self._frames_at(self._position)
+        batch = self.gather(frames)
+        if self.history:
+            batch |= self._past(frames, self._position)
         self._position += self.batch_size
         return batch
 
@@ -113,6 +129,29 @@ class ChunkLoader:
         batch[TASK] = [data.tasks[i] for i in batch["task_index"]]
         return batch
 
+    def _past(self, frames: NDArray[np.int64], position: int) -> Batch:
+        """Pictures uint8 [B, P, H, W, 3] of earlier observations, and how old they are."""
+        back, rows = self._recalled(frames, position)
+        pictures = {
+            past_key(self.dataset.cameras[c]): p.take(rows, axis=0).reshape(*back.shape, *p.shape[1:])
+            for c, p in self._frames.items()
+        }
+        return {**pictures, PAST_AGE: back.astype(np.float32)}
+
+    def _recalled(self, frames: NDArray[np.int64], position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Steps back [B, P] of what is recalled in the batch at a position, and its frames [B * P]."""
+        rng = np.random.default_rng((self.seed, position))
+        back = sampled(self.dataset.columns["frame_index"][frames], self.history, rng)
+        return back, (frames[:, None] - back).ravel()
+
+    def _decode_ahead(self, position: int) -> None:
+        """Begin with the pictures of the batch at a position."""
+        frames = self._frames_at(position)
+        for film in self._on_demand:
+            film.ahead(frames)
+            if self.history:
+                film.ahead(self._recalled(frames, position)[1])
+
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON state from which :meth:`load_state_dict` continues with the same batches."""
         return {"seed": self.seed, "position": self._position, "epoch_size": self.epoch_size}
@@ -130,10 +169,12 @@ class ChunkLoader:
                     "resume with the data, episodes, weights and seed that the run was started with",
                 )
         self._position = int(state["position"])
+        for film in self._on_demand:
+            film.forget()
 
-    def _next_frames(self) -> NDArray[np.int64]:
-        """The next B entries of the endless stream of epochs, int64 [B]."""
-        parts, position, need = [], self._position, self.batch_size
+    def _frames_at(self, position: int) -> NDArray[np.int64]:
+        """B entries of the endless stream of epochs from a position on, int64 [B]."""
+        parts, need = [], self.batch_size
         while need:
             epoch, start = divmod(position, self.epoch_size)
             part = self._epoch_order(epoch)[start : start + need]
@@ -143,14 +184,37 @@ class ChunkLoader:
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
         """Frames of one epoch in the order in which they are drawn, int64 [epoch size]."""
-        if self._order[0] != epoch:
+        if epoch not in self._orders:
             rng = np.random.default_rng((self.seed, epoch))
             size = self.epoch_size
-            edges = np.cumsum(self._weights) * (size / self._weights.sum())
-            drawn = np.searchsorted(edges, np.arange(size) + rng.random(), side="right")
-            last = np.flatnonzero(self._weights)[-1]  # rounding may leave the last edge just short of the last draw
-            self._order = (epoch, rng.permutation(np.minimum(drawn, last)))
-        return self._order[1]
+            offset = rng.random()
+            drawable = np.flatnonzero(self._weights)
+            if (self._weights[drawable] == 1.0).all():
+                drawn = drawable
+            else:
+                edges = np.cumsum(self._weights) * (size / self._weights.sum())
+                drawn = np.searchsorted(edges, np.arange(size) + offset, side="right")
+                # Rounding may leave the last edge just short of the last draw.
+                drawn = np.minimum(drawn, drawable[-1])
+            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}  # a batch may end in the next
+            self._orders[epoch] = rng.permutation(drawn)
+        return self._orders[epoch]
+
+
+def _pictures(
+    dataset: Dataset,
+    cameras: list[str],
+    folder: Path | None,
+    progress: bool,
+    sizes: Mapping[str, tuple[int, int]],
+    cache_gb: float,
+) -> tuple[dict[str, NDArray[np.uint8] | FramesOnDemand], list[FramesOnDemand]]:
+    """Where the pictures of each camera come from, and those cameras whose are decoded on demand."""
+    known = [c for c in cameras if c in dataset.cameras]
+    over = raw_bytes(dataset, known, sizes) > cache_gb * 1e9
+    films = {c: FramesOnDemand(dataset, c, sizes.get(c)) for c in known if over and seekable(dataset, c)}
+    kept = open_frames(dataset, [c for c in cameras if c not in films], folder, progress, sizes)
+    return {c: films[c] if c in films else kept[c] for c in cameras}, list(films.values())
 
 
 def _frame_weights(

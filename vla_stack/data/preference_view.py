@@ -28,9 +28,7 @@ def view_pair(root: Path, number: int, save: Path | None = None) -> int:
     try:
         import rerun as rr
     except ModuleNotFoundError:
-        raise UserError(
-            "`vla data view` needs the package 'rerun-sdk'", "in the clone: pip install -e '.[viz]'"
-        ) from None
+        raise UserError("`vla data view` needs the package 'rerun-sdk'", 'pip install "vla-stack[viz]"') from None
     pairs, scores = read_pairs(root), {s.id: s for s in read_scores(root)}
     if not 0 <= number < len(pairs):
         raise UserError(f"{root} has no pair {number}", f"it has {len(pairs)}")

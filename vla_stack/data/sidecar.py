@@ -22,8 +22,8 @@ class EpisodeFacts:
     """One row, as far as the recorder's caller knows it.
 
     Attributes:
-        outcome: The phase in which it ended, e.g. ``end_intervened``.
-        mode: ``teleop``, ``rac`` or ``hg_dagger``.
+        outcome: The phase in which it ended, e.g. ``end_intervened``; of a clip, why it was kept.
+        mode: ``teleop``, ``rac`` or ``hg_dagger``; ``run`` where a policy drove unsupervised.
         iteration: Iteration of the loop that it was recorded in; 0 for demonstrations.
         supervision_s: Seconds that a person spent on it, watching and resetting included.
         discard_reason: Why it was not kept.

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_stack.data.blocks import Rows, exact
 from vla_stack.data.chunks import ActionChunks
 from vla_stack.data.dataset import Dataset, open_dataset
+from vla_stack.data.stored_stats import stored_stats
 from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, OBS_STATE
 
@@ -100,20 +102,6 @@ def from_json(value: Mapping[str, Mapping[str, Any]]) -> dict[str, Stats]:
     return {key: {name: np.asarray(x) for name, x in entry.items()} for key, entry in value.items()}
 
 
-def _exact(values: NDArray[Any]) -> Stats:
-    """Statistics of [N, D] over its rows, float32 [D] each; one dimension at a time to bound memory."""
-    names = ("mean", "std", "min", "max", "q01", "q99")
-    out: Stats = {name: np.empty(values.shape[1], np.float32) for name in names}
-    for d in range(values.shape[1]):
-        x = values[:, d].astype(np.float64)
-        q01, q99 = np.quantile(x, (0.01, 0.99))
-        if q01 == q99:  # a gripper that closes in one pair of a hundred: a range of 0 would be divided by
-            q01, q99 = x.min(), x.max()
-        for name, value in zip(names, (x.mean(), x.std(), x.min(), x.max(), q01, q99), strict=True):
-            out[name][d] = value
-    return out
-
-
 def _with_room(stats: Stats) -> Stats:
     """Statistics with a range of 1 to both sides of dimensions that never moved.
 
@@ -125,13 +113,13 @@ def _with_room(stats: Stats) -> Stats:
     return stats | {name: np.where(still, stats[name] + by, stats[name]) for name, by in room.items()}
 
 
-def chunk_actions(
+def chunk_rows(
     dataset: Dataset,
     horizon: int,
     relative: NDArray[np.bool_] | None = None,
     trainable: NDArray[np.bool_] | None = None,
-) -> NDArray[np.float32]:
-    """Every action that a chunk policy is trained on: float32 [pairs, A] over all (frame, offset) without padding.
+) -> Rows:
+    """Every action that a chunk policy is trained on: all (frame, offset) without padding.
 
     Args:
         dataset: An open dataset.
@@ -140,12 +128,17 @@ def chunk_actions(
         trainable: bool [N]; as in :class:`~vla_stack.data.loader.ChunkLoader`.
     """
     chunks, states = ActionChunks(dataset, horizon, trainable), dataset.columns[OBS_STATE]
-    frames = np.arange(dataset.num_frames) if trainable is None else np.flatnonzero(trainable)
-    valid = np.arange(horizon) < chunks.steps[frames, None]
-    actions = chunks.take(frames)
-    if relative is not None:
-        actions = actions - (states[frames, : actions.shape[2]] * relative)[:, None]
-    return actions[valid]
+    size = dataset.columns[ACTION].shape[1]
+
+    def take(frames: NDArray[np.int64]) -> NDArray[Any]:
+        actions = chunks.unpadded(frames)
+        if relative is None:
+            return actions
+        return actions - np.repeat(states[frames, :size] * relative, chunks.steps[frames], axis=0)
+
+    frames = None if trainable is None else np.flatnonzero(trainable)
+    steps = chunks.steps if frames is None else chunks.steps[frames]
+    return Rows(take, frames, steps, horizon, size, dataset.columns.release)
 
 
 def load_stats(
@@ -153,18 +146,20 @@ def load_stats(
     horizon: int,
     relative: NDArray[np.bool_] | Sequence[bool] | None = None,
     trainable: NDArray[np.bool_] | None = None,
+    progress: bool = True,
 ) -> dict[str, Stats]:
-    """Normalisation statistics of a dataset, exact, float32.
+    """Normalisation statistics of a dataset, exact, float32; computed once and kept beside it (``stored_stats.py``).
 
     Args:
         root: Dataset folder, or a dataset that is open already.
         horizon: Actions per chunk.
         relative: bool [A]; dimensions learned relative to the state at the chunk's start.
         trainable: bool [N]; frames that are trained on, all by default. The others do not count.
+        progress: Show a progress bar, and a line of what was done, where there is much to do.
 
     Returns:
-        ``observation.state`` over frames, ``action`` (absolute) and, if ``relative`` is given, ``action.relative``
-        (absolute where the mask is false) over all (frame, offset) pairs without padding. Each holds ``mean``,
+        ``observation.state`` over frames, and over all (frame, offset) pairs without padding ``action`` (absolute) or,
+        if ``relative`` is given, ``action.relative`` (absolute where the mask is false). Each holds ``mean``,
         ``std``, ``min``, ``max``, ``q01``, ``q99``, in the column's unit. Quantiles that coincide are the extremes; a
         state that never changes has a range of 1 to both sides and a deviation of 1.
 
@@ -173,15 +168,23 @@ def load_stats(
     """
     dataset = root if isinstance(root, Dataset) else open_dataset(root)
     actions, states = dataset.columns[ACTION], dataset.columns[OBS_STATE]
-    seen = states if trainable is None else states[trainable]
-    out = {OBS_STATE: _with_room(_exact(seen)), ACTION: _exact(chunk_actions(dataset, horizon, None, trainable))}
-    if relative is not None:
-        mask = np.asarray(relative, bool)
-        if mask.shape != (actions.shape[1],) or states.shape[1] < actions.shape[1]:
-            raise UserError(
-                f"{dataset.root}: a relative mask {list(mask.shape)} does not fit action[{actions.shape[1]}] "
-                f"and state[{states.shape[1]}]",
-                "give one bool per action dimension; the state must begin with what the action commands",
-            )
-        out[RELATIVE_ACTION] = _exact(chunk_actions(dataset, horizon, mask, trainable))
-    return out
+    mask = None if relative is None else np.asarray(relative, bool)
+    if mask is not None and (mask.shape != (actions.shape[1],) or states.shape[1] < actions.shape[1]):
+        raise UserError(
+            f"{dataset.root}: a relative mask {list(mask.shape)} does not fit action[{actions.shape[1]}] "
+            f"and state[{states.shape[1]}]",
+            "give one bool per action dimension; the state must begin with what the action commands",
+        )
+    chunks = chunk_rows(dataset, horizon, mask, trainable)
+    if not chunks.steps.any():
+        raise UserError(f"{dataset.root}: no frame is left to train on", "check data.episodes and data.interventions")
+
+    def compute() -> dict[str, Stats]:
+        ones = np.ones_like(chunks.steps)
+        once = Rows(states.__getitem__, chunks.frames, ones, 1, states.shape[1], dataset.columns.release)
+        return {
+            OBS_STATE: _with_room(exact(once, "statistics of states", progress)),
+            ACTION if mask is None else RELATIVE_ACTION: exact(chunks, "statistics of chunks", progress),
+        }
+
+    return stored_stats(dataset, (horizon, mask, trainable, chunks.steps), compute, progress)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -132,15 +133,25 @@ def decode(path: Path) -> Iterator[tuple[float, NDArray[np.uint8]]]:
     Raises:
         UserError: The file is missing or is not a video.
     """
+    with unreadable(path), av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        stream.thread_count = 1  # the cache decodes several files at once
+        time_base = stream.time_base
+        assert time_base is not None
+        for frame in container.decode(stream):
+            assert frame.pts is not None
+            yield float(frame.pts * time_base), frame.to_ndarray(format="rgb24")
+
+
+@contextmanager
+def unreadable(path: Path) -> Iterator[None]:
+    """Say of a video that it is missing or is none.
+
+    Raises:
+        UserError: Instead of what the decoder raises.
+    """
     try:
-        with av.open(str(path)) as container:
-            stream = container.streams.video[0]
-            stream.thread_count = 1  # the cache decodes several files at once
-            time_base = stream.time_base
-            assert time_base is not None
-            for frame in container.decode(stream):
-                assert frame.pts is not None
-                yield float(frame.pts * time_base), frame.to_ndarray(format="rgb24")
+        yield
     except FileNotFoundError:
         raise UserError(f"{path} is missing", "copy it again, or drop its episodes with `vla data repair`") from None
     except (av.error.FFmpegError, IndexError, AssertionError) as e:

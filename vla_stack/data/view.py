@@ -31,9 +31,7 @@ def view(root: Path, episode: int, save: Path | None = None) -> int:
     try:
         import rerun as rr
     except ModuleNotFoundError:
-        raise UserError(
-            "`vla data view` needs the package 'rerun-sdk'", "in the clone: pip install -e '.[viz]'"
-        ) from None
+        raise UserError("`vla data view` needs the package 'rerun-sdk'", 'pip install "vla-stack[viz]"') from None
     dataset = open_dataset(root)
     if not 0 <= episode < dataset.num_episodes:
         raise UserError(f"{root} has no episode {episode}", f"it has 0 … {dataset.num_episodes - 1}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from typing import Any
 
 import gymnasium as gym
@@ -38,7 +39,12 @@ def make(
     options = dict(options or {}) if policy is None else options_for(env_id, policy, options)
     provider, colon, rest = env_id.partition(":")
     if colon and provider in ENVIRONMENTS.names():
-        made: VectorEnv = ENVIRONMENTS.get(provider)(rest, num_envs, **options)
+        provide = ENVIRONMENTS.get(provider)
+        try:
+            inspect.signature(provide).bind(rest, num_envs, **options)
+        except TypeError as e:
+            raise UserError(f"{env_id} does not take these options: {e}") from None
+        made: VectorEnv = provide(rest, num_envs, **options)
     else:
         made = LocalEnvs([_checked(env_id, policy, options) for _ in range(num_envs)])
     if policy is not None:
@@ -67,6 +73,21 @@ def _checked(env_id: str, policy: PolicySpec | None, options: dict[str, Any]) ->
         missing = " and ".join(map(repr, sorted(wanted, reverse=True)))
         raise UserError(f"{env_id} gives no {missing}", "wrap it to observe as LeRobot's environments do")
     return env
+
+
+def check_id(env_id: str) -> None:
+    """Refuse an id that stands for nothing before anything heavy is done for it.
+
+    Raises:
+        UserError: There is no such task and no such environment of gymnasium's; ids with a colon are looked up later.
+    """
+    if ":" in env_id or is_benchmark(env_id):
+        return
+    try:
+        is_task(env_id)  # registers ours
+        gym.spec(env_id)
+    except gym.error.UnregisteredEnv as e:
+        raise UserError(f"there is no environment '{env_id}'", _suggest(env_id)) from e
 
 
 def construct(env_id: str, **options: Any) -> gym.Env:
@@ -108,7 +129,7 @@ def options_for(env_id: str, policy: PolicySpec, options: dict[str, Any] | None 
 
 
 def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:
-    """Compare what an environment offers with what a policy was trained on.
+    """Compare what an environment, or a dataset, offers with what a policy was trained on.
 
     Raises:
         UserError: Naming the first difference in actions, state (names, order, units), rate or cameras.
@@ -118,21 +139,21 @@ def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:
         if len(has) != len(wants) or (has != wants and not nameless(policy)):
             raise UserError(
                 f"{env_id} has {field} [{' '.join(has)}], the policy was trained on [{' '.join(wants)}]",
-                "evaluate on an environment of the policy's embodiment and control mode",
+                "evaluate on what has the policy's embodiment and control mode",
             )
         for one, other in zip(offers, needs, strict=True):
             if (one.unit, one.kind) != (other.unit, other.kind) and not nameless(policy):
                 raise UserError(
                     f"{field} '{one.name}' of {env_id} is a {one.kind} in {one.unit}, the policy was trained on a "
                     f"{other.kind} in {other.unit}",
-                    "convert at the environment's door",
+                    "convert where it is recorded or simulated",
                 )
     if env.action_kind != policy.action_kind:
         raise UserError(f"{env_id} takes {env.action_kind} actions, the policy gives {policy.action_kind} ones")
     if not np.isclose(env.rate_hz, policy.rate_hz) and not nameless(policy):
         raise UserError(
             f"{env_id} runs at {env.rate_hz:g} Hz, the policy was trained at {policy.rate_hz:g} Hz",
-            "make the environment at the policy's rate",
+            "make it at the policy's rate",
         )
     offered = {c.name: (c.height, c.width) for c in env.cameras}
     for camera in policy.cameras:
@@ -143,7 +164,7 @@ def check_fit(env: RobotSpec, policy: RobotSpec, env_id: str) -> None:
             raise UserError(
                 f"camera '{camera.name}' of {env_id} is {h}x{w}, the policy was trained at "
                 f"{camera.height}x{camera.width}",
-                "make the environment with the policy's image size",
+                "make it with the policy's image size",
             )
 
 

@@ -1,4 +1,4 @@
-"""Figures with intervals: success, differences between policies on the same seeds, smoothness, time.
+"""Figures of an evaluation beside success: outcomes on the same seeds, decision frequencies, smoothness.
 
 numpy only, so that a robot computer can summarise its own episodes.
 """
@@ -6,61 +6,12 @@ numpy only, so that a robot computer can summarise its own episodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from vla_stack.rollout.records import IDLE, EvalResult
 from vla_stack.schema import RobotSpec
-from vla_stack.statistics import wilson
-
-__all__ = ["Difference", "boundary_discontinuity", "frequency_averaged_score", "paired_difference", "wilson"]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Mean of ``b - a`` over pairs with its bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-    pairs: int
-
-    @property
-    def is_clear(self) -> bool:
-        """The interval excludes zero."""
-        return self.low > 0 or self.high < 0
-
-
-def paired_difference(
-    a: ArrayLike, b: ArrayLike, seed: int = 0, confidence: float = 0.95, resamples: int = 10_000
-) -> Difference:
-    """Paired percentile bootstrap of the mean difference (Efron and Tibshirani 1993, ch. 13).
-
-    Pairing over seeds removes the difficulty of the scene from the comparison: both arms saw the same scenes, so the
-    interval is that of the difference, not of two independent rates.
-
-    Args:
-        a: [N] outcomes of the baseline, one a seed.
-        b: [N] outcomes of the other arm on the same seeds, in the same order.
-        seed: Seed of the resampling.
-        confidence: Coverage of the interval.
-        resamples: Bootstrap samples.
-
-    Raises:
-        ValueError: The arms differ in length or are empty.
-    """
-    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    if x.shape != y.shape or x.ndim != 1 or x.size == 0:
-        raise ValueError(f"paired outcomes need two equal, non-empty vectors, got shapes {x.shape} and {y.shape}")
-    difference = y - x
-    rng = np.random.default_rng(seed)
-    # Resampling N pairs with replacement is a multinomial draw of how often each pair is taken.
-    counts = rng.multinomial(x.size, np.full(x.size, 1.0 / x.size), size=resamples)
-    means = counts @ difference / x.size
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Difference(float(difference.mean()), float(low), float(high), x.size)
 
 
 def paired_results(a: EvalResult, b: EvalResult) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

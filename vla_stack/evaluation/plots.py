@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,58 @@ def stage_plot(result: EvalResult) -> str:
     axes.invert_yaxis()
     axes.set_xlim(0, 112)
     axes.set_xlabel("episodes that reached the stage, %")
+    return _svg(figure)
+
+
+def error_plot(figures: Mapping[str, Any]) -> str:
+    """Open-loop error by step of the chunk, of each target with its interval, and of each dimension in thin lines.
+
+    Args:
+        figures: Of each target :meth:`vla_stack.evaluation.open_loop.Errors.to_json`.
+    """
+    figure, axes = _figure(3.2)
+    for number, (target, found) in enumerate(figures.items()):
+        rows = [row for row in found["relative"]["by_step"] if row["mean"] is not None]
+        steps, means = [row["step"] for row in rows], [row["mean"] for row in rows]
+        low, high = ([row["mean"] if row[k] is None else row[k] for row in rows] for k in ("low", "high"))
+        colour = PALETTE[number]
+        axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(steps, means, color=colour, linewidth=2, label=target)
+    moving = [d for d in found["dimensions"] if d["standing_still"] > 0]
+    for number, dimension in enumerate(moving):
+        values = [
+            (r["step"], r["mean"] / dimension["standing_still"]) for r in dimension["by_step"] if r["mean"] is not None
+        ]
+        style = ("--", ":", "-.")[number // 4 % 3]
+        colour = PALETTE[2 + number % 4]
+        axes.plot(*zip(*values, strict=True), style, color=colour, linewidth=0.9, label=dimension["name"])
+    axes.axhline(1.0, color=_INK, linewidth=0.8, alpha=0.5)
+    axes.set_xlabel("step of the chunk; 1 on the other axis is as far off as standing still")
+    axes.set_ylabel("relative error")
+    axes.set_ylim(bottom=0)
+    axes.grid()
+    axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    return _svg(figure)
+
+
+def quality_plot(deviations: Mapping[str, Sequence[float]]) -> str:
+    """How far above the median episodes lie in each kind of flaw, the worst of each by its number.
+
+    Args:
+        deviations: Kind of flaw -> robust standard deviations of each episode.
+    """
+    figure, axes = _figure(0.5 * len(deviations) + 0.9)
+    for row, values in enumerate(map(np.asarray, deviations.values())):
+        axes.plot(values, np.full(len(values), row), "|", color=PALETTE[row % len(PALETTE)], markersize=12, alpha=0.5)
+        if (worst := values.max()) > 0:
+            axes.text(worst, row - 0.32, str(values.argmax()), fontsize=8, ha="center", color=_INK)
+    axes.set_yticks(range(len(deviations)), list(deviations))
+    axes.set_ylim(len(deviations) - 0.4, -0.7)
+    axes.set_xscale("symlog", linthresh=1.0)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("robust standard deviations above the median; numbers are episodes")
+    axes.grid(axis="x")
     return _svg(figure)
 
 

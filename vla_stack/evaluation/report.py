@@ -18,10 +18,10 @@ from string import Template
 from typing import Any
 
 from vla_stack.evaluation import plots
-from vla_stack.evaluation.metrics import paired_difference, paired_results
+from vla_stack.evaluation.metrics import paired_results
 from vla_stack.evaluation.provenance import provenance
 from vla_stack.rollout.records import EpisodeRecord, EvalResult, load_records, save_records
-from vla_stack.statistics import wilson
+from vla_stack.statistics import paired_interval, success_interval
 
 # Entries of the summary of ``vla run`` that the page shows, with their headings.
 TIMING = {
@@ -98,7 +98,8 @@ def seconds(x: float) -> str:
     return "–" if math.isnan(x) else f"{x:.1f} s"
 
 
-def _points(x: float) -> str:
+def points(x: float) -> str:
+    """A difference of rates in percentage points, with its sign."""
     return f"{round(100 * x):+d}".replace("-", "−") if round(100 * x) else "0"
 
 
@@ -140,7 +141,7 @@ def _table(results: Sequence[EvalResult]) -> str:
             [
                 escape(r.name),
                 escape(r.label),
-                _meter(r.success_rate) + percent(r.success_rate),
+                meter(r.success_rate) + percent(r.success_rate),
                 f"{percent(low)} – {percent(high)}",
                 f"{r.successes} / {len(r.episodes)}",
                 f"{sum(e.steps for e in r.episodes) / len(r.episodes):.1f}",
@@ -167,15 +168,15 @@ def _comparisons(results: Sequence[EvalResult]) -> str:
         a, b = paired_results(base, r)
         if base is r or not len(a):
             continue
-        d = paired_difference(a, b)
-        tone = ("good" if d.mean > 0 else "bad") if d.is_clear else "dim"
-        change = f'<span class="{tone}">{_points(d.mean)} points</span>'
-        interval = f"{_points(d.low)} to {_points(d.high)}"
-        rows.append([escape(r.name), escape(r.label), escape(base.label), change, interval, str(d.pairs)])
+        d = paired_interval(a, b)
+        tone = ("good" if d.value > 0 else "bad") if d.is_clear else "dim"
+        change = f'<span class="{tone}">{points(d.value)} points</span>'
+        interval = f"{points(d.low)} to {points(d.high)}"
+        rows.append([escape(r.name), escape(r.label), escape(base.label), change, interval, str(d.n)])
     if not rows:
         return ""
     head = [("environment", ""), ("setting", ""), ("against", ""), ("difference", "n"), ("95 % interval", "n")]
-    note = '<p class="dim">Same seeds on both sides, so scenes and luck cancel; paired bootstrap.</p>'
+    note = '<p class="dim">Same seeds on both sides, so scenes and luck cancel.</p>'
     return "<h2>Differences</h2>" + note + html_table([*head, ("pairs", "n")], rows)
 
 
@@ -187,7 +188,7 @@ def _section(result: EvalResult) -> str:
         if stages
         else by_instruction
     )
-    return f"<h2>{escape(plots.title(result))}</h2>{figures}{_films(result)}{note_lines(result)}{_episodes(result)}"
+    return f"<h2>{escape(plots.title(result))}</h2>{figures}{films(result)}{note_lines(result)}{_episodes(result)}"
 
 
 def _instructions(result: EvalResult) -> str:
@@ -198,7 +199,7 @@ def _instructions(result: EvalResult) -> str:
     told = any(e.instruction != e.task for e in result.episodes)
     for text, episodes in sorted(groups.items()):
         wins = sum(e.success for e in episodes)
-        low, high = wilson(wins, len(episodes))
+        low, high = success_interval(wins, len(episodes)).interval
         row = [escape(text), f"{wins} / {len(episodes)}", f"{percent(low)} – {percent(high)}"]
         if told:
             judged = [e.instructed_success for e in episodes if e.instructed_success is not None]
@@ -208,7 +209,8 @@ def _instructions(result: EvalResult) -> str:
     return html_table(head + ([("instructed target", "n")] if told else []), rows, wrap=True)
 
 
-def _films(result: EvalResult) -> str:
+def films(result: EvalResult) -> str:
+    """The films of a result, successes first; nothing where there are none."""
     shown = [e for e in result.episodes if e.video and Path(e.video).is_file()]
     figures = []
     for e in sorted(shown, key=lambda e: not e.success):
@@ -275,7 +277,8 @@ def html_table(head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], w
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _meter(share: float) -> str:
+def meter(share: float) -> str:
+    """A share as a small bar."""
     return f'<span class="meter"><i style="width:{100 * share:.1f}%"></i></span>'
 
 

@@ -24,7 +24,7 @@ from vla_stack.envs.making import is_benchmark, is_task
 from vla_stack.errors import UserError
 from vla_stack.rollout.records import EpisodeRecord, EvalResult
 
-SIM_CAMERA = {"cameras": (), "visuals": "pretty", "render_size": (270, 360)}
+SIM_CAMERA = {"cameras": (), "visuals": "pretty", "render_size": (320, 426)}
 BENCHMARK_CAMERA = SIM_CAMERA | {"visuals": "official"}
 
 
@@ -48,15 +48,16 @@ def film(result: EvalResult, folder: Path, per_outcome: int) -> EvalResult:
     env = _film_env(result) if chosen else None
     if env is None:
         return result
+    seen = envs.make(result.name, 1, None, dict(result.settings.get("env_options", {})))
     folder.mkdir(parents=True, exist_ok=True)
     slug = "".join(c if c.isalnum() else "-" for c in f"{result.name}-{result.label}")
     paths: dict[int, str] = {}
     notes = list(result.notes)
-    with closing(env):
+    with closing(env), closing(seen):
         for episode in chosen:
             path = folder / f"{slug}-{episode.seed}.mp4"
             try:
-                frames = replay(env, episode)
+                frames = replay(env, episode, seen)
             except Diverged as e:
                 notes.append(f"No film: {e}.")
                 continue
@@ -66,20 +67,43 @@ def film(result: EvalResult, folder: Path, per_outcome: int) -> EvalResult:
     return replace(result, episodes=episodes, notes=tuple(notes))
 
 
-def replay(env: VectorEnv, episode: EpisodeRecord) -> list[NDArray[np.uint8]]:
+def replay(env: VectorEnv, episode: EpisodeRecord, seen: VectorEnv | None = None) -> list[NDArray[np.uint8]]:
     """Pictures uint8 [H, W, 3] of an episode: one before each action and one at the end.
+
+    Args:
+        env: Renders.
+        episode: What is replayed.
+        seen: The environment of the episode as it was; what its cameras show stands beside each picture, enlarged.
 
     Raises:
         Diverged: The replay ended differently, so it would show something that did not happen.
     """
     now = env.reset([0], [episode.seed])[0]
+    beside = [seen.reset([0], [episode.seed])[0].observation] if seen else []
     frames: list[Any] = [env.render(0)]
     for action in episode.actions:
         now = env.step([0], action[None])[0]
         frames.append(env.render(0))
+        beside += [seen.step([0], action[None])[0].observation] if seen else []
     if bool(now.info["is_success"]) is not episode.success:
         raise Diverged(f"the replay of seed {episode.seed} ended differently: the environment is not deterministic")
-    return frames
+    return (
+        [_beside(f, [*o.get("pixels", {}).values()]) for f, o in zip(frames, beside, strict=True)] if seen else frames
+    )
+
+
+def _beside(frame: NDArray[np.uint8], images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """``images`` one below the other to the right of ``frame``, each pixel enlarged as it is."""
+    column, height = [], frame.shape[0] // max(1, len(images))
+    for image in images:
+        h, w = image.shape[:2]
+        rows, columns = np.arange(height) * h // height, np.arange(height * w // h) * h // height
+        column.append(image[rows][:, columns])
+    if not column:
+        return frame
+    width = min(part.shape[1] for part in column)
+    right = np.vstack([part[:, :width] for part in column])
+    return np.hstack([frame[: len(right)], right])
 
 
 def _film_env(result: EvalResult) -> VectorEnv | None:

@@ -48,6 +48,11 @@ class Experience:
     steps: int
 
     @property
+    def count(self) -> int:
+        """Decisions."""
+        return len(self.executed)
+
+    @property
     def succeeded(self) -> Bool[Tensor, " r"]:
         """Rows of successful episodes."""
         episode = torch.cumsum(self.last.long(), 0) - self.last.long()

@@ -101,7 +101,61 @@ class Expo(OffPolicy):
         return ExpoLearner(self, offline, store, seed, device)
 
 
-class ExpoLearner:
+class Editing:
+    """What learners of edits share: candidates, their values, and the edit policy's loss.
+
+    Attributes:
+        method: Options.
+        agent: Critics, the edit policy as its actor, and their optimisers.
+        width: Entries of a chunk that are edited and judged, d.
+        limit: Bound of a normalised action.
+    """
+
+    method: Any
+    agent: Sac
+    width: int
+    limit: float = 1.0
+
+    def edit(self, obs: Tensor, actions: Tensor, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Edited chunks clip(a + beta y) and the log-density of beta y, for chunks ``[b, h * a]``."""
+        y, log_y = self.agent.actor.sample(torch.cat([obs, actions], -1), g)
+        beta = self.method.beta
+        edited = (actions + beta * y).clamp(-self.limit, self.limit)
+        return edited, log_y - self.width * float(np.log(beta)) if beta else log_y
+
+    def offered(self, obs: Tensor, drawn: Tensor, g: torch.Generator) -> Tensor:
+        """What may be chosen for each observation ``[b, n, d]``: chunks ``drawn`` [b, N, d] of the base, and edits."""
+        r, b = self.method, len(obs)
+        groups = [drawn] if r.unedited else []
+        if r.edits:
+            first = drawn[:, : r.edits].reshape(-1, self.width)
+            groups.append(self.edit(obs.repeat_interleave(r.edits, 0), first, g)[0].view(b, r.edits, self.width))
+        return torch.cat(groups, 1)
+
+    def values(self, obs: Tensor, offered: Tensor, g: torch.Generator) -> Tensor:
+        """Target values of candidates ``[b, n, h * a]``: ``[b, n]``."""
+        b, n, d = offered.shape
+        flat = self.agent.target_value(obs.repeat_interleave(n, 0), offered.reshape(b * n, d), g)
+        return flat.view(b, n)
+
+    def edit_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """E[alpha log p - Q(o, clip(a + beta y))] of edits of the batch's own actions, and log p of y, [b]."""
+        edited, log_p = self.edit(batch.obs, batch.actions, self.agent.generator)
+        q = self.agent.critic(torch.cat([batch.obs, edited], -1))
+        value = q.mean(0) if self.method.sac.actor_q == "mean" else q.amin(0)
+        loss = (self.agent.temperature.detach() * log_p - value).mean()
+        own = log_p + self.width * float(np.log(self.method.beta)) if self.method.beta else log_p
+        return loss, own.detach()
+
+    def edit_step(self, batch: Batch) -> dict[str, Tensor]:
+        """One step of the edit policy and of the temperature."""
+        loss, log_y = self.edit_loss(batch)
+        self.agent.log_temperature.grad = -(log_y.mean() + self.agent.target_entropy)
+        step(self.agent.actor_optimizer, loss, [*self.agent.actor.parameters()])
+        return {"entropy": -log_y.mean(), "temperature": self.agent.temperature.detach()}
+
+
+class ExpoLearner(Editing):
     """The learner.
 
     Args:
@@ -136,34 +190,17 @@ class ExpoLearner:
 
     # Actions --------------------------------------------------------------------------------------------------------
 
-    def edit(self, obs: Tensor, actions: Tensor, g: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Edited chunks clip(a + beta y) and the log-density of beta y, for chunks ``[b, h * a]``."""
-        y, log_y = self.agent.actor.sample(torch.cat([obs, actions], -1), g)
-        beta = self.method.beta
-        edited = (actions + beta * y).clamp(-1.0, 1.0)
-        return edited, log_y - self.width * float(np.log(beta)) if beta else log_y
-
     def candidates(self, obs: Tensor, base: StateFlow, g: torch.Generator) -> Tensor:
         """What may be chosen for each observation, ``[b, n, h * a]``."""
         r, b = self.method, len(obs)
         drawn = base.sample(obs.repeat_interleave(r.samples, 0), g).view(b, r.samples, self.width)
-        groups = [drawn] if r.unedited else []
-        if r.edits:
-            first = drawn[:, : r.edits].reshape(-1, self.width)
-            groups.append(self.edit(obs.repeat_interleave(r.edits, 0), first, g)[0].view(b, r.edits, self.width))
-        return torch.cat(groups, 1)
+        return self.offered(obs, drawn, g)
 
     @torch.no_grad()
     def on_the_fly(self, obs: Tensor, base: StateFlow, g: torch.Generator) -> Tensor:
         """The candidate of the largest target value, by a drawn subset of the critics, ``[b, h * a]``."""
         offered = self.candidates(obs, base, g)
         return best(offered, self.values(obs, offered, g))
-
-    def values(self, obs: Tensor, offered: Tensor, g: torch.Generator) -> Tensor:
-        """Target values of candidates ``[b, n, h * a]``: ``[b, n]``."""
-        b, n, d = offered.shape
-        flat = self.agent.target_value(obs.repeat_interleave(n, 0), offered.reshape(b * n, d), g)
-        return flat.view(b, n)
 
     # The learner ----------------------------------------------------------------------------------------------------
 
@@ -217,6 +254,8 @@ class ExpoLearner:
             num_critics=r.sac.num_critics,
             subset=r.sac.subset,
             layer_norm=r.sac.layer_norm,
+            norm_eps=r.sac.norm_eps,
+            log_std=r.sac.log_std,
             n_action_steps=self.horizon,
         )
         return ExpoPolicy(
@@ -263,22 +302,6 @@ class ExpoLearner:
         step(self.base_optimizer, loss, [*self.base.parameters()])
         polyak(self.average, self.base, self.method.base_ema)
         return {"base": loss.detach()}
-
-    def edit_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """E[alpha log p - Q(o, clip(a + beta y))] of edits of the batch's own actions, and log p of y, [b]."""
-        edited, log_p = self.edit(batch.obs, batch.actions, self.agent.generator)
-        q = self.agent.critic(torch.cat([batch.obs, edited], -1))
-        value = q.mean(0) if self.method.sac.actor_q == "mean" else q.amin(0)
-        loss = (self.agent.temperature.detach() * log_p - value).mean()
-        own = log_p + self.width * float(np.log(self.method.beta)) if self.method.beta else log_p
-        return loss, own.detach()
-
-    def edit_step(self, batch: Batch) -> dict[str, Tensor]:
-        """One step of the edit policy and of the temperature."""
-        loss, log_y = self.edit_loss(batch)
-        self.agent.log_temperature.grad = -(log_y.mean() + self.agent.target_entropy)
-        step(self.agent.actor_optimizer, loss, [*self.agent.actor.parameters()])
-        return {"entropy": -log_y.mean(), "temperature": self.agent.temperature.detach()}
 
     @property
     def _waiting(self) -> bool:

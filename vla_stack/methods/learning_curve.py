@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_stack.statistics import wilson
+from vla_stack.statistics import success_interval
 
 
 def draw_curve(run_dir: Path, success: bool, episodes: int) -> Path:
@@ -28,7 +28,7 @@ def draw_curve(run_dir: Path, success: bool, episodes: int) -> Path:
     axes = figure.add_subplot()
     axes.plot(steps, values, marker="o", markersize=3, color="#0072b2", label="evaluation")
     if success:
-        bounds = np.array([wilson(round(v * episodes), episodes) for v in values]).T
+        bounds = np.array([success_interval(round(v * episodes), episodes).interval for v in values]).T
         axes.fill_between(steps, *bounds, alpha=0.2, linewidth=0, color="#0072b2")
         axes.set_ylim(-0.02, 1.02)
         own = [(r["step"], r["train/success"]) for r in records if "train/success" in r]

@@ -6,13 +6,14 @@ model that imagines the task. Experts act, and evaluations are made, in the task
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from gymnasium.wrappers import TimeLimit
 
-from vla_stack.envs.making import is_benchmark, is_task
 from vla_stack.envs.vector import EnvStep
-from vla_stack.errors import UserError
+from vla_stack.rollout.records import IDLE, EpisodeRecord
 from vla_stack.training.recipe import TaskRecipe
 
 IMAGINED = "imagined:"  # of a task's id, followed by the directory of the world model that imagines it
@@ -42,16 +43,8 @@ def simulated(task: TaskRecipe) -> TaskRecipe:
 
 
 def judged(env_id: str, judge: str) -> str:
-    """Id of an environment in which a world model says what success is; the same id where ``judge`` is empty.
-
-    Raises:
-        UserError: The environment has no cameras that it could look through.
-    """
-    if not judge:
-        return env_id
-    if not is_task(env_id) and not is_benchmark(env_id):
-        raise UserError(f"'method.judge' looks at a robot, {env_id} is none", "use a task of sim or metaworld")
-    return f"judged:{judge}@{env_id}"
+    """Id of an environment in which a world model says what success is; the same id where ``judge`` is empty."""
+    return f"judged:{judge}@{env_id}" if judge else env_id
 
 
 def time_limit(env: Any) -> int | None:
@@ -80,3 +73,36 @@ def paid(reward: Reward, after: EnvStep) -> tuple[float, bool, bool]:
 def unpaid(reward: Reward) -> int:
     """What an endless failure goes on earning a step."""
     return -1 if reward == "step" else 0
+
+
+class ChunkOf(NamedTuple):
+    """A chunk of an episode.
+
+    Attributes:
+        noise: Seed of its noise.
+        reward: Discounted sum over the steps that were executed.
+        executed: How many these are.
+    """
+
+    noise: int
+    reward: float
+    executed: int
+
+
+def chunks_of(record: EpisodeRecord, reward: Reward, gamma: float) -> Iterator[ChunkOf]:
+    """The chunks of an episode, in order, each paid for its executed steps.
+
+    Args:
+        record: The episode.
+        reward: As in :func:`paid`.
+        gamma: Discount of a step.
+    """
+    if reward == "task":
+        paid = record.rewards.astype(np.float64)
+    else:
+        paid = np.full(record.steps, float(unpaid(reward)))
+        paid[-1] += float(record.success)
+    for chunk in dict.fromkeys(record.chunks[record.chunks != IDLE].tolist()):
+        steps = np.flatnonzero(record.chunks == chunk)
+        earned = float((paid[steps] * gamma ** np.arange(len(steps))).sum())
+        yield ChunkOf(int(record.noise[steps[0]]), earned, len(steps))

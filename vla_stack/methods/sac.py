@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from vla_stack.errors import UserError
 from vla_stack.methods.replay_buffer import Batch
-from vla_stack.policies.critics import Ensemble, polyak, sample_critics
-from vla_stack.policies.gaussian import GaussianActor
+from vla_stack.policies.critics import NORM_EPS, Ensemble, polyak, sample_critics
+from vla_stack.policies.gaussian import LOG_STD, GaussianActor
 from vla_stack.training.recipe_tree import AtLeast, Count, Positive
 
 
@@ -36,6 +36,8 @@ class SacRecipe:
         num_critics: Critics, E.
         subset: Critics drawn for a target.
         layer_norm: Layer norm in actor and critics.
+        norm_eps: Added to the variance of a layer norm.
+        log_std: Bounds of the actor's log sigma.
         tau: Step of the target's Polyak average.
         lr_actor: Learning rate of the actor.
         lr_critic: Learning rate of the critics.
@@ -54,6 +56,8 @@ class SacRecipe:
     num_critics: Count = 2
     subset: Count = 2
     layer_norm: bool = False
+    norm_eps: Positive = NORM_EPS
+    log_std: tuple[float, float] = LOG_STD
     tau: Positive = 0.005
     lr_actor: Positive = 3e-4
     lr_critic: Positive = 3e-4
@@ -67,7 +71,11 @@ class SacRecipe:
     actor_rows: Literal["all", "last"] = "all"
 
     def check(self) -> None:
-        """A target's critics are some of all; raises :class:`UserError`."""
+        """A target's critics are some of all, and sigma has a range; raises :class:`UserError`."""
+        if not self.log_std[0] < self.log_std[1]:
+            raise UserError(
+                f"'sac.log_std' is {list(self.log_std)}, expected a lower and an upper bound", "set log_std=[-20,2]"
+            )
         if self.subset > self.num_critics:
             raise UserError(
                 f"'sac.subset' is {self.subset}, 'sac.num_critics' is {self.num_critics}",
@@ -104,11 +112,12 @@ class Sac(nn.Module):
         self.recipe, self.width, self.device = recipe, actions, device
         self.generator = torch.Generator().manual_seed(seed)
         self.explorer = torch.Generator().manual_seed(seed + 1)  # of acting, wherever the actor runs
-        ln = recipe.layer_norm
-        self.actor = GaussianActor(actor_inputs or obs, actions, recipe.actor, ln, self.generator)
+        ln, eps = recipe.layer_norm, recipe.norm_eps
+        bounds = recipe.log_std
+        self.actor = GaussianActor(actor_inputs or obs, actions, recipe.actor, ln, self.generator, bounds, eps)
         shape = (recipe.num_critics, obs + actions, recipe.critic)
-        self.critic = Ensemble(*shape, layer_norm=ln, generator=self.generator)
-        self.target = Ensemble(*shape, layer_norm=ln, generator=self.generator).requires_grad_(False)
+        self.critic = Ensemble(*shape, layer_norm=ln, generator=self.generator, norm_eps=eps)
+        self.target = Ensemble(*shape, layer_norm=ln, generator=self.generator, norm_eps=eps).requires_grad_(False)
         self.target.load_state_dict(self.critic.state_dict())
         self.log_temperature = nn.Parameter(torch.tensor(math.log(recipe.temperature)))
         self.target_entropy = recipe.target_entropy * actions

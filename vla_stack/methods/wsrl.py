@@ -169,7 +169,8 @@ class WsrlLearner:
 
         sac = self.method.sac
         shape: dict[str, Any] = {"chunk_size": self.horizon, "n_action_steps": self.horizon, "hidden": sac.actor}
-        config = StateGaussianConfig(**seen.fields(self.agent.device), **shape, layer_norm=sac.layer_norm)
+        shape |= {"layer_norm": sac.layer_norm, "norm_eps": sac.norm_eps, "log_std": sac.log_std}
+        config = StateGaussianConfig(**seen.fields(self.agent.device), **shape)
         config.noise_scale = 0.0 if source is None else 1.0
         return StateGaussianPolicy(config, self.agent.actor, seen.encoder)
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from lerobot.processor import NormalizerProcessorStep
 from torch import nn
 
+from vla_stack.lerobot_core import NormalizerProcessorStep
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.onnx_policy import OnnxPolicy
+from vla_stack.policies.past import PRESENT_TOKENS
 from vla_stack.policies.processor_embodiment import EmbodimentInputStep
 from vla_stack.schema import Observation
 
@@ -161,7 +162,9 @@ def measure(policy: ChunkPolicy, repeats: int, seed: int = 0) -> dict[str, Any]:
 def halves(policy: ChunkPolicy, observation: Observation) -> dict[str, Callable[[], Any]]:
     """The two halves of a flow policy's chunk: the prefix, once an observation, and the velocity, once a step."""
     network = policy.policy
-    batch = policy.preprocessor(policy._collate([observation]))
+    past = policy.recall([observation])
+    past.pop(PRESENT_TOKENS, None)  # the prefix is to encode its pictures
+    batch = policy.preprocess([observation]) | past
     context = network.encode(batch)
     x = torch.zeros(1, network.horizon, network.noise_dim, device=network.config.device)
     t = torch.ones(1, device=x.device)

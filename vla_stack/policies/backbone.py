@@ -23,6 +23,7 @@ from vla_stack.policies.backbone_weights import fit_weights
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.policies.transformer import KeyValue, PrefixContext, rotate
+from vla_stack.policies.unrolled_backbone import UnrolledEncoder, UnrolledText
 from vla_stack.policies.vision import to_float
 from vla_stack.schema import OBS_IMAGES, OBS_STATE, SchemaError
 
@@ -62,6 +63,17 @@ class PretrainedPrefix(nn.Module):
         states = config.robot_state_feature.shape[0]
         self.state = nn.Linear(states, self.width) if config.state_input == "token" else None
         self.embodiment = nn.Embedding(len(config.embodiments), self.width) if config.embodiments else None
+        self._unrolled: UnrolledText | None = None
+
+    def for_inference(self) -> None:
+        """Join what transformers computes apart, and drop what it was; adapters have to be in the weights already."""
+        attend = self.text.layers[0].self_attn
+        if self.config.train_backbone == "lora" or attend.q_proj.bias is not None or len(self.text.layers) < 2:
+            return
+        self._unrolled = UnrolledText(self.text, self.geometry.head_dim)
+        self.text.layers = self.text.layers[-1:]
+        vision = self.family.vision
+        vision.encoder = UnrolledEncoder(vision.encoder)
 
     def _fit_weights(self, weights: dict[str, Tensor], prefix: str, *_: Any) -> None:
         fit_weights(self.backbone, weights, f"{prefix}backbone.", self.config.lora_alpha)
@@ -127,6 +139,8 @@ class PretrainedPrefix(nn.Module):
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         rotary, keys, x, cache = self.text.rotary_emb(tokens, positions), mask[:, None, None], tokens, []
         *layers, last = self.text.layers
+        if self._unrolled is not None:
+            x, cache = self._unrolled.run(tokens, mask, rotary)
         for layer in layers:
             if self.config.gradient_checkpointing and self.training and torch.is_grad_enabled():
                 x, *kv = checkpoint(run_layer, layer, x, keys, rotary, use_reentrant=False, preserve_rng_state=False)

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from vla_stack.errors import UserError
+from vla_stack.errors import UserError, first_line
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.expert import Geometry
-from vla_stack.policies.weights import first_line
 
 OFFLINE = "give a local directory that holds config.json, tokenizer.json and *.safetensors, or run once with a network"
 
@@ -34,6 +33,11 @@ class SmolVlm:
     @property
     def tokens_per_image(self) -> int:
         return self.model.model.image_seq_len
+
+    @property
+    def vision(self) -> Any:
+        """What holds the image encoder's layers as ``encoder``."""
+        return self.model.model.vision_model
 
     def patch_positions(self) -> Tensor:
         """Position index of every patch of a full image, int64 [patches]: what transformers computes each time with
@@ -70,6 +74,11 @@ class PaliGemma:
     @property
     def tokens_per_image(self) -> int:
         return self.model.config.text_config.num_image_tokens
+
+    @property
+    def vision(self) -> Any:
+        """As above."""
+        return self.model.model.vision_tower.vision_model
 
     def patch_positions(self) -> Tensor:
         return torch.empty(0)  # images have one size, its encoder needs no positions from outside

@@ -1,4 +1,4 @@
-"""What computes a served policy: torch as it is, torch compiled, or ONNX Runtime."""
+"""What computes a served policy: torch as it is, compiled, compiled and captured as one graph, or ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vla_stack.errors import UserError
+from vla_stack.policies.captured import CapturedSampler, tensors_read
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.continuation import continuing_modes
 from vla_stack.policies.modeling_moh import MohPolicy
+from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.onnx_policy import MANIFEST
-from vla_stack.schema import ACTION_DIM_IS_PAD
 
-BACKENDS = ("torch", "compile", "onnx")
+BACKENDS = ("torch", "compile", "graph", "onnx")
 
 
 def load_with(
@@ -24,15 +24,16 @@ def load_with(
     """A policy on one of ``BACKENDS``.
 
     Args:
-        backend: ``compile`` compiles prefix and step of the sampler at the first batch of each size; ``onnx`` takes an
-            exported policy.
+        backend: ``compile`` compiles prefix and step of the sampler at the first batch of each size; ``graph`` then
+            replays a chunk as one CUDA graph; ``onnx`` takes an exported policy.
         path: Policy directory.
         device: Torch device.
         embodiment: As for :func:`~vla_stack.policies.chunk_policy.load_policy`.
-        batch_sizes: The sizes of batch that a compiled policy is given; others are filled up.
+        batch_sizes: The sizes of batch that a compiled or captured policy is given; others are filled up.
 
     Raises:
-        UserError: The directory is not what the backend takes, or the policy is no flow policy.
+        UserError: The directory is not what the backend takes, the policy is no flow policy, or the device has no
+            graphs.
     """
     exported = (path / MANIFEST).is_file()
     if backend == "onnx" and not exported:
@@ -40,9 +41,11 @@ def load_with(
     if backend != "onnx" and exported:
         raise UserError(f"{path} is an exported policy, '{backend}' needs its weights", "use --backend onnx")
     chunks = load_policy(path, device, embodiment, frozen=True)
-    if backend == "compile":
+    if backend in ("compile", "graph"):
         _compile(chunks)
         chunks.batch_sizes = batch_sizes
+    if backend == "graph":
+        _capture(chunks)
     return chunks
 
 
@@ -52,14 +55,21 @@ def _compile(chunks: ChunkPolicy) -> None:
     if not continuing_modes(policy):
         raise UserError(f"a policy of type '{policy.config.type}' is not a flow policy", "use --backend torch")
     encode = torch.compile(policy.encode, dynamic=False)
-
-    def encode_tensors(batch: dict[str, Any]) -> Any:
-        # Without texts, e.g. the instruction, each of which would be compiled anew; the tokens are among the tensors.
-        read = (k for k in batch if k.startswith("observation.") or k == ACTION_DIM_IS_PAD)
-        return encode({k: batch[k] for k in read if isinstance(batch[k], Tensor)})
-
-    policy.encode = encode_tensors
+    policy.encode = lambda batch: encode(tensors_read(batch))  # each text would be compiled anew
     if isinstance(policy, MohPolicy):  # a mixture's velocity, too, is made of its branches
         policy.mix = torch.compile(policy.mix, dynamic=False)  # type: ignore[method-assign]
     else:
         policy.velocity = torch.compile(policy.velocity, dynamic=False)
+    if isinstance(policy, VlaPolicy) and policy.unrolled is not None:
+        policy.unrolled.velocity = torch.compile(policy.unrolled.velocity, dynamic=False)  # type: ignore[method-assign]
+
+
+def _capture(chunks: ChunkPolicy) -> None:
+    """Replay a chunk, prefix and all steps of the sampler, as one graph. What guides the sampler stays compiled."""
+    policy: Any = chunks.policy
+    device = torch.device(policy.config.device)
+    if device.type != "cuda":
+        raise UserError(f"--backend graph needs a CUDA device, not {device}", "use --backend torch, or export to ONNX")
+    if isinstance(policy, MohPolicy):  # a robot asks how much its branches agree, on the host
+        raise UserError("a mixture of horizons is not captured", "use --backend compile")
+    policy.predict_action_chunk = CapturedSampler(policy.predict_action_chunk)

@@ -15,59 +15,12 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_stack.policies.contract import Context, FlowPolicy
 
 NOISE_LIMIT = 3.0  # standard deviations beyond which injected noise is cut; a constant factor of the density
-FREQUENCIES = 4
-
-
-class NoiseNet(nn.Module):
-    """Size of the noise injected after each Euler step, from time and observation, within bounds.
-
-    ``log sigma^2 = lo + (hi - lo)(tanh z + 1)/2`` with lo, hi the logarithms of the squared bounds, so z = 0 gives
-    their geometric mean; the last layer starts there. Time enters as fixed sines and cosines, the observation detached:
-    noise moves no parameter of the policy.
-
-    Args:
-        features: Width of the observation's features.
-        shape: Steps and entries of a chunk's noise, (h, w).
-        low: Least standard deviation, in normalised action units.
-        high: Largest standard deviation. May be changed between iterations, never between a rollout and its update.
-        hidden: Widths of the hidden layers.
-    """
-
-    def __init__(
-        self, features: int, shape: tuple[int, int], low: float, high: float, hidden: tuple[int, ...] = (64, 64)
-    ) -> None:
-        super().__init__()
-        self.low, self.high, self.shape = low, high, shape
-        widths = (features + 2 * FREQUENCIES, *hidden)
-        layers = [m for a, b in zip(widths, widths[1:], strict=False) for m in (nn.Linear(a, b), nn.Tanh())]
-        last = nn.Linear(widths[-1], shape[0] * shape[1])
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-        self.network = nn.Sequential(*layers, last)
-        self.register_buffer("frequencies", 0.5 * math.pi * 2.0 ** torch.arange(FREQUENCIES), persistent=False)
-
-    def forward(self, features: Float[Tensor, "b f"], steps: int) -> Float[Tensor, "b k h w"]:
-        """Standard deviations of all steps of a chain of ``steps``."""
-        features = features.detach().to(self.network[0].weight.dtype)
-        features = F.layer_norm(features, features.shape[-1:])
-        phase = times(steps, features)[:, None] * self.frequencies
-        time = torch.cat((phase.sin(), phase.cos()), dim=-1)
-        rows = torch.cat(
-            (features[:, None].expand(-1, steps, -1), time[None].to(features).expand(len(features), -1, -1)), dim=-1
-        )
-        return self.bounded(self.network(rows)).unflatten(-1, self.shape)
-
-    def bounded(self, z: Tensor) -> Tensor:
-        """Standard deviations of the network's raw outputs."""
-        lo, hi = math.log(self.low), math.log(self.high)
-        return torch.exp(lo + (hi - lo) * 0.5 * (torch.tanh(z) + 1.0))
 
 
 def times(steps: int, like: Tensor) -> Float[Tensor, " k"]:

@@ -5,24 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lerobot.configs import NormalizationMode, PreTrainedConfig
-from lerobot.optim import LRSchedulerConfig, OptimizerConfig
-
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import NormalizationMode, PreTrainedConfig
 from vla_stack.policies.configuration_state import StateFlowConfig
-from vla_stack.policies.nested_config import AnyPolicy
+from vla_stack.policies.critics import NORM_EPS
+from vla_stack.policies.gaussian import LOG_STD
+from vla_stack.policies.nested_config import AnyPolicy, OnBase
 
 WIDE = 4.0  # standard deviations, where actions are normalised by these
 
 
 @PreTrainedConfig.register_subclass("expo")
 @dataclass
-class ExpoConfig(PreTrainedConfig):
+class ExpoConfig(OnBase):
     """What acts is the best, by the critics, of several chunks of ``base`` and of edits of some of them.
 
     Attributes:
         base: A flow policy. Features and device are those of this configuration.
-        feature_dim: Width of its ``features``, which are what critics and edits see.
+        feature_dim: Width of what it ``observed``, which is what critics and edits see.
+        edited_steps: First steps of a chunk, those that are executed, which edits and critics are about; 0: all.
         samples: N, chunks of the base that are chosen from.
         edits: How many of them are edited as well; 0 is best-of-N, and with one sample the base alone.
         beta: Largest edit, in normalised action units.
@@ -32,12 +33,15 @@ class ExpoConfig(PreTrainedConfig):
         num_critics: Critics.
         subset: Critics that judge, drawn anew for each observation.
         layer_norm: Layer norm in edit policy and critics.
+        norm_eps: Added to the variance of a layer norm.
+        log_std: Bounds of the edit policy's log sigma.
         n_action_steps: Actions of a chunk that are executed before the next one is asked for.
         robot: ``RobotSpec.to_json()`` of the embodiment.
     """
 
     base: AnyPolicy = field(default_factory=lambda: StateFlowConfig(device="cpu"))
     feature_dim: int = 0
+    edited_steps: int = 0
     samples: int = 8
     edits: int = 8
     beta: float = 0.1
@@ -47,6 +51,8 @@ class ExpoConfig(PreTrainedConfig):
     num_critics: int = 10
     subset: int = 2
     layer_norm: bool = True
+    norm_eps: float = NORM_EPS
+    log_std: tuple[float, float] = LOG_STD
     n_action_steps: int = 4
     robot: dict[str, Any] | None = None
 
@@ -60,26 +66,12 @@ class ExpoConfig(PreTrainedConfig):
             )
         if not 1 <= self.subset <= self.num_critics:
             raise UserError(f"subset is {self.subset}, it must lie in 1 ... num_critics={self.num_critics}")
-        for name in ("input_features", "output_features"):
-            if not getattr(self, name):
-                setattr(self, name, getattr(self.base, name))
-        self.base.input_features, self.base.output_features = self.input_features, self.output_features
-        self.base.device = self.device
+        self.share()
 
     @property
     def action_limit(self) -> float:
         """Bound of a normalised action, as the base normalises."""
-        mapping = getattr(self.base, "normalization_mapping", {})
-        return WIDE if mapping.get("ACTION") is NormalizationMode.MEAN_STD else 1.0
-
-    @property
-    def action_feature_names(self) -> list[str] | None:
-        """Names of the action dimensions."""
-        return getattr(self.base, "action_feature_names", None)
-
-    @action_feature_names.setter
-    def action_feature_names(self, names: list[str] | None) -> None:
-        self.base.action_feature_names = names  # type: ignore[attr-defined]
+        return action_limit(self.base)
 
     def validate_features(self) -> None:
         """Check that the width of the base's features is known.
@@ -87,24 +79,12 @@ class ExpoConfig(PreTrainedConfig):
         Raises:
             UserError: It is not.
         """
-        self.base.validate_features()
+        super().validate_features()
         if self.feature_dim < 1:
-            raise UserError(f"feature_dim is {self.feature_dim}", "set it to the width of the base's features")
+            raise UserError(f"feature_dim is {self.feature_dim}", "set it to the width of what the base observed")
 
-    @property
-    def observation_delta_indices(self) -> list[int] | None:
-        return self.base.observation_delta_indices
 
-    @property
-    def action_delta_indices(self) -> list[int] | None:
-        return self.base.action_delta_indices
-
-    @property
-    def reward_delta_indices(self) -> list[int] | None:
-        return self.base.reward_delta_indices
-
-    def get_optimizer_preset(self) -> OptimizerConfig:
-        return self.base.get_optimizer_preset()
-
-    def get_scheduler_preset(self) -> LRSchedulerConfig | None:
-        return self.base.get_scheduler_preset()
+def action_limit(base: PreTrainedConfig) -> float:
+    """Bound of a normalised action of a policy."""
+    mapping = getattr(base, "normalization_mapping", {})
+    return WIDE if mapping.get("ACTION") is NormalizationMode.MEAN_STD else 1.0

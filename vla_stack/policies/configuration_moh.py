@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from lerobot.configs import PreTrainedConfig
-from lerobot.optim import LRSchedulerConfig, OptimizerConfig
+from typing import Any
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import PreTrainedConfig
 from vla_stack.policies.configuration_vla import VlaConfig
-from vla_stack.policies.mixture_of_horizons import Fusion
-from vla_stack.policies.nested_config import AnyPolicy
+from vla_stack.policies.mixture_of_horizons import Fusion, Rule
+from vla_stack.policies.nested_config import AnyPolicy, OnBase
 
 HORIZONS = tuple(range(3, 31, 3))
 
 
 @PreTrainedConfig.register_subclass("moh")
 @dataclass
-class MohConfig(PreTrainedConfig):
+class MohConfig(OnBase):
     """A mixture of horizons; what is not a field here is read from ``base``.
 
     Attributes:
@@ -33,7 +31,12 @@ class MohConfig(PreTrainedConfig):
             first ``consensus_min_steps``, for a further action to be executed; null executes ``n_action_steps``.
         consensus_min_steps: Actions that are executed in any case, n.
         consensus_min_active: Branches that must predict an action, m.
-        consensus_rule: ``code`` or ``paper``, see :func:`~vla_stack.policies.mixture_of_horizons.consensus_steps`.
+        consensus_rule: ``code`` or ``paper``, see :func:`~vla_stack.policies.mixture_of_horizons.consensus_steps`; for
+            one-step branches also ``votes``, see :func:`~vla_stack.policies.mixture_of_horizons.vote_steps`, which
+            does not read m. Its authors have a ratio of 1, a minimum of 1 and a maximum of 20.
+        consensus_max_steps: Most actions that dynamic inference executes; null: no bound of its own.
+        padded_positions: Count action tokens' positions from the end of the padded prefix, as the authors' code does
+            and their checkpoints were trained, and not from its last real token, as openpi does. For pi0 and pi0.5.
     """
 
     base: AnyPolicy = field(default_factory=lambda: VlaConfig(chunk_size=HORIZONS[-1], device="cpu"))
@@ -44,7 +47,9 @@ class MohConfig(PreTrainedConfig):
     consensus_ratio: float | None = None
     consensus_min_steps: int = 5
     consensus_min_active: int = 5
-    consensus_rule: Literal["code", "paper"] = "code"
+    consensus_rule: Rule = "code"
+    consensus_max_steps: int | None = None
+    padded_positions: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,15 +63,7 @@ class MohConfig(PreTrainedConfig):
             )
         if self.base.type == self.type:
             raise UserError("the base of a mixture of horizons is one itself", "give another base.type")
-        for name in ("input_features", "output_features"):
-            if not getattr(self, name):
-                setattr(self, name, getattr(self.base, name))
         self.share()
-
-    def share(self) -> None:
-        """Hand features and device down to ``base``."""
-        self.base.input_features, self.base.output_features = self.input_features, self.output_features
-        self.base.device = self.device
 
     def __getattr__(self, name: str) -> Any:
         # Reached for what is not found here: LeRobot's tools ask a configuration for a good many names
@@ -74,36 +71,6 @@ class MohConfig(PreTrainedConfig):
         if name.startswith("_") or "base" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.base, name)
-
-    @property
-    def action_feature_names(self) -> list[str] | None:
-        """Names of the action dimensions; LeRobot sets them from the dataset."""
-        return self.base.action_feature_names  # type: ignore[attr-defined]
-
-    @action_feature_names.setter
-    def action_feature_names(self, names: list[str]) -> None:
-        self.base.action_feature_names = names  # type: ignore[attr-defined]
-
-    @property
-    def observation_delta_indices(self) -> list[int] | None:
-        return self.base.observation_delta_indices
-
-    @property
-    def action_delta_indices(self) -> list[int] | None:
-        return self.base.action_delta_indices
-
-    @property
-    def reward_delta_indices(self) -> list[int] | None:
-        return self.base.reward_delta_indices
-
-    def get_optimizer_preset(self) -> OptimizerConfig:
-        return self.base.get_optimizer_preset()
-
-    def get_scheduler_preset(self) -> LRSchedulerConfig | None:
-        return self.base.get_scheduler_preset()
-
-    def validate_features(self) -> None:
-        self.base.validate_features()
 
 
 def base_config(config: PreTrainedConfig) -> PreTrainedConfig:

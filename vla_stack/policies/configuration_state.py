@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature, PreTrainedConfig
-from lerobot.optim import AdamWConfig
-
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import AdamWConfig, FeatureType, NormalizationMode, PolicyFeature, PreTrainedConfig
+from vla_stack.policies.critics import NORM_EPS
+from vla_stack.policies.gaussian import LOG_STD
 from vla_stack.policies.nested_config import OptionalPolicy
 from vla_stack.schema import ACTION, OBS_STATE
 
@@ -109,10 +109,14 @@ class StateGaussianConfig(StateConfig):
 
     Attributes:
         layer_norm: Layer norm before each ReLU.
+        norm_eps: Added to the variance of a layer norm.
+        log_std: Bounds of log sigma.
         noise_scale: Standard deviation of the noise that is drawn with: 0 acts by the mode, 1 explores.
     """
 
     layer_norm: bool = True
+    norm_eps: float = NORM_EPS
+    log_std: tuple[float, float] = LOG_STD
     noise_scale: float = 0.0
 
 

@@ -1,7 +1,7 @@
 """Configuration of the native VLA, LeRobot policy type ``vla``.
 
 The defaults are the preset ``tiny``, trained from scratch. With ``backbone`` it is the preset ``base``, whose prefix is
-a pretrained vision-language model (``configs/base.yaml``).
+a pretrained vision-language model (recipe ``base``).
 """
 
 from __future__ import annotations
@@ -9,19 +9,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lerobot.configs import FeatureType, NormalizationMode, PreTrainedConfig
-from lerobot.optim import AdamWConfig, CosineDecayWithWarmupSchedulerConfig
-
 from vla_stack.errors import UserError
+from vla_stack.history import history_ages
+from vla_stack.lerobot_core import (
+    AdamWConfig,
+    CosineDecayWithWarmupSchedulerConfig,
+    FeatureType,
+    NormalizationMode,
+    PreTrainedConfig,
+)
 from vla_stack.policies.heads import HEADS
+from vla_stack.policies.text import SMALLEST_VOCABULARY
 
+MOST_HISTORY = 12
 CHOICES = {
     "backbone_dtype": ("float32", "bfloat16"),
     "train_backbone": ("expert_only", "lora", "full"),
     "state_input": ("token", "prompt"),
     "head": ("flow", *HEADS),
     "gripper": ("continuous", "binary"),
+    "text": ("bpe", "hash"),
     "prefix_attention": ("full", "lambda"),
+    "vision_stem": ("overlapping", "patches"),
 }
 
 
@@ -50,11 +59,18 @@ class VlaConfig(PreTrainedConfig):
         depth: Layers of prefix transformer and expert; layer l of the expert reads keys and values of prefix layer l.
         heads: Attention heads, of ``head_dim`` each, the same in prefix and expert.
         head_dim: Width of one head.
-        vision_channels: Output channels of an image encoder's convolutions; all but the last halve the resolution.
+        vision_stem: How an image encoder begins: ``overlapping`` convolutions, of which all but the last halve the
+            resolution, or ``patches`` of 4x4 pixels, which train in four fifths of the time.
+        vision_channels: Output channels of an image encoder's convolutions.
         vision_maps: Maps that an image encoder's features are squeezed to.
         tokens_per_camera: Prefix tokens a camera.
-        vocabulary: Buckets of the word hash.
-        max_words: Longest instruction.
+        history: Earlier observations of the episode that are read beside the present one: the first, and those that are
+            1, 2, 4 ... times ``n_action_steps`` old (``vla_stack/history.py``). 0: the present alone.
+        text: How an instruction becomes tokens: ``bpe``, sub-words learnt from the training data's instructions, or
+            ``hash``, a bucket for each word; see ``text.py``.
+        vocabulary: Tokens: at most so many sub-words (257 or more), or so many buckets.
+        bpe_dropout: Share of training batches whose words are split finer than need be.
+        max_words: Longest instruction of ``text=hash``, in words.
         backbone: Local directory or hub id of a vision-language model (SmolVLM2 or PaliGemma class) whose layers are
             the prefix; the sizes of prefix layers and encoders above are then not read. Empty: ``tiny``.
         backbone_config: The backbone's architecture. Filled in when its weights are first loaded; where it is set, as
@@ -71,7 +87,7 @@ class VlaConfig(PreTrainedConfig):
         gradient_checkpointing: Recompute the backbone's activations in the backward pass instead of keeping them.
         state_input: ``token`` projects the state to one prefix token; ``prompt`` writes it into the instruction as one
             of 256 bins a dimension (pi0.5), which bounds it to the range of its 1 % and 99 % quantiles.
-        max_tokens: Longest prompt in tokens of the backbone.
+        max_tokens: Longest instruction in sub-words, or longest prompt in tokens of the backbone.
         head: ``flow`` denoises a chunk; the others predict it in one step from learnt queries: ``regression`` (L1),
             ``gaussian`` (independent normal per entry) or ``bins`` (a distribution over 256 bins per entry).
         gripper: ``binary`` sends and learns the gripper's extremes alone, ``continuous`` what lies between as well.
@@ -98,10 +114,14 @@ class VlaConfig(PreTrainedConfig):
     depth: int = 3
     heads: int = 4
     head_dim: int = 32
+    vision_stem: str = "overlapping"
     vision_channels: tuple[int, ...] = (32, 64, 64)
     vision_maps: int = 8
     tokens_per_camera: int = 2
-    vocabulary: int = 1024
+    history: int = 0
+    text: str = "bpe"
+    vocabulary: int = 512
+    bpe_dropout: float = 0.1
     max_words: int = 16
 
     backbone: str = ""
@@ -116,7 +136,7 @@ class VlaConfig(PreTrainedConfig):
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     gradient_checkpointing: bool = False
     state_input: str = "token"
-    max_tokens: int = 48
+    max_tokens: int = 32
 
     head: str = "flow"
     gripper: str = "continuous"
@@ -163,6 +183,15 @@ class VlaConfig(PreTrainedConfig):
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UserError(f"{name} is '{getattr(self, name)}'", f"choose one of {', '.join(choices)}")
+        if not 0 <= self.history <= MOST_HISTORY or (self.history and self.backbone):
+            remedy = f"it lies in 0 ... {MOST_HISTORY}, and is for a policy without a backbone"
+            raise UserError(f"history is {self.history}", remedy)
+        if not 0.0 <= self.bpe_dropout <= 1.0:
+            raise UserError(f"bpe_dropout is {self.bpe_dropout}", "it is a share, 0 to 1")
+        if self.text == "bpe" and self.vocabulary < SMALLEST_VOCABULARY:
+            raise UserError(
+                f"vocabulary is {self.vocabulary}", f"sub-words need {SMALLEST_VOCABULARY} or more: every byte is one"
+            )
         if self.keep_language_head and self.backbone_layers:
             raise UserError("keep_language_head needs every layer of the backbone", "set backbone_layers=0")
         if self.state_input == "prompt":
@@ -185,6 +214,14 @@ class VlaConfig(PreTrainedConfig):
                 f"observation.state has {states} entries, action {actions}: relative actions need each one measured",
                 "set use_relative_actions=false",
             )
+        if self.history and (self.embodiments or not self.camera_keys):
+            why = "several robots" if self.embodiments else "no camera"
+            raise UserError(f"history is {self.history}, and the policy has {why}", "set history=0")
+
+    @property
+    def history_ages(self) -> tuple[int, ...]:
+        """Least ages, control steps, of the earlier observations that are read; see ``vla_stack/history.py``."""
+        return history_ages(self.history, self.n_action_steps)
 
     @property
     def camera_keys(self) -> list[str]:

@@ -11,12 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from vla_stack.schema import OBS_STATE
 
 if TYPE_CHECKING:
     from vla_stack.policies.heads import OneStepHead
 
+STATE_LIMIT = 5.0  # of a normalised state, for critics
 # One time a sample, or one an action token.
 Time = Float[Tensor, " b"] | Float[Tensor, "b h"]
 
@@ -44,6 +49,12 @@ class NoisePolicy(ABC):
     noise_scale: float = 1.0
     max_delay: int = 0
     pads: bool = False
+
+    @property
+    def frame(self) -> tuple[int, int] | None:
+        """Height and width that it shrinks larger pictures to touch from within, bilinearly, before anything else;
+        None: it reads them as they are, or by a filter of its own."""
+        return None
 
 
 class FlowPolicy[C: Context](NoisePolicy):
@@ -113,6 +124,19 @@ class FlowPolicy[C: Context](NoisePolicy):
     @abstractmethod
     def features(self, context: C) -> Float[Tensor, "b d"]:
         """One vector an observation, for critics and reward heads."""
+
+    @torch.no_grad()
+    def observed(self, context: C, batch: dict[str, Any]) -> Float[Tensor, "b f"]:
+        """What values and small actors beside the policy read: its features, each row normed, and the state.
+
+        Rounded to float16, so that what a replay buffer keeps in half the memory is what is computed, bit for bit.
+        """
+        features, state = self.features(context).float(), batch[OBS_STATE].float().clamp(-STATE_LIMIT, STATE_LIMIT)
+        return torch.cat((F.layer_norm(features, features.shape[-1:]), state), -1).half().float()
+
+    def image_tokens(self, batch: dict[str, Any]) -> Float[Tensor, "b n d"]:
+        """What a policy with a history keeps of an observation."""
+        raise NotImplementedError(f"{type(self).__name__} has no history")
 
     def renewed(self, context: C, state: Float[Tensor, "b s"]) -> C:
         """A stored context as the policy would make it now, given the normalised states of its observations.

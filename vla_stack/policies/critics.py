@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+NORM_EPS = 1e-5  # what torch's layer norm adds to a variance; flax's adds 1e-6
+
 
 class Ensemble(nn.Module):
     """E independent networks of one shape, evaluated in one call.
@@ -26,6 +28,7 @@ class Ensemble(nn.Module):
         outputs: Width of the output.
         layer_norm: Layer norm before each ReLU.
         generator: Source of the initial weights, uniform in +-1/sqrt(in) as those of ``nn.Linear``.
+        norm_eps: Added to the variance of a layer norm.
     """
 
     def __init__(
@@ -36,10 +39,11 @@ class Ensemble(nn.Module):
         outputs: int = 1,
         layer_norm: bool = True,
         generator: torch.Generator | None = None,
+        norm_eps: float = NORM_EPS,
     ) -> None:
         super().__init__()
         widths = (inputs, *hidden, outputs)
-        self.size, self.outputs = size, outputs
+        self.size, self.outputs, self.norm_eps = size, outputs, norm_eps
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
             bound = 1.0 / math.sqrt(fan_in)
@@ -66,7 +70,7 @@ class Ensemble(nn.Module):
             h = torch.baddbmm(of(bias), h, of(weight))
             if i < last:
                 if self.scales:
-                    normalised = F.layer_norm(h, h.shape[-1:])
+                    normalised = F.layer_norm(h, h.shape[-1:], eps=self.norm_eps)
                     h = torch.addcmul(of(self.shifts[i]), normalised, of(self.scales[i]))
                 h = F.relu(h)
         return h[..., 0] if self.outputs == 1 else h

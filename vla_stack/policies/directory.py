@@ -1,146 +1,176 @@
-"""A LeRobot policy directory, read so that whatever is wrong with it is said in one line."""
+"""A policy directory before anything of it is loaded: found by whatever name a person gave, and whole by its manifest.
+
+    manifest.json    {"format": 1, "files": {"model.safetensors": "<sha256>", ...}}
+
+A bit that flips on a disk or on the way must not drive a robot: whatever saves a policy here writes the manifest, and
+loading refuses a directory that differs from its own. A directory of LeRobot's has none and is loaded as it is.
+
+The policies that come with the package lie in ``SHIPPED``, so that `vla eval` and `vla run` work at once; each is a
+LeRobot policy directory beside its recipe, training log and README (``native_multitask/README.md`` says how to train it
+again). This file needs neither torch nor LeRobot.
+"""
 
 from __future__ import annotations
 
-import difflib
+import hashlib
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import safetensors
-from draccus.utils import DraccusException
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HFValidationError
-from lerobot.configs import PreTrainedConfig
-from lerobot.policies import PreTrainedPolicy, make_pre_post_processors
-
 from vla_stack.errors import UserError
-from vla_stack.policies.allowed import check_numbers, check_processor, check_type, read_json
-from vla_stack.policies.registry import is_known, known_types, policy_class
-from vla_stack.policies.weights import check_weights, find_weights, first_line, not_on_hub
 
-CONFIG = "config.json"
-PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
-MEND = "mend that value, or use another checkpoint"
-
-
-def read_config(source: str | Path, device: str) -> PreTrainedConfig:
-    """The configuration of a policy directory or hub repository, for ``device``.
-
-    Raises:
-        UserError: There is none, it is no JSON, or one of its keys or values does not belong there.
-    """
-    where = f"{source}/{CONFIG}"
-    if Path(source).is_dir() and not (Path(source) / CONFIG).is_file():
-        remedy = "give a checkpoint's pretrained_model folder"
-        raise UserError(f"{source} holds no policy ({CONFIG} is missing)", remedy)
-    try:
-        file = Path(source) / CONFIG if Path(source).is_dir() else Path(hf_hub_download(str(source), CONFIG))
-        _check_keys(read_json(file), where)
-        return PreTrainedConfig.from_pretrained(source, cli_overrides=[f"--device={device}"])
-    except json.JSONDecodeError as e:
-        raise UserError(f"{where} is damaged: {e}", "copy it again, or use another checkpoint") from None
-    except UserError as e:
-        raise UserError(e.message if where in e.message else f"{where}: {e.message}", e.remedy or MEND) from None
-    except DraccusException as e:
-        raise UserError(f"{where}: {_spoken(e)}", MEND) from None
-    except (OSError, HFValidationError) as e:  # the latter: no repository can have that name
-        raise UserError(*not_on_hub(source, CONFIG, e)) from None
-    except (ValueError, TypeError, NotImplementedError) as e:  # what a configuration refuses in its own checks
-        raise UserError(f"{where}: {first_line(e)}", MEND) from None
+SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "policies"
+DEFAULT = "native_multitask"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MANIFEST, SIGNATURE = "manifest.json", "signature.json"
+LOADED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".onnx", ".data")  # what a loader reads; nothing runs
+FILES = tuple(f"*{suffix}" for suffix in LOADED)  # of a repository: nothing that could run
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # of a repository: a name, or an owner and a name
+LARGEST = 1 << 20  # bytes of a JSON file that describes a policy; the largest known have some thousand
 
 
-def read_policy(source: str | Path, config: PreTrainedConfig, **known: Any) -> PreTrainedPolicy:
-    """The policy of a directory or hub repository, in evaluation mode.
+def resolve_policy(name: str | Path) -> Path:
+    """Directory of a policy that a person named.
 
     Args:
-        source: The directory or repository.
-        config: Its configuration.
-        known: Further arguments of the policy's constructor.
+        name: A policy directory, a checkpoint or run directory above one, or the name of a shipped policy
+            (``shipped`` is the default one); or a repository of the hub, ``owner/name``, which is downloaded once.
+
+    Returns:
+        The directory that holds ``config.json``.
 
     Raises:
-        UserError: The weights are missing, damaged, or those of another model; a package is not installed.
+        UserError: Nothing of that name holds a policy.
     """
-    file = find_weights(source)
-    check_weights(file)
     try:
-        with fetching(config.type):
-            return policy_class(config.type).from_pretrained(source, config=config, strict=True, **known)
-    except RuntimeError as e:
-        if "loading state_dict" not in str(e):
+        return _here(name)
+    except UserError:
+        if "/" not in str(name) or not _of_hub(name):
             raise
-        detail = " ".join(str(e).splitlines()[1].split())
-        remedy = "config and weights must come from the same training"
-        raise UserError(f"{file} does not fit its {CONFIG}: {detail}", remedy) from None
+    from huggingface_hub import snapshot_download  # torch comes with these, and most names need neither
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return _here(snapshot_download(str(name), allow_patterns=list(FILES)))
+    except (OSError, HfHubHTTPError) as e:
+        raise UserError(*not_on_hub(name, CONFIG, e)) from None
 
 
-def read_processors(
-    path: Path, config: PreTrainedConfig, device: str, embodiment: int | None = None
-) -> tuple[Any, Any]:
-    """Pre- and post-processor of a policy directory.
+def resolve_source(name: str | Path) -> Path | str:
+    """Where the weights are that a recipe starts from; those of a repository of the hub are left to who reads them.
 
-    Args:
-        path: The directory.
-        config: Its configuration.
-        device: Torch device of the preprocessor's results.
-        embodiment: Which of the policy's robots all samples are of; None for a policy of one, and in training.
+    Returns:
+        The directory; or the name as it is, where it can be a repository's and nothing of that name lies here.
 
     Raises:
-        UserError: They are missing or cannot be read.
+        UserError: It can be neither.
     """
-    for name in PROCESSORS:
-        if not (path / name).is_file():
-            raise UserError(f"{path} holds no {name}", "copy the whole pretrained_model folder")
     try:
-        for name in PROCESSORS:
-            check_processor(path / name)
-        overrides: dict[str, Any] = {"device_processor": {"device": device}}
-        if embodiment is not None:
-            overrides["embodiment_input_processor"] = {"serve": embodiment}
-        return make_pre_post_processors(config, str(path), preprocessor_overrides=overrides)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, safetensors.SafetensorError) as e:
-        remedy = "copy the whole pretrained_model folder, tokenizer included"
-        raise UserError(f"{path}: the processors cannot be read: {first_line(e)}", remedy) from None
+        return _here(name)
+    except UserError:
+        if not _of_hub(name):
+            raise
+        return str(name)
 
 
-@contextmanager
-def fetching(kind: str) -> Iterator[None]:
-    """Says in one line that a file cannot be had which a policy type downloads when it is made: a tokenizer, say.
+def _of_hub(name: str | Path) -> bool:
+    return not Path(name).exists() and HUB_ID.fullmatch(str(name)) is not None
+
+
+def _here(name: str | Path) -> Path:
+    path = SHIPPED / DEFAULT if str(name) == "shipped" else Path(name)
+    for candidate in (
+        path,
+        path / "pretrained_model",
+        path / "last" / "pretrained_model",
+        path / "checkpoints" / "last" / "pretrained_model",
+        *sorted(path.glob("iteration-*/train/checkpoints/last/pretrained_model"), reverse=True),  # the newest
+        SHIPPED / path,
+    ):
+        if (candidate / CONFIG).is_file():
+            return candidate
+    shipped = sorted(p.name for p in SHIPPED.glob("*") if (p / CONFIG).is_file())
+    raise UserError(
+        f"'{name}' holds no policy ({f'no {CONFIG}' if path.exists() else 'there is no such directory'})",
+        f"give a pretrained_model directory, a run directory, or one of: shipped, {', '.join(shipped)}",
+    )
+
+
+def not_on_hub(source: str | Path, name: str, error: BaseException) -> tuple[str, str]:
+    """Message and remedy where neither this machine nor the hub has a file of a policy."""
+    message = f"'{source}' is no directory here, and {name} cannot be had from the hub ({type(error).__name__})"
+    return message, "check the name and the connection, or give a local directory"
+
+
+def read_json(file: Path) -> Any:
+    """A JSON file of a policy directory.
 
     Raises:
-        UserError: Instead of any ``OSError``.
+        UserError: It is larger or nested deeper than any configuration.
+        json.JSONDecodeError: It is no JSON.
     """
+    if file.stat().st_size > LARGEST:
+        raise UserError(f"{file} has {file.stat().st_size} bytes, a configuration at most {LARGEST}")
     try:
-        yield
-    except OSError as e:
-        remedy = "connect once (some repositories want `hf auth login`), or name local directories in policy.options"
-        raise UserError(f"policy '{kind}' needs a file of the hub: {first_line(e)}", remedy) from None
+        return json.loads(file.read_bytes())
+    except RecursionError:
+        raise UserError(f"{file} is nested too deeply") from None
+    except UnicodeDecodeError as e:
+        raise UserError(f"{file} is no text ({e.reason})") from None
 
 
-def _check_keys(tree: Any, where: str) -> None:
-    """The keys of a configuration, before a parser that names no alternative sees them."""
-    if not isinstance(tree, dict):
-        raise UserError(f"it holds a {type(tree).__name__}, a policy's configuration is a mapping of keys to values")
-    check_numbers(tree, where)
-    check_type(tree, where)
-    if not is_known(str(tree.get("type"))):
-        remedy = f"the types are {', '.join(known_types())}"
-        raise UserError(f"'type' is {tree.get('type')!r}, no policy type known here", remedy)
-    allowed = [f.name for f in fields(PreTrainedConfig.get_choice_class(tree["type"])) if f.init]
-    for key in tree:
-        if key != "type" and key not in allowed:
-            near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.0)[0]
-            remedy = f"remove it (the nearest key is '{near}'), or use the version that wrote it"
-            raise UserError(f"policy '{tree['type']}' has no key '{key}'", remedy)
+def write_manifest(directory: Path) -> None:
+    """Record the digest of every file that a loader of the directory reads."""
+    text = json.dumps({"format": 1, "files": digests(directory)}, indent=1, sort_keys=True) + "\n"
+    (directory / MANIFEST).write_text(text)
 
 
-def _spoken(error: DraccusException) -> str:
-    """A parser's complaint as one line: the key, and its innermost reason."""
-    text = " ".join(str(error).split())
-    keys = re.findall(r"`([\w.]+)`:", text)
-    reason = re.sub(r".*`[\w.]+`: ", "", text)
-    return f"'{'.'.join(keys)}': {reason}" if keys else reason
+def digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of every file that a loader of the directory reads, by its path in there."""
+    files = (p for p in sorted(directory.rglob("*")) if p.suffix in LOADED and p.is_file())
+    names = {p.relative_to(directory).as_posix(): p for p in files}
+    return {name: _sha256(path) for name, path in names.items() if name not in (MANIFEST, SIGNATURE)}
+
+
+def check_manifest(directory: Path) -> dict[str, str]:
+    """The digests of a directory's files, compared with its manifest if it has one.
+
+    Returns:
+        Path -> SHA-256, as :func:`digests`.
+
+    Raises:
+        UserError: A file differs from the manifest, is missing, or is not in it.
+    """
+    if not (directory / MANIFEST).is_file():
+        return digests(directory)
+    listed = _listed(directory / MANIFEST)
+    if missing := [name for name in listed if not (directory / name).is_file()]:
+        raise UserError(f"{directory / missing[0]} is missing, {MANIFEST} lists it", "copy the whole directory again")
+    found = digests(directory)
+    remedy = f"copy it again; or, if you changed it yourself: vla policy sign {directory}"
+    for name, digest in found.items():
+        if name not in listed:
+            raise UserError(f"{directory / name} is not in {MANIFEST}, so nobody vouches for it", remedy)
+        if digest != listed[name]:
+            raise UserError(f"{directory / name} is not what was saved: its SHA-256 is not that of {MANIFEST}", remedy)
+    return found
+
+
+def _listed(manifest: Path) -> dict[str, str]:
+    try:
+        if manifest.stat().st_size > LARGEST:
+            raise ValueError(f"it has {manifest.stat().st_size} bytes")
+        tree = json.loads(manifest.read_bytes())
+        if tree["format"] != 1:
+            raise ValueError(f"its format is {tree['format']}, this version reads 1")
+        if not all(isinstance(digest, str) for digest in tree["files"].values()):
+            raise ValueError("a digest is no text")
+        return dict(tree["files"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise UserError(f"{manifest} is damaged: {e}", "copy the whole directory again") from None
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vla_stack.policies.critics import Ensemble
+from vla_stack.policies.critics import NORM_EPS, Ensemble
 
-LOG_STD = (-20.0, 2.0)
+LOG_STD = (-20.0, 2.0)  # of stable-baselines3 and RLPD; WSRL: log 1e-5, log 10
 # Of an action that is imitated. The likelihood of 1 is infinite; WSRL's code clips its data to 0.99999, which lies so
 # far out before squashing (6.1) that a Gaussian learns little but which actions are saturated.
 LARGEST = 0.9
@@ -27,6 +27,8 @@ class GaussianActor(nn.Module):
         hidden: Widths of the hidden layers.
         layer_norm: Layer norm before each ReLU.
         generator: Source of the initial weights.
+        log_std: Bounds of log sigma.
+        norm_eps: Added to the variance of a layer norm.
     """
 
     def __init__(
@@ -36,14 +38,17 @@ class GaussianActor(nn.Module):
         hidden: Sequence[int] = (256, 256),
         layer_norm: bool = True,
         generator: torch.Generator | None = None,
+        log_std: tuple[float, float] = LOG_STD,
+        norm_eps: float = NORM_EPS,
     ) -> None:
         super().__init__()
-        self.net = Ensemble(1, inputs, hidden, 2 * actions, layer_norm, generator)
+        self.log_std = log_std
+        self.net = Ensemble(1, inputs, hidden, 2 * actions, layer_norm, generator, norm_eps)
 
     def forward(self, obs: Float[Tensor, "b o"]) -> tuple[Float[Tensor, "b a"], Float[Tensor, "b a"]]:
         """mu and log sigma, before squashing."""
         mean, log_std = self.net(obs)[0].chunk(2, -1)
-        return mean, log_std.clamp(*LOG_STD)
+        return mean, log_std.clamp(*self.log_std)
 
     def mode(self, obs: Float[Tensor, "b o"]) -> Float[Tensor, "b a"]:
         """tanh(mu)."""

@@ -8,7 +8,7 @@ noise 0 to data 1; here t = 1 - tau, so its velocity is minus ours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from vla_stack.policies.contract import Time
 
+Schedule = Literal["exp", "linear", "ones", "zeros"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Velocity = Callable[[Float[Tensor, "b h a"], Time], Float[Tensor, "b h a"]]
 
 
@@ -31,7 +33,7 @@ class Guide(NamedTuple):
     weights: Tensor
 
 
-def soft_mask(horizon: int, delay: int, execute: int) -> Float[Tensor, " h"]:
+def soft_mask(horizon: int, delay: int, execute: int, schedule: Schedule = "exp") -> Float[Tensor, " h"]:
     """Weights of the guide's steps (eq. 5).
 
     1 on the steps that will be over before the new chunk arrives, falling to 0 towards the end of the old chunk, and 0
@@ -41,10 +43,13 @@ def soft_mask(horizon: int, delay: int, execute: int) -> Float[Tensor, " h"]:
         horizon: Steps of a chunk, H.
         delay: Steps until the new chunk takes over, d.
         execute: Steps between the origins of the two chunks, s; d <= s <= H - d.
+        schedule: How they fall in between: ``exp`` is eq. 5, ``linear`` without its exponential; ``ones`` do not fall,
+            ``zeros`` are a hard mask of the first ``delay`` steps. The authors' ablations.
     """
     i = torch.arange(horizon, dtype=torch.float64)
     c = ((horizon - execute - i) / (horizon - execute - delay + 1)).clamp(0.0, 1.0)
-    soft = c * torch.expm1(c) / (torch.e - 1.0)
+    falling = {"exp": c * torch.expm1(c) / (torch.e - 1.0), "linear": c, "ones": torch.ones_like(c)}
+    soft = falling.get(schedule, torch.zeros_like(c))
     return torch.where(i < delay, 1.0, torch.where(i < horizon - execute, soft, 0.0)).float()
 
 

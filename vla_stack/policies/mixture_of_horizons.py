@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from vla_stack.policies.contract import Context, FlowPolicy, Time
 
 Fusion = Literal["gate", "mean", "last"]
+Rule = Literal["code", "paper", "votes"]
 NOISE_FLOOR = 0.01
+VOTE_QUANTILE = 0.95  # of the distances over the first steps: how near the fused action is near enough for a vote
 
 
 class Mixture(NamedTuple):
@@ -53,10 +55,14 @@ class Mixture(NamedTuple):
         return (self.weights[..., None] * self.branches).sum(1)
 
     @property
+    def distance(self) -> Float[Tensor, "b n h"]:
+        """L1 distance of each branch from the fused velocity."""
+        return (self.branches - self.velocity[:, None]).abs().sum(-1)
+
+    @property
     def disagreement(self) -> Float[Tensor, "b h"]:
         """Mean L1 distance of the branches from the fused velocity, by their weights."""
-        distance = (self.branches - self.velocity[:, None]).abs().sum(-1)
-        return (self.weights * distance).sum(1)
+        return (self.weights * self.distance).sum(1)
 
 
 class Horizons(nn.Module):
@@ -221,3 +227,32 @@ def consensus_steps(
     else:
         agree = (active >= min_active) & (disagreement <= threshold)
     return ((step < min_steps) | agree).cumprod(1).sum(1)
+
+
+def vote_steps(
+    distance: Float[Tensor, "b n h"],
+    lengths: Sequence[int],
+    ratio: float = 1.0,
+    min_steps: int = 1,
+    max_steps: int = 20,
+) -> Int[Tensor, " b"]:
+    """How many actions of each chunk to execute, by votes of the branches: the rule of the authors' one-step policy.
+
+    A branch votes for a step where it lies nearer to the fused action than ``ratio`` times the 95 % quantile of all
+    branches' distances over the first ``min_steps``. These are executed in any case; further ones as long as more than
+    two thirds of several active branches vote for them (of their number, rounded down).
+
+    Args:
+        distance: Of :class:`Mixture`, of actions; read where a branch has the step.
+        lengths: Branch lengths.
+        ratio: 1 in the authors' code.
+        min_steps: Theirs is 1.
+        max_steps: Most actions that are executed.
+    """
+    step = torch.arange(distance.shape[2], device=distance.device)
+    valid = step < torch.tensor(lengths, device=distance.device)[:, None]
+    first = distance[:, :, :min_steps][:, valid[:, :min_steps]]
+    threshold = ratio * first.quantile(VOTE_QUANTILE, dim=1)
+    votes, active = ((distance < threshold[:, None, None]) & valid).sum(1), valid.sum(0)
+    agree = (active > 1) & (votes > 2 * active // 3)
+    return ((step < min_steps) | agree).cumprod(1).sum(1).clamp(max=max(min_steps, max_steps))

@@ -1,4 +1,4 @@
-"""EXPO's policy (Dong et al., arXiv:2507.07986) around any flow policy; ``methods/expo.py`` trains one on states."""
+"""EXPO's policy (Dong et al., arXiv:2507.07986) around any flow policy."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from lerobot.policies import PreTrainedPolicy
 from torch import Tensor
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import PreTrainedPolicy
 from vla_stack.policies import flow
 from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_expo import ExpoConfig
 from vla_stack.policies.contract import FlowPolicy, NoisePolicy
 from vla_stack.policies.critics import Ensemble, best
+from vla_stack.policies.decided import Decided
 from vla_stack.policies.gaussian import GaussianActor
 from vla_stack.policies.registry import blank_policy
 from vla_stack.schema import ACTION, OBS_STATE
@@ -27,8 +28,8 @@ class ExpoPolicy(PreTrainedPolicy, NoisePolicy):
     Args:
         config: Configuration with features filled in.
         base: A flow policy; None makes one to read weights into.
-        edit: The edit policy, of [features, chunk]; None makes one.
-        critics: Values of [features, chunk]; None makes some.
+        edit: The edit policy, of [what is observed, chunk]; None makes one.
+        critics: Values of the same; None makes some.
 
     Raises:
         UserError: The base is no flow policy.
@@ -52,10 +53,11 @@ class ExpoPolicy(PreTrainedPolicy, NoisePolicy):
         if not isinstance(self.base, FlowPolicy) or self.base.one_step:
             raise UserError(f"policy '{config.base.type}' cannot be the base of EXPO", "it has no flow of actions")
         self.horizon, self.action_dim = self.base.horizon, self.base.action_dim
-        width, layer_norm = self.horizon * self.action_dim, config.layer_norm
-        seen = config.feature_dim + width
-        self.edit = edit or GaussianActor(seen, width, config.edit_hidden, layer_norm)
-        self.critics = critics or Ensemble(config.num_critics, seen, config.critic_hidden, layer_norm=layer_norm)
+        self.width = (config.edited_steps or self.horizon) * self.action_dim  # of what is edited and judged
+        norm: dict[str, Any] = {"layer_norm": config.layer_norm, "norm_eps": config.norm_eps}
+        seen = config.feature_dim + self.width
+        self.edit = edit or GaussianActor(seen, self.width, config.edit_hidden, log_std=config.log_std, **norm)
+        self.critics = critics or Ensemble(config.num_critics, seen, config.critic_hidden, **norm)
         # Noise of an observation, side by side: of each base chunk, of each edit, of the choice of critics.
         self._draws = math.ceil(config.num_critics / self.horizon) if config.subset < config.num_critics else 0
         self._widths = (config.samples * self.base.noise_dim, config.edits * self.action_dim, self._draws)
@@ -70,37 +72,59 @@ class ExpoPolicy(PreTrainedPolicy, NoisePolicy):
         if noise is None:
             state = batch[OBS_STATE]
             noise = torch.randn(len(state), self.horizon, self.noise_dim, device=state.device)
+        return self.decide(batch, noise).chunk
+
+    @torch.no_grad()
+    def decide(self, batch: dict[str, Any], noise: Float[Tensor, "b h w"], alone: bool = False) -> Decided:
+        """What is chosen, and from what; ``alone`` takes the base's first chunk, whatever the critics say of it."""
         of_base, of_edits, of_critics = noise.split(self._widths, -1)
         context = self.base.encode(batch)
-        features = self.base.features(context)
-        offered = self.candidates(context, features, of_base, of_edits)
+        seen = self.base.observed(context, batch)
+        drawn = self.draw(context, of_base)
+        offered = drawn[:, :1] if alone else self.offered(seen, drawn, of_edits)
         if offered.shape[1] > 1:
-            offered = best(offered, self.values(features, offered, of_critics))[:, None]
-        return offered[:, 0].unflatten(1, (self.horizon, self.action_dim))
+            offered = best(offered, self.values(seen, offered, of_critics))[:, None]
+        chunk = offered[:, 0]
+        shape = (self.horizon, self.action_dim)
+        return Decided(seen, chunk[:, : self.width], chunk.unflatten(1, shape), drawn[..., : self.width])
 
     def candidates(self, context: Any, features: Tensor, of_base: Tensor, of_edits: Tensor) -> Float[Tensor, "b n d"]:
         """What may be chosen for each observation, chunks of d = h * a."""
+        return self.offered(features, self.draw(context, of_base), of_edits)
+
+    def draw(self, context: Any, of_base: Float[Tensor, "b h w"]) -> Float[Tensor, "b n d"]:
+        """Chunks of the base."""
         c, limit = self.config, self.config.action_limit
         of_base = of_base * self.base.noise_scale
         starts = of_base.unflatten(-1, (c.samples, -1)).transpose(1, 2)  # [b, N, h, p]
         many = context.repeat(c.samples)
         drawn = flow.euler(lambda x, t: self.base.velocity(many, x, t), starts.flatten(0, 1), self.base.inference_steps)
-        drawn = drawn[..., : self.action_dim].clamp(-limit, limit).flatten(1).unflatten(0, (-1, c.samples))
+        return drawn[..., : self.action_dim].clamp(-limit, limit).flatten(1).unflatten(0, (-1, c.samples))
+
+    def offered(self, features: Tensor, drawn: Float[Tensor, "b m d"], of_edits: Tensor) -> Float[Tensor, "b n d"]:
+        """Chunks of the base and edits of some of them, in the first ``width`` entries."""
+        c, limit, width = self.config, self.config.action_limit, self.width
         groups = [drawn] if c.unedited else []
         if c.edits:
-            noise = of_edits.unflatten(-1, (c.edits, -1)).transpose(1, 2).flatten(2)  # [b, M, h * a]
-            first = drawn[:, : c.edits]
+            noise = of_edits.unflatten(-1, (c.edits, -1)).transpose(1, 2).flatten(2)[..., :width]  # [b, M, d]
+            first = drawn[:, : c.edits, :width]
             mean, log_std = self.edit(torch.cat([_each(features, c.edits), first], -1).flatten(0, 1))
             y = torch.tanh(mean + log_std.exp() * noise.flatten(0, 1)).view_as(first)
-            groups.append((first + c.beta * y).clamp(-limit, limit))
+            edited = (first + c.beta * y).clamp(-limit, limit)
+            rest = drawn[:, : c.edits, width:]
+            groups.append(torch.cat([edited, rest], -1) if rest.shape[-1] else edited)
         return torch.cat(groups, 1)
+
+    def bounded(self, given: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
+        """Actions as the policy could have given them."""
+        return given.clamp(-self.config.action_limit, self.config.action_limit)
 
     def values(
         self, features: Float[Tensor, "b f"], offered: Float[Tensor, "b n d"], of_critics: Float[Tensor, "b h w"]
     ) -> Float[Tensor, "b n"]:
         """The least value of each candidate, by a subset of the critics that is drawn for each observation."""
         c = self.config
-        seen = torch.cat([_each(features, offered.shape[1]), offered], -1)
+        seen = torch.cat([_each(features, offered.shape[1]), offered[..., : self.width]], -1)
         q = self.critics(seen.flatten(0, 1)).unflatten(1, offered.shape[:2])  # [E, b, n]
         if self._draws:
             order = of_critics.flatten(1)[:, : c.num_critics].argsort(1)  # of independent draws: a permutation

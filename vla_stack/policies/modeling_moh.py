@@ -8,15 +8,14 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from lerobot.policies import PreTrainedPolicy
 from torch import Tensor
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import PreTrainedPolicy
 from vla_stack.policies import flow
 from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.contract import Context, FlowPolicy, Time
-from vla_stack.policies.directory import read_policy
 from vla_stack.policies.mixture_of_horizons import (
     Gate,
     Horizons,
@@ -25,7 +24,9 @@ from vla_stack.policies.mixture_of_horizons import (
     fusion_weights,
     load_balance,
     packed_states,
+    vote_steps,
 )
+from vla_stack.policies.reading import read_policy
 from vla_stack.policies.registry import blank_policy, policy_class
 from vla_stack.policies.weights import parameter_groups
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE
@@ -37,7 +38,7 @@ class Sample(NamedTuple):
     Attributes:
         chunk: float [b, h, a], normalised.
         disagreement: float [b, h], distance of the branches from the fused velocity, integrated over the flow; 0 on
-            given steps.
+            given steps. Where branches vote: [b, n, h], each one's own.
     """
 
     chunk: Tensor
@@ -128,9 +129,16 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
 
     # --- FlowPolicy -----------------------------------------------------------------------------------------------
 
+    @property
+    def frame(self) -> tuple[int, int] | None:
+        return self.base.frame
+
     def encode(self, batch: dict[str, Any]) -> Context:
         """The base's prefix."""
         return self.base.encode(batch)
+
+    def image_tokens(self, batch: dict[str, Any]) -> Float[Tensor, "b n d"]:
+        return self.base.image_tokens(batch)
 
     def mix(
         self, context: Context, x: Float[Tensor, "b h a"], t: Time, generator: torch.Generator | None = None
@@ -211,7 +219,8 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
         self, batch: dict[str, Any], noise: Tensor | None = None, prefix: flow.ActionPrefix | None = None
     ) -> Sample:
         """Integrate the fused velocity from ``noise`` [b, h, p], or noise of the configured scale."""
-        self.eval()
+        if self.training:
+            self.eval()
         context, steps = self.encode(batch), self.inference_steps
         if noise is None:
             state = batch[OBS_STATE]
@@ -219,7 +228,10 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
             noise *= self.noise_scale
         if self.one_step:
             mixture = self.mix(context, noise, noise.new_zeros(len(noise)))
-            return Sample(mixture.velocity, mixture.cut(self.action_dim, batch.get(ACTION_DIM_IS_PAD)).disagreement)
+            real = mixture.cut(self.action_dim, batch.get(ACTION_DIM_IS_PAD))
+            return Sample(
+                mixture.velocity, real.distance if self.config.consensus_rule == "votes" else real.disagreement
+            )
         velocity = self.measured_velocity(context, batch, given=None if prefix is None else prefix.mask)
         chunk = flow.euler(velocity, noise, steps, prefix)[..., : self.action_dim]
         return Sample(chunk, velocity.disagreement)
@@ -233,7 +245,7 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
         return MeasuredVelocity(self, context, lacking, given)
 
     def execute_steps(
-        self, disagreement: Float[Tensor, "b h"], given: Bool[Tensor, "b h"] | None = None
+        self, disagreement: Float[Tensor, "b *n h"], given: Bool[Tensor, "b h"] | None = None
     ) -> Int[Tensor, " b"] | None:
         """Actions of each chunk to execute before the next one, ``given`` ones at its start included.
 
@@ -242,8 +254,11 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
         c = self.config
         if c.consensus_ratio is None:
             return None
-        n, m = c.consensus_min_steps, c.consensus_min_active
-        return consensus_steps(disagreement, c.horizons, c.consensus_ratio, n, m, c.consensus_rule, given)
+        n, m, most = c.consensus_min_steps, c.consensus_min_active, c.consensus_max_steps or self.horizon
+        if c.consensus_rule == "votes":
+            return vote_steps(disagreement, c.horizons, c.consensus_ratio, n, most)
+        steps = consensus_steps(disagreement, c.horizons, c.consensus_ratio, n, m, c.consensus_rule, given)
+        return steps.clamp(max=most)
 
     def predict(self, context: Context, actions: Float[Tensor, "b h a"], generator: torch.Generator) -> Prediction:
         """Predictions at a random point of the flow, what they should be, and what training minimises.
@@ -342,4 +357,16 @@ def _make_base(config: MohConfig, dataset_meta: Any, blank: bool) -> PreTrainedP
             "set bidirectional=true and train it",
         )
     policy.causal_actions = False
+    if config.padded_positions:
+        from vla_stack.policies.adapters.pi import PiAdapter
+
+        if not isinstance(policy, PiAdapter):
+            remedy = "set padded_positions=false; it is for the authors' checkpoints of pi0 and pi05"
+            raise UserError(f"policy '{base.type}' has no padded positions", remedy)
+        policy.padded_positions = True
+    if config.consensus_rule == "votes" and policy.head is None:
+        raise UserError(
+            "branches vote on actions, those of a flow give velocities",
+            "set consensus_rule=code, or base.head=regression and train it",
+        )
     return policy

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from lerobot.policies import PreTrainedPolicy
 from torch import Tensor
 
+from vla_stack.lerobot_core import PreTrainedPolicy
 from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_state import StateConfig, StateFlowConfig, StateGaussianConfig
 from vla_stack.policies.contract import FlowPolicy, NoisePolicy
@@ -42,7 +42,9 @@ class StateGaussianPolicy(PreTrainedPolicy, NoisePolicy):
         self.noise_dim, self.noise_scale = self.action_dim, config.noise_scale
         self.observer = Observer(config, encoder)
         width = self.horizon * self.action_dim
-        self.actor = actor or GaussianActor(config.obs_dim, width, config.hidden, config.layer_norm)
+        self.actor = actor or GaussianActor(
+            config.obs_dim, width, config.hidden, config.layer_norm, log_std=config.log_std, norm_eps=config.norm_eps
+        )
         self._queue = ActionQueue()
 
     @torch.no_grad()
@@ -107,6 +109,10 @@ class StateFlowPolicy(PreTrainedPolicy, FlowPolicy[StateContext]):
 
     def features(self, context: StateContext) -> Float[Tensor, "b o"]:
         """What the network sees."""
+        return context.obs
+
+    def observed(self, context: StateContext, batch: dict[str, Any]) -> Float[Tensor, "b o"]:
+        """What the network sees: the state is in it, and normalised."""
         return context.obs
 
     @property

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
-from lerobot.policies import PreTrainedPolicy
 from torch import Tensor, nn
 
 import vla_stack.policies.processor_vla  # noqa: F401  registers the steps that a saved policy's processors name
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import PreTrainedPolicy
 from vla_stack.policies import flow
 from vla_stack.policies.action_queue import ActionQueue
 from vla_stack.policies.configuration_vla import VlaConfig
@@ -22,8 +22,10 @@ from vla_stack.policies.contract import FlowPolicy, Time
 from vla_stack.policies.dataset_facts import adopt_dataset
 from vla_stack.policies.expert import ActionExpert, Query
 from vla_stack.policies.heads import HEADS, BinsHead, GaussianHead, OneStepHead
+from vla_stack.policies.past import Recollection
 from vla_stack.policies.prefix import ScratchPrefix
 from vla_stack.policies.transformer import PrefixContext
+from vla_stack.policies.unrolled import UnrolledExpert, schedule
 from vla_stack.policies.weights import parameter_groups
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE
 
@@ -55,7 +57,8 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
         if config.head != "flow":
             self.expert.embed = Query(config.expert_width)
             self.expert.head = HEADS[config.head](config.expert_width, self.action_dim, config.action_limit)
-        self._queue = ActionQueue()
+        self.unrolled: UnrolledExpert | None = None
+        self._queue, self._past = ActionQueue(), Recollection(config.history_ages)
 
     # --- FlowPolicy -----------------------------------------------------------------------------------------------
 
@@ -101,6 +104,9 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
 
     def features(self, context: PrefixContext) -> Float[Tensor, "b d"]:
         return context.summary
+
+    def image_tokens(self, batch: dict[str, Any]) -> Float[Tensor, "b n d"]:
+        return self.prefix.image_tokens(batch)
 
     @property
     def inference_steps(self) -> int:
@@ -163,14 +169,30 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
     def _in_bfloat16(self) -> bool:
         return bool(self.config.backbone) and self.config.backbone_dtype == "bfloat16"
 
+    @property
+    def unrolls(self) -> bool:
+        """Whether :class:`UnrolledExpert` can sample for it."""
+        return self.head is None and self.expert.sink is None
+
     def for_inference(self) -> None:
-        """Give matrices that autocast rounds at every call its type for good; they cannot be trained any more."""
-        if self._in_bfloat16:
-            # The head runs in float32; no action reads the language head, whose matrix may be that of the embedding.
-            outside = {*self.expert.head.modules(), getattr(self.prefix.backbone, "lm_head", None)}
-            for module in {*self.prefix.modules(), *self.expert.modules()} - outside:
-                if isinstance(module, nn.Linear):
-                    module.to(torch.bfloat16)
+        """Give matrices that autocast rounds at every call its type for good, and compute once what a sampler needs of
+        the schedule alone; the policy cannot be trained any more."""
+        kind = torch.bfloat16 if self._in_bfloat16 else self.expert.embed.weight.dtype
+        rows = None
+        with torch.no_grad():
+            if self.unrolls:  # before its matrices are rounded
+                rows = schedule(self.expert, self.config.num_inference_steps, kind)
+            if self._in_bfloat16:
+                # The head runs in float32; no action reads the language head, whose matrix may be the embedding's.
+                outside = {*self.expert.head.modules(), getattr(self.prefix.backbone, "lm_head", None)}
+                for module in {*self.prefix.modules(), *self.expert.modules()} - outside:
+                    if isinstance(module, nn.Linear):
+                        for name, values in module.named_parameters(recurse=False):
+                            setattr(module, name, nn.Parameter(values.to(kind), requires_grad=False))
+            if rows is not None:
+                self.unrolled = UnrolledExpert(self.expert, rows)
+            if self.config.backbone:
+                self.prefix.for_inference()
 
     # --- LeRobot --------------------------------------------------------------------------------------------------
 
@@ -206,7 +228,8 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
         Raises:
             UserError: There is an action prefix, and the head cannot condition on it.
         """
-        self.eval()
+        if self.training:
+            self.eval()
         context = self.encode(batch)
         if noise is None:
             state = batch[OBS_STATE]
@@ -216,18 +239,26 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
             if prefix is not None:
                 raise UserError(f"the head '{self.config.head}' cannot continue given actions", "use head=flow")
             return self.head.sample(self.query_states(context), noise).to(noise.dtype)
+        if self.unrolled is not None and context.has_dim is None:
+            return self.unrolled.sample(context, noise, prefix)
         return flow.euler(lambda x, t: self.velocity(context, x, t), noise, self.config.num_inference_steps, prefix)
 
     @torch.no_grad()
     def select_action(self, batch: dict[str, Any], noise: Tensor | None = None, **_: Any) -> Float[Tensor, "b a"]:
-        """The next action of a queue that is refilled every ``n_action_steps`` calls."""
-        return self._queue.next(
-            batch[ACTION][:, 0], lambda: self.predict_action_chunk(batch, noise)[:, : self.config.n_action_steps]
-        )
+        """The next action of a queue that is refilled every ``n_action_steps`` calls, each of which is remembered."""
+
+        def refill() -> Tensor:
+            past = self._past.beside(self.image_tokens(batch)) if self.config.history else {}
+            return self.predict_action_chunk({**batch, **past}, noise)[:, : self.config.n_action_steps]
+
+        action = self._queue.next(batch[ACTION][:, 0], refill)
+        self._past.step += 1
+        return action
 
     def reset(self) -> None:
-        """Forget the queued actions."""
+        """Forget the queued actions and the episode."""
         self._queue.clear()
+        self._past.clear()
 
     def get_optim_params(self) -> list[dict[str, Any]]:
         """Parameter groups for LeRobot's training loop."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from lerobot.policies import PreTrainedPolicy
 from torch import Tensor, nn
 
+from vla_stack.lerobot_core import PreTrainedPolicy
 from vla_stack.policies.configuration_state import StateConfig
 from vla_stack.policies.processor_state import ACTOR_STATE, CLIP
 from vla_stack.policies.registry import blank_policy

@@ -1,12 +1,14 @@
-"""A policy as ONNX graphs: a VLA as two, a small policy on states as one.
+"""A policy as ONNX graphs: a small one as one, another VLA as two.
 
-Of a VLA the first graph is the prefix, once an observation, the second one step of the sampler. The loop over steps
-stays outside, so that one pair of graphs serves any number of steps. The second graph is the whole Euler step, fixed
-action prefix included: nothing but its own output has to be handed back to it, which never leaves the device.
+Of the native VLA one graph gives the chunk, all steps of the sampler in it: what depends on the schedule alone is
+constant there. Of a VLA on a pretrained backbone, of another family or with a mixture of horizons the first graph is
+the prefix, once an observation, the second one step of the sampler. The loop over steps stays outside, so that one pair
+of graphs serves any number of steps. The second graph is the whole Euler step, fixed action prefix included: nothing
+but its own output has to be handed back to it, which never leaves the device.
 
-Of a policy on states (``state_gaussian``, ``state_flow``, ``expo``) one graph gives the chunk: steps of the sampler,
-edits and the choice of critics are in it. Noise is an input of either, so a seed means what it means in torch. Batch
-sizes are dynamic, everything else is static.
+Of a policy on states (``state_gaussian``, ``state_flow``) or around another (``expo``, ``steered``) one graph gives the
+chunk: steps of the sampler, edits and the choice of critics are in it. Noise is an input of either, so a seed means
+what it means in torch. Batch sizes are dynamic, everything else is static.
 
 Graphs compute in float32, whatever types the policy's weights have: on a CPU, ONNX Runtime has no bfloat16
 convolutions. Adapters (LoRA) are merged into the weights that they adapt.
@@ -26,24 +28,28 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK
 from torch import Tensor, nn
 
-from vla_stack.errors import UserError
+from vla_stack.errors import UserError, first_line
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.continuation import continuing_modes
-from vla_stack.policies.directory import read_config
-from vla_stack.policies.manifest import SIGNATURE, write_manifest
+from vla_stack.policies.directory import SIGNATURE, write_manifest
+from vla_stack.policies.flow import ActionPrefix
 from vla_stack.policies.modeling_expo import ExpoPolicy
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_state import StateFlowPolicy, StateGaussianPolicy
-from vla_stack.policies.onnx_policy import CHUNK, MANIFEST, PREFIX, STEP, Manifest, OnnxPolicy
+from vla_stack.policies.modeling_steered import SteeredPolicy
+from vla_stack.policies.modeling_vla import VlaPolicy
+from vla_stack.policies.onnx_policy import CHUNK, FIXED, IS_FIXED, MANIFEST, PREFIX, STEP, Manifest, OnnxPolicy
+from vla_stack.policies.reading import find_weights, read_config
 from vla_stack.policies.transformer import PrefixContext
-from vla_stack.policies.weights import find_weights, first_line
 from vla_stack.schema import ACTION_DIM_IS_PAD, Observation
 
 LARGEST_INLINE = 1 << 30  # bytes of weights inside a graph file, else in one beside it; protobuf ends at 2 GiB
 REMEDY = "serve it with --backend torch or compile"
-SMALL = (StateGaussianPolicy, StateFlowPolicy, ExpoPolicy)  # a chunk of theirs is one graph
+SMALL = (StateGaussianPolicy, StateFlowPolicy, ExpoPolicy, SteeredPolicy)  # a chunk of theirs is one graph
 COMPARED = (1, 2, 3)  # sizes of batch; graphs are traced with 2
 
 
@@ -83,14 +89,17 @@ class StepGraph(nn.Module):
 
 
 class ChunkGraph(nn.Module):
-    """Noise and preprocessed tensors to the chunk."""
+    """Noise and named tensors to the chunk: the preprocessed ones, before them the given actions of a policy that takes
+    such."""
 
     def __init__(self, policy: Any, names: tuple[str, ...]) -> None:
         super().__init__()
         self.policy, self.names = policy, names
 
     def forward(self, noise: Float[Tensor, "b h a"], *tensors: Tensor) -> Tensor:
-        return self.policy.predict_action_chunk(dict(zip(self.names, tensors, strict=True)), noise=noise)
+        batch = dict(zip(self.names, tensors, strict=True))
+        given = {"prefix": ActionPrefix(batch.pop(FIXED), batch.pop(IS_FIXED))} if FIXED in batch else {}
+        return self.policy.predict_action_chunk(batch, noise=noise, **given)
 
 
 def export(source: Path, out: Path) -> Manifest:
@@ -128,8 +137,9 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
         UserError: It is neither a flow policy nor one on states, it cannot be traced, or the graphs do not compute what
             the policy does.
     """
-    small = isinstance(policy, SMALL)
-    if not small and not continuing_modes(policy):
+    native = isinstance(policy, VlaPolicy) and policy.unrolls and not policy.config.backbone
+    one_graph = isinstance(policy, SMALL) or native
+    if not one_graph and not continuing_modes(policy):
         remedy = "flow policies export, and policies on states"
         raise UserError(f"a policy of type '{policy.config.type}' is not a flow policy", remedy)
     if isinstance(policy, MohPolicy) and policy.config.consensus_ratio is not None:
@@ -137,6 +147,8 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
         raise UserError(f"{what} does not export", f"{REMEDY}, or set consensus_ratio=null in its config.json")
     if (lacking := batch.get(ACTION_DIM_IS_PAD)) is not None and lacking.any():
         raise UserError("a policy whose actions are padded to a larger robot's does not export", REMEDY)
+    if getattr(base_config(policy.config), "history", 0):
+        raise UserError("a policy with a history does not export", REMEDY)
     policy.eval()
     names = tuple(key for key, value in batch.items() if isinstance(value, Tensor) and key.startswith("observation."))
     noise = torch.randn(max(COMPARED), policy.horizon, policy.noise_dim, generator=torch.Generator().manual_seed(0))
@@ -146,12 +158,14 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
     batch = {n: batch[n].cpu() for n in names}
     wanted = policy.predict_action_chunk(batch, noise=noise)
     merge_adapters(policy)
+    if native:
+        policy.for_inference()
 
     out.mkdir(parents=True, exist_ok=True)
     (out / MANIFEST).unlink(missing_ok=True)  # what fails below must not look like an exported policy
     traced = {n: batch[n][:2] for n in names}
     with torch.no_grad():
-        graphs = _write_chunk(policy, traced, noise[:2], out) if small else _write_pair(policy, traced, out)
+        graphs = _write_chunk(policy, traced, noise[:2], out) if one_graph else _write_pair(policy, traced, out)
     manifest = Manifest(
         graphs=graphs,
         inputs=names,
@@ -159,7 +173,7 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
         noise_dim=policy.noise_dim,
         noise_scale=policy.noise_scale,
         action_dim=policy.action_dim,
-        inference_steps=0 if small else policy.inference_steps,
+        inference_steps=0 if isinstance(policy, SMALL) else policy.inference_steps,
         max_delay=policy.max_delay,
         cosine_served=_cosine(served, wanted),
     )
@@ -174,7 +188,9 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
 
 
 def _write_chunk(policy: Any, batch: dict[str, Tensor], noise: Float[Tensor, "b h a"], out: Path) -> tuple[str, ...]:
-    """The one graph of a policy on states; returns its name."""
+    """The one graph of a policy on states or of the native one; returns its name."""
+    if policy.max_delay:
+        batch = {FIXED: torch.zeros_like(noise), IS_FIXED: torch.zeros(noise.shape[:2], dtype=torch.bool), **batch}
     names = tuple(batch)
     _write(ChunkGraph(policy, names), (noise, *batch.values()), ("noise", *names), ("chunk",), out / CHUNK)
     return (CHUNK,)
@@ -183,14 +199,15 @@ def _write_chunk(policy: Any, batch: dict[str, Tensor], noise: Float[Tensor, "b 
 def _write_pair(policy: Any, batch: dict[str, Tensor], out: Path) -> tuple[str, ...]:
     """Prefix and sampler step of a VLA; returns their names."""
     names = tuple(batch)
-    context = policy.encode(batch)
+    whole = {n: torch.ones_like(v) if n == OBS_LANGUAGE_ATTENTION_MASK else v for n, v in batch.items()}
+    context = policy.encode(whole)  # of the longest instruction: a graph leaves out no padding
     kv = [f"{kind}_{i}" for i in range(len(context.keys_values)) for kind in ("k", "v")]
     _write(PrefixGraph(policy, names), tuple(batch.values()), names, ("mask", *kv), out / PREFIX)
     b, h, a = len(context.mask), policy.horizon, policy.noise_dim
     x, t, is_fixed = torch.randn(b, h, a), torch.full((b,), 0.5), torch.zeros(b, h, dtype=torch.bool)
     tensors = (x, t, t * 0.2, torch.zeros_like(x), is_fixed, context.mask)
     flat = tuple(tensor for pair in context.keys_values for tensor in pair)
-    inputs = ("x", "t", "dt", "fixed", "is_fixed", "mask", *kv)
+    inputs = ("x", "t", "dt", FIXED, IS_FIXED, "mask", *kv)
     _write(StepGraph(policy), (*tensors, *flat), inputs, ("x_next",), out / STEP)
     return PREFIX, STEP
 

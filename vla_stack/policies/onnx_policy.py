@@ -1,4 +1,4 @@
-"""Inference of an exported policy by ONNX Runtime: prefix and sampler step, or one graph of the whole chunk."""
+"""Inference of an exported policy by ONNX Runtime: one graph of the whole chunk, or prefix and sampler step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from lerobot.configs import PreTrainedConfig
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import PreTrainedConfig
 from vla_stack.policies import flow
-from vla_stack.policies.allowed import read_json
 from vla_stack.policies.contract import NoisePolicy
+from vla_stack.policies.directory import read_json
 
 PREFIX, STEP, CHUNK, MANIFEST = "prefix.onnx", "step.onnx", "chunk.onnx", "onnx.json"
+FIXED, IS_FIXED = "fixed", "is_fixed"  # inputs of a graph whose policy takes an action prefix
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Manifest:
         noise_dim: Entries of the noise.
         noise_scale: Its standard deviation.
         action_dim: Entries of an action.
-        inference_steps: Euler steps that are taken outside the graphs; 0 where one graph gives the chunk.
+        inference_steps: Euler steps of a chunk, inside the graph where there is one; 0 of a policy on states.
         max_delay: Longest action prefix in steps, 0 if the policy takes none.
         cosine: Least cosine between exported and original actions on random observations, both in float32.
         max_error: Largest difference between them, normalised actions.
@@ -84,12 +86,19 @@ class OnnxPolicy(NoisePolicy):
     ) -> Float[Tensor, "b h a"]:
         """Sample one normalised chunk an observation from ``noise`` [b, h, noise_dim]."""
         seen = {name: batch[name].cpu().contiguous().numpy() for name in self.manifest.inputs}
+        x = np.ascontiguousarray(noise.float().cpu().numpy())
+        fixed, is_fixed = np.zeros_like(x), np.zeros(x.shape[:2], bool)
+        if prefix is not None:
+            fixed = np.ascontiguousarray(prefix.actions.float().cpu().numpy())
+            is_fixed = np.ascontiguousarray(prefix.mask.cpu().numpy())
+        given = {FIXED: fixed, IS_FIXED: is_fixed}
         if whole := self._sessions.get(CHUNK):
-            return torch.from_numpy(whole.run(None, {**seen, "noise": noise.float().cpu().contiguous().numpy()})[0])
-        return self._sample(seen, noise, prefix)
+            taken = given if self.max_delay else {}
+            return torch.from_numpy(whole.run(None, {**seen, **taken, "noise": x})[0])
+        return self._sample(seen, x, given)
 
     def _sample(
-        self, seen: dict[str, Any], noise: Tensor, prefix: flow.ActionPrefix | None = None
+        self, seen: dict[str, NDArray[Any]], x: NDArray[np.float32], given: dict[str, NDArray[Any]]
     ) -> Float[Tensor, "b h a"]:
         """The end of the flow; what the prefix gives and the sampler's state never leave the device."""
         from onnxruntime import OrtValue
@@ -103,15 +112,10 @@ class OnnxPolicy(NoisePolicy):
         first.run_with_iobinding(encode)
         context = dict(zip((o.name for o in first.get_outputs()), encode.get_outputs(), strict=True))
 
-        x = np.ascontiguousarray(noise.float().cpu().numpy())
-        fixed, is_fixed = np.zeros_like(x), np.zeros(x.shape[:2], bool)
-        if prefix is not None:
-            fixed = np.ascontiguousarray(prefix.actions.float().cpu().numpy())
-            is_fixed = np.ascontiguousarray(prefix.mask.cpu().numpy())
         step, b, n = sampler.io_binding(), len(x), self.manifest.inference_steps
         for name, value in context.items():
             step.bind_ortvalue_input(name, value)
-        constant = {"fixed": fixed, "is_fixed": is_fixed, "dt": np.full(b, 1.0 / n, np.float32)}
+        constant = {**given, "dt": np.full(b, 1.0 / n, np.float32)}
         for name, array in constant.items():
             step.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(array, self._device))
         now, after = (OrtValue.ortvalue_from_numpy(x.copy(), self._device) for _ in range(2))
@@ -133,7 +137,7 @@ def _session(file: Path, device: str) -> Any:
     if device == "cuda":
         if "CUDAExecutionProvider" not in ort.get_available_providers():
             raise UserError(
-                "ONNX Runtime has no CUDA provider here", "in the clone: pip install -e '.[gpu]'; or use --device cpu"
+                "ONNX Runtime has no CUDA provider here", 'pip install "vla-stack[gpu]"; or use --device cpu'
             )
         providers.insert(0, "CUDAExecutionProvider")
     options = ort.SessionOptions()

@@ -10,12 +10,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lerobot.configs import NormalizationMode, PipelineFeatureType, PolicyFeature
-from lerobot.lerobot_types import EnvTransition, TransitionKey
-from lerobot.processor import AbsoluteActionsProcessorStep, ProcessorStepRegistry, RelativeActionsProcessorStep
 from torch import Tensor
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import (
+    AbsoluteActionsProcessorStep,
+    EnvTransition,
+    NormalizationMode,
+    PipelineFeatureType,
+    PolicyFeature,
+    ProcessorStepRegistry,
+    RelativeActionsProcessorStep,
+    TransitionKey,
+)
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.embodiment import OBS_EMBODIMENT, Embodiment, has_dims
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE, image_key

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lerobot.policies.factory import make_pre_post_processors
-from lerobot.processor import PolicyAction, PolicyProcessorPipeline
-
+from vla_stack.lerobot_core import PolicyAction, PolicyProcessorPipeline, make_pre_post_processors
 from vla_stack.policies.configuration_expo import ExpoConfig
 
 

@@ -6,11 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lerobot.configs import PipelineFeatureType, PolicyFeature
-from lerobot.lerobot_types import EnvTransition, TransitionKey
-from lerobot.processor import ProcessorStep, ProcessorStepRegistry
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import (
+    EnvTransition,
+    PipelineFeatureType,
+    PolicyFeature,
+    ProcessorStep,
+    ProcessorStepRegistry,
+    TransitionKey,
+)
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.schema import ACTION
 

@@ -7,23 +7,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from lerobot.configs import PipelineFeatureType, PolicyFeature
-from lerobot.lerobot_types import EnvTransition, TransitionKey
-from lerobot.processor import (
+from torch import Tensor
+
+from vla_stack.errors import UserError
+from vla_stack.lerobot_core import (
     AddBatchDimensionProcessorStep,
     DeviceProcessorStep,
+    EnvTransition,
     NormalizerProcessorStep,
+    PipelineFeatureType,
     PolicyAction,
+    PolicyFeature,
     PolicyProcessorPipeline,
     ProcessorStep,
     ProcessorStepRegistry,
     RelativeActionsProcessorStep,
     RenameObservationsProcessorStep,
+    TransitionKey,
     make_policy_processor_pipelines,
 )
-from torch import Tensor
-
-from vla_stack.errors import UserError
 from vla_stack.policies.configuration_state import StateConfig, StateFlowConfig, StateGaussianConfig
 from vla_stack.policies.processor_vla import ActionOriginStep
 from vla_stack.schema import ACTION, OBS_STATE, RobotSpec

@@ -6,61 +6,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lerobot.configs import FeatureType, PipelineFeatureType, PolicyFeature
-from lerobot.lerobot_types import EnvTransition, PolicyAction, TransitionKey
-from lerobot.processor import (
+
+from vla_stack.lerobot_core import (
     AbsoluteActionsProcessorStep,
+    EnvTransition,
+    PolicyAction,
     PolicyProcessorPipeline,
     ProcessorStep,
     ProcessorStepRegistry,
     RelativeActionsProcessorStep,
+    TransitionKey,
     make_default_policy_processor_steps,
     make_policy_processor_pipelines,
 )
-from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
-
-from vla_stack.errors import UserError
-from vla_stack.policies.backbone_text import BackboneTokenizerStep, read_tokenizer
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.processor_embodiment import embodiment_steps
 from vla_stack.policies.processor_gripper import gripper_steps
-from vla_stack.policies.text import PAD, hash_words
+from vla_stack.policies.processor_text import Features, text_step
 from vla_stack.schema import OBS_STATE
-
-Features = dict[PipelineFeatureType, dict[str, PolicyFeature]]
-
-
-@ProcessorStepRegistry.register("hash_tokenizer_processor")
-@dataclass
-class HashTokenizerStep(ProcessorStep):
-    """Adds ``observation.language.tokens`` int64 [b, n] and their mask, from the instruction ``task``.
-
-    Attributes:
-        buckets: Size of the hash's range.
-        length: Words of the longest instruction.
-    """
-
-    buckets: int = 2048
-    length: int = 16
-
-    def __call__(self, transition: EnvTransition) -> EnvTransition:
-        task = (transition.get(TransitionKey.COMPLEMENTARY_DATA) or {}).get("task")
-        if task is None:
-            raise UserError("the batch has no 'task'", "give each observation its instruction")
-        ids = [hash_words(t, self.buckets, self.length) for t in ([task] if isinstance(task, str) else task)]
-        tokens = torch.tensor(ids, dtype=torch.int64)
-        observation = dict(transition.get(TransitionKey.OBSERVATION) or {})
-        observation[OBS_LANGUAGE_TOKENS], observation[OBS_LANGUAGE_ATTENTION_MASK] = tokens, tokens != PAD
-        return {**transition, TransitionKey.OBSERVATION: observation}
-
-    def get_config(self) -> dict[str, Any]:
-        return {"buckets": self.buckets, "length": self.length}
-
-    def transform_features(self, features: Features) -> Features:
-        language = PolicyFeature(type=FeatureType.LANGUAGE, shape=(self.length,))
-        observation = features[PipelineFeatureType.OBSERVATION]
-        observation[OBS_LANGUAGE_TOKENS] = observation[OBS_LANGUAGE_ATTENTION_MASK] = language
-        return features
 
 
 @ProcessorStepRegistry.register("action_origin_processor")
@@ -91,7 +54,7 @@ class ActionOriginStep(ProcessorStep):
 
 
 def make_vla_pre_post_processors(
-    config: VlaConfig, dataset_stats: dict[str, dict[str, Any]] | None = None
+    config: VlaConfig, dataset_stats: dict[str, dict[str, Any]] | None = None, dataset_meta: Any = None
 ) -> tuple[
     PolicyProcessorPipeline[dict[str, Any], dict[str, Any]], PolicyProcessorPipeline[PolicyAction, PolicyAction]
 ]:
@@ -102,6 +65,8 @@ def make_vla_pre_post_processors(
         dataset_stats: Statistics by feature; those of ``action`` must be of actions relative to the chunk's start
             where ``config.use_relative_actions`` is set. For a policy that drives several robots, one such dict for
             each, by the embodiment's name.
+        dataset_meta: LeRobot's metadata of the training data, or anything with such ``tasks``: what sub-words are
+            learnt from.
     """
     steps = make_default_policy_processor_steps(config, None if config.embodiments else dataset_stats)
     inputs: list[ProcessorStep]
@@ -117,19 +82,14 @@ def make_vla_pre_post_processors(
         )
         absolute = AbsoluteActionsProcessorStep(enabled=config.use_relative_actions, relative_step=relative)
         inputs, outputs = [relative, steps.normalize], [steps.unnormalize, absolute]
-    words: list[ProcessorStep] = []
-    if config.backbone:  # behind the others: a state in the prompt is the normalised one
-        tokenizer = read_tokenizer(config.backbone, config.pretrained_path)
-        inputs.append(BackboneTokenizerStep(config.max_tokens, config.state_input == "prompt", tokenizer))
-    else:
-        words = [HashTokenizerStep(config.vocabulary, config.max_words)]
+    # Behind the others: a state in the prompt is the normalised one.
+    inputs.append(text_step(config, () if dataset_meta is None else list(dataset_meta.tasks.index)))
     gripper = gripper_steps(config, dataset_stats)
     assert config.action_feature is not None
     return make_policy_processor_pipelines(
         input_steps=[
             steps.rename_observations,
             steps.add_batch_dim,
-            *words,
             *gripper,
             ActionOriginStep(config.action_feature.shape[0]),
             steps.to_device,

@@ -49,12 +49,20 @@ class PrefixContext:
 
     @classmethod
     def joined(cls, parts: Sequence[PrefixContext]) -> PrefixContext:
-        """The observations of several contexts of one policy, one after another."""
-        layers = zip(*(p.keys_values for p in parts), strict=True)
+        """The observations of several contexts of one policy, one after another; shorter ones are padded."""
+        longest = max(p.mask.shape[1] for p in parts)
+
+        def padded(p: PrefixContext, x: Tensor) -> Tensor:
+            return F.pad(x, (0, 0, 0, longest - p.mask.shape[1]))
+
+        layers = [
+            tuple(torch.cat([padded(p, p.keys_values[i][j]) for p in parts]) for j in range(2))
+            for i in range(len(parts[0].keys_values))
+        ]
         lacking = [p.has_dim for p in parts if p.has_dim is not None]
         return cls(
-            tuple((torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer])) for layer in layers),
-            torch.cat([p.mask for p in parts]),
+            tuple((k, v) for k, v in layers),
+            torch.cat([F.pad(p.mask, (0, longest - p.mask.shape[1])) for p in parts]),
             torch.cat([p.summary for p in parts]),
             torch.cat(lacking) if lacking else None,
         )

@@ -10,6 +10,7 @@ import numpy as np
 from vla_stack import envs
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
+from vla_stack.history import History
 from vla_stack.rollout.plan import Agent, Decision, Episode, Plan, Query, Recorder, Reply
 from vla_stack.runtime.dispatch import Request, State
 from vla_stack.runtime.executor import Executor
@@ -31,6 +32,7 @@ class PolicyAgent:
         self._timeline.reset(0, episode.start.seed)
         # A robot knows its delay from the episodes before; a fresh executor an episode makes episodes independent.
         self._timeline.delay.observe(plan.latency.usual_ticks(episode.robot.rate_hz))
+        self._history = History(plan.policy.history)
         self._arrivals: list[tuple[int, ActionChunk]] = []
         self._noise: dict[int, int] = {}  # request id -> seed
         self._command = episode.robot.standstill(episode.first.observation["agent_pos"])
@@ -39,7 +41,8 @@ class PolicyAgent:
         plan, start = self._episode.plan, self._episode.start
         if (request := self._timeline.plan(k)) is not None:
             seed = request.seed if not start.number else numbered(request.seed, start.number)
-            reply = yield Query(observation.expecting(request.state), seed, request.continuation)
+            shown = self._history.beside(observation).expecting(request.state)
+            reply = yield Query(shown, seed, request.continuation)
             late = plan.latency.ticks(self._episode.robot.rate_hz, (start.seed, k))
             self._arrivals.append((k + late, _chunk(request, reply)))
             self._noise[request.rid] = seed

@@ -291,8 +291,9 @@ def _progress(config: CollectConfig, root: Path, instructions: tuple[str, ...]) 
     if SEED not in dataset.columns:
         raise UserError(f"{root} has no column '{SEED}': it was not recorded by `vla collect`", "choose another --root")
     first = dataset.episode_from
+    seeds = set(dataset.columns[SEED][first].tolist())
     alike = np.isin(dataset.columns["task_index"][first], [i for i, t in enumerate(dataset.tasks) if t in instructions])
-    seeds = set(dataset.columns[SEED][first][alike].tolist())  # of this task, or of another one that asks for the same
+    foreign = set(dataset.columns[SEED][first][alike].tolist())  # of this task, or of one that asks for the same
     record = _read_record(root)
     before = record.pop(config.task, None)
     if before is not None and (differ := [k for k, v in _fields(config).items() if v != _fields(before)[k]]):
@@ -302,7 +303,7 @@ def _progress(config: CollectConfig, root: Path, instructions: tuple[str, ...]) 
         how = "of another seed" if differ[0] == "seed" else f"collected with {differ[0]} {was}, not {now}"
         raise UserError(f"{root}: its '{config.task}' episodes are {how}", "collect the same, or into another --root")
     count, attempt = _recorded(config, seeds)
-    if not count and len(seeds) > sum(_recorded(other, seeds)[0] for other in record.values()):
+    if not count and len(foreign) > sum(_recorded(other, foreign)[0] for other in record.values()):
         message = f"{root}: its episodes with the instructions of '{config.task}' are of another seed or task"
         raise UserError(message, "give the same --seed, or another --root")
     return count, attempt

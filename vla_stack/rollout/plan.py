@@ -147,7 +147,7 @@ class Plan:
 
     Attributes:
         env_id: See :func:`vla_stack.envs.make`.
-        options: Keyword arguments of the environment, complete.
+        options: Keyword arguments of the environment beyond those that follow from ``policy``.
         policy: What the policy consumes and produces; of an expert, the environment's robot.
         agent: Makes who acts, see :mod:`vla_stack.rollout.agents`.
         recorders: Name -> makes who watches.

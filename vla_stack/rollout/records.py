@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
-from vla_stack.statistics import wilson
+from vla_stack.statistics import success_interval
 
 IDLE = -1
 
@@ -37,6 +37,7 @@ class EpisodeRecord:
         stage: How many of the result's ``stages`` were reached, in order; -1 where the environment has none.
         instructed_success: Whether what the policy was told was achieved; None where the environment cannot tell.
         video: Path of an mp4 beside the record file; empty without one.
+        alarm_step: Control step from which a failure monitor would have waited for help; None where it would not.
         actions: float32 [steps, A], commands as sent (SI units); empty for records read from disk.
         chunks: int32 [steps], request id of the chunk that each action came from, ``IDLE`` while holding.
         noise: int64 [steps], seed of the policy's noise in that chunk, 0 while holding.
@@ -56,6 +57,7 @@ class EpisodeRecord:
     stage: int = -1
     instructed_success: bool | None = None
     video: str = ""
+    alarm_step: int | None = None
     actions: NDArray[np.float32] = field(
         default_factory=lambda: np.empty((0, 0), np.float32), repr=False, compare=False
     )
@@ -81,6 +83,8 @@ class EpisodeRecord:
             d["instructed_success"] = self.instructed_success
         if self.video:
             d["video"] = self.video
+        if self.alarm_step is not None:
+            d["alarm_step"] = self.alarm_step
         return d
 
     @classmethod
@@ -96,6 +100,7 @@ class EpisodeRecord:
             stage=int(d.get("stage", -1)),
             instructed_success=d.get("instructed_success"),
             video=str(d.get("video") or ""),
+            alarm_step=d.get("alarm_step"),
         )
 
 
@@ -141,8 +146,8 @@ class EvalResult:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson 95 % interval of the success rate."""
-        return wilson(self.successes, len(self.episodes))
+        """95 % interval of the success rate, over starts."""
+        return success_interval(self.successes, len(self.episodes)).interval
 
     @property
     def seconds_to_success(self) -> float:
@@ -171,7 +176,7 @@ class EvalResult:
                 "episodes": len(self.episodes),
                 "successes": self.successes,
                 "success_rate": self.success_rate,
-                "wilson_95": [low, high],
+                "interval_95": [low, high],
                 "median_seconds_to_success": None if np.isnan(seconds) else seconds,
                 "idle_fraction": self.idle_fraction,
                 "boundary_discontinuity": self.discontinuity if math.isfinite(self.discontinuity) else None,

@@ -7,6 +7,7 @@ more than a step the missed ticks are skipped and counted, never run in a burst.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.runtime.clock import Clock
-from vla_stack.runtime.dispatch import Dispatch, Request, State
+from vla_stack.runtime.dispatch import Dispatch, Help, Request, State
 from vla_stack.runtime.driver import Driver, EpisodicDriver, Guarded, JointDriver
 from vla_stack.runtime.episode_log import EpisodeLog, Row
 from vla_stack.runtime.executor import Executor
@@ -35,8 +36,8 @@ class Port(Protocol):
         """Pass on an observation; with a request it goes to the policy."""
         ...
 
-    def receive(self) -> list[ActionChunk | str]:
-        """Chunks and the orders ``rearm``, ``renew`` (the server has lost the request) and ``abort``."""
+    def receive(self) -> Sequence[ActionChunk | Help | str]:
+        """Chunks, calls for help, and the orders ``rearm``, ``renew`` (the server has lost the request), ``abort``."""
         ...
 
     def announce(self, k: int, state: State, why: str) -> None:
@@ -90,7 +91,8 @@ class ControlLoop:
         obs = self._driver.read()
         self._outlet.begin(obs)
         self._row: Row | None = None
-        self._flushes = 0
+        self._flushes = int(self._lane is None)  # with an operator the policy's first start is one of them
+        self._help = ""  # why the robot waits for a person, where there is no operator's lane
         log = EpisodeLog(seed, task or obs.task)
         t_0 = obs.t_capture_ns + int(PHASE * self._dt_ns)
         k = 0
@@ -130,7 +132,10 @@ class ControlLoop:
                 return False
             elif item == "renew" and self._executor is not None:
                 self._executor.forget_request()
+            elif isinstance(item, Help):
+                self._call(k, item.why, log)
             elif item == "rearm":
+                self._help = ""
                 self._outlet.node_rearms(k, obs)
         order = self._ask_operator(k, obs, log)
         if order.act is Act.END:
@@ -141,6 +146,19 @@ class ControlLoop:
         self._act(k, obs, log, order)
         return True
 
+    def _call(self, k: int, why: str, log: EpisodeLog) -> None:
+        """Hold until a person lets the policy go on; what it has planned is void."""
+        if self._lane is not None:
+            self._lane.call(why)
+        elif not self._help:
+            self._help = why
+            self._void(k, log)
+
+    def _void(self, k: int, log: EpisodeLog) -> None:
+        if self._executor is not None:
+            self._executor.reset(k, _flush_seed(log.seed, self._flushes))
+            self._flushes += 1
+
     def _deliver(self, chunk: ActionChunk, k: int, log: EpisodeLog) -> None:
         if self._executor is not None:
             report = self._executor.deliver(chunk, k)
@@ -150,11 +168,10 @@ class ControlLoop:
     def _ask_operator(self, k: int, obs: Observation, log: EpisodeLog) -> Order:
         """Whose tick this is; where the policy comes or goes, its plan ends and its requests are void."""
         if self._lane is None:
-            return Order(Act.POLICY)
+            return Order(Act.HOLD, why=self._help) if self._help else Order(Act.POLICY)
         order = self._lane.step(k, self._clock.now_ns(), obs, log.status, self._outlet.last)
-        if order.flush and self._executor is not None:
-            self._executor.reset(k, _flush_seed(log.seed, self._flushes))
-            self._flushes += 1
+        if order.flush:
+            self._void(k, log)
         self._outlet.operator_rearms(k, obs, order)
         return order
 
@@ -196,11 +213,13 @@ class ControlLoop:
     def _row_of(self, k: int, obs: Observation, log: EpisodeLog, order: Order, sent: NDArray[np.float32]) -> None:
         """Note the row of this tick if it is one to record. Joint targets are known with the next reading."""
         now_ns = self._clock.now_ns()
-        labels: Message = {"subtask_index": log.status.get("stage", 0)}
+        labels: Message = {"subtask_index": log.status.get("stage", 0), "limits": list(self._outlet.limits)}
         taken = (obs.image_t_ns.get(c.name, obs.t_capture_ns) for c in self._driver.spec.cameras)
         labels["cam_age_ms"] = [(now_ns - t_ns) * 1e-6 for t_ns in taken]
+        if order.act not in (Act.POLICY, Act.COMMAND):
+            return
         if self._lane is not None:
-            if order.act not in (Act.POLICY, Act.COMMAND) or not self._lane.machine.recording:
+            if not self._lane.machine.recording:
                 return
             labels |= self._lane.labels(k)
             labels |= self._lane.measured(now_ns, obs)

@@ -20,6 +20,13 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Help:
+    """A person is to look before the policy goes on, e.g. because a failure monitor calls; ``why`` says so."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Ask the policy, with the observation of control step ``k_obs``; answer with a chunk of the same rid and epoch.
 

@@ -112,7 +112,7 @@ class Executor:
         hold_s = (5.0 if sync else 0.5) if c.hold_s is None else c.hold_s
         cap_s = max(AGE_CAP_S, (c.execute or 0) * robot.dt)  # who asks for a longer part of a chunk means it
         age_s = (chunk_s + hold_s if sync else min(chunk_s, cap_s)) if c.max_age_s is None else c.max_age_s
-        self.execute = _default_execute(policy) if c.execute is None else c.execute
+        self.execute = default_execute(policy) if c.execute is None else c.execute
         self.max_hold = _ticks(hold_s, robot)
         self.max_age = _ticks(age_s, robot)
         own = "ensemble" if c.mode == "ensemble" else "replace"
@@ -326,7 +326,8 @@ class Executor:
         return int(np.random.SeedSequence((*self._noise, k - self._first_tick)).generate_state(1)[0])
 
 
-def _default_execute(policy: PolicySpec) -> int:
+def default_execute(policy: PolicySpec) -> int:
+    """Actions that a policy executes of a chunk by its own choice, or half of it."""
     steps = policy.extras.get("n_action_steps")
     return steps if isinstance(steps, int) and 1 <= steps <= policy.horizon else max(1, policy.horizon // 2)
 

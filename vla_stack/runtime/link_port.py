@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_stack.runtime.dispatch import Request, State
+from vla_stack.runtime.dispatch import Help, Request, State
 from vla_stack.runtime.episode_log import Row
 from vla_stack.runtime.link import Link, Message, ObservationSlots
 from vla_stack.schema import ActionChunk, Observation
@@ -48,11 +48,13 @@ class LinkPort:
         )
         self._gap = 0 if sent else self._gap + 1
 
-    def receive(self) -> list[ActionChunk | str]:
-        items: list[ActionChunk | str] = []
+    def receive(self) -> list[ActionChunk | Help | str]:
+        items: list[ActionChunk | Help | str] = []
         for message in self._link.receive():
             if message["kind"] == "free":
                 self._slots.free(message["slot"])
+            elif message["kind"] == "help":
+                items.append(Help(message["why"]))
             else:
                 items.append(read_chunk(message) if message["kind"] == "chunk" else message["kind"])
         return items

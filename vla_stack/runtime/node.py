@@ -33,8 +33,10 @@ from vla_stack.runtime.operator_port import OperatorPort
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.runtime.stopping import AutomaticRearm
 from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
-from vla_stack.serving.client import PolicyClient
+from vla_stack.serving.clients import Client, open_client
+from vla_stack.serving.endpoint import OpenpiAddress
 from vla_stack.serving.keys import KeyFolder
+from vla_stack.serving.pictures import Pictures
 
 PING_S = 0.5
 BUSY_WAIT_S, IDLE_WAIT_S = 0.002, 0.02  # longest wait for the control process while a chunk may arrive, and otherwise
@@ -65,7 +67,8 @@ class RobotNode:
     """One robot on one policy server; a context manager.
 
     Args:
-        server: Endpoint of the policy server; None where nobody but an operator drives.
+        server: Endpoint of `vla serve`, or the address of a server that speaks openpi's protocol; None where nobody but
+            an operator drives.
         make_driver: Builds the driver, in the control process; must be picklable.
         executor: How chunks become motion.
         safety: Limits beyond the robot's own.
@@ -74,6 +77,7 @@ class RobotNode:
         on_state: Called with (tick, state, why) when the robot's state changes.
         hello_timeout_s: How long to wait for the server at the start.
         operator: Opens the operator channels; episodes then wait for ``start`` and end as the operator says.
+        pictures: In what form they are sent to the server.
 
     Attributes:
         robot: What is driven.
@@ -86,7 +90,7 @@ class RobotNode:
 
     def __init__(
         self,
-        server: str | None,
+        server: str | OpenpiAddress | None,
         make_driver: Callable[[], Driver],
         executor: ExecutorConfig | None = None,
         safety: SafetyConfig | None = None,
@@ -94,16 +98,17 @@ class RobotNode:
         on_state: Callable[[int, str, str], None] | None = None,
         hello_timeout_s: float = 30.0,
         operator: Operator | None = None,
+        pictures: Pictures = Pictures(),
     ) -> None:
         if server is None and operator is None:
             raise UserError("neither a policy nor an operator would drive the robot", "name a server or an operator")
-        self._server, self._make_driver = server, make_driver
+        self._server, self._make_driver, self._pictures = server, make_driver, pictures
         self._executor, self._safety = executor or ExecutorConfig(), safety or SafetyConfig()
         self._rearming = AutomaticRearm(rearm, self.rearm)
         self._on_state, self._hello_timeout_s = on_state, hello_timeout_s
         self.counters: Counter[str] = Counter()
         self._process: mp.process.BaseProcess | None = None
-        self._client: PolicyClient | None = None
+        self._client: Client | None = None
         self._slots: ObservationSlots | None = None
         self._operator = operator
         self._port: OperatorPort | None = None
@@ -149,7 +154,7 @@ class RobotNode:
         self.robot, self.stages = RobotSpec.from_json(ready["spec"]), tuple(ready["stages"])
         self.joints, self.guard = tuple(ready["joints"]), Guard[ready["guard"]]
         if self._server is not None:
-            self._client = PolicyClient(self._server)
+            self._client = open_client(self._server, self._pictures)
             self.policy = self._client.hello(self.robot, self._hello_timeout_s)
         size = sum(c.height * c.width * 3 for c in self.robot.cameras) + 4096
         count = max(SLOTS, min(RECORDING_SLOTS, RECORDING_BYTES // size))
@@ -178,6 +183,7 @@ class RobotNode:
         on_observation: Callable[[Observation], None] | None = None,
         on_frame: Callable[[Frame], None] | None = None,
         mode: Mode | None = None,
+        on_chunk: Callable[[ActionChunk], None] | None = None,
     ) -> Episode:
         """Drive one episode in real time.
 
@@ -191,6 +197,7 @@ class RobotNode:
                 own; all calls are over when this returns. Frames wait for a slow function, up to 256 MB of them.
             mode: With an operator: ``teleop``, ``rac`` or ``hg_dagger``; by default ``rac``, without a server
                 ``teleop``.
+            on_chunk: Called in this process with each chunk, once it is on its way to the control process.
 
         Raises:
             UserError: The control process ended, or the server came back with another policy.
@@ -198,7 +205,7 @@ class RobotNode:
         mode = mode or ("teleop" if self._server is None else "rac")
         if mode not in MODES or (self._server is None and mode != "teleop"):
             raise UserError(f"mode '{mode}' needs a policy server, or is none of {', '.join(MODES)}")
-        self._aborting = False
+        self._aborting, self._on_chunk = False, on_chunk
         self._rearming.begin()
         self._instruction, self._seen = "", None
         self._recording = FrameQueue(on_frame) if on_frame is not None else None
@@ -235,6 +242,13 @@ class RobotNode:
         """Let a stopped robot go on."""
         self.counters["rearmed"] += 1
         self._link.send("rearm")
+
+    def call_for_help(self, why: str) -> None:
+        """Have the robot hold until a person has looked: the operator, or who is asked for re-arming where none is."""
+        self.counters["calls for help"] += 1
+        if self._operator is None:
+            self._rearming.call()
+        self._link.send("help", why=why)
 
     def abort(self) -> None:
         """End the running episode at its next step. From a callback of :meth:`run_episode`, or another thread."""
@@ -333,13 +347,15 @@ class RobotNode:
 
     # -- from the server ------------------------------------------------------------------------------------------
 
-    def _serve(self, client: PolicyClient) -> None:
+    def _serve(self, client: Client) -> None:
         """Carry chunks to the control process, keep the session alive."""
         for item in client.poll():
             if isinstance(item, ActionChunk):
                 self._link.send("chunk", **chunk_fields(item))
                 self.counters["chunks"] += 1
                 self._awaited = False
+                if self._on_chunk is not None:
+                    self._on_chunk(item)
             elif item.code == "POLICY_CHANGED":
                 raise UserError(item.text, "start `vla run` again")
             else:

@@ -94,7 +94,7 @@ class OperatorLane:
         self._max_ticks, self._started_at = max_ticks, -1
         self._hand: Message | None = None
         self._armed = False  # the dead-man was seen released since the last hold that it did not cause
-        self._why = ""
+        self._why = self._called = ""
         self._flush = self._rearm = False
         self._rewinder.reset()
         if self._latched:
@@ -115,6 +115,9 @@ class OperatorLane:
         self._rewinder.observe(now_ns, obs, status)
         for message in self._console.receive():
             self._take(message, k, now_ns, obs, status)
+        if self._called and self.machine.policy_may_act:
+            self._lose(k, self._called)
+        self._called = ""
         self._finish(k, status)
         frame_age_s = (now_ns - min([obs.t_capture_ns, *obs.image_t_ns.values()])) * 1e-9
         stale = f"a camera's newest frame is {frame_age_s:.1f} s old" if frame_age_s > MAX_FRAME_AGE_S else ""
@@ -125,6 +128,13 @@ class OperatorLane:
     def trip(self, k: int, why: str) -> None:
         """The safety envelope has stopped the robot: only the operator lets it go on."""
         self._stop(k, f"safety: {why}")
+
+    def call(self, why: str) -> None:
+        """Where the policy acts at the next step, hold, and let the operator say what comes: ``engage`` lets it go on.
+
+        One who has taken over already needs no call.
+        """
+        self._called = why
 
     def idle(self) -> str:
         """Answer messages while no episode runs; why the robot must be stopped, empty where it need not.

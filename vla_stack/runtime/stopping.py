@@ -43,6 +43,7 @@ class Outlet:
     Attributes:
         state: After the last command.
         last: float32 [A], the command sent last, or where the robot was when it began or was re-armed.
+        limits: Names of the limits that the envelope applied to it.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Outlet:
         self._dims = len(driver.spec.action)
         self.state = State.HOLD
         self.last: NDArray[np.float32] = np.zeros(self._dims, np.float32)
+        self.limits: tuple[str, ...] = ()
 
     def begin(self, obs: Observation) -> None:
         """An episode begins where the robot is."""
@@ -88,7 +90,7 @@ class Outlet:
             if fault and fault.stop:
                 self._envelope.stop(fault.kind)
             verdict = self._envelope.filter(action if state is State.RUN else None, age_s, fault.kind if fault else "")
-            sent = verdict.command
+            sent, self.limits = verdict.command, verdict.changes
             if verdict.state is not state or fault:
                 state, why = verdict.state, fault.why if fault else ", ".join(verdict.changes)
         if sent is not None:
@@ -133,18 +135,24 @@ class AutomaticRearm:
     def __init__(self, may: Callable[[], bool], rearm: Callable[[], None]) -> None:
         self._may, self._rearm = may, rearm
         self._stopped, self._due_s = False, 0.0
+        self._called = False  # help was, and the robot holds
 
     def begin(self) -> None:
         """An episode begins: nothing is stopped."""
-        self._stopped = False
+        self._stopped = self._called = False
 
     def note(self, state: str) -> None:
         """The robot's state has changed."""
         self._stopped, self._due_s = state == State.STOP.value, time.monotonic() + REARM_S
 
+    def call(self) -> None:
+        """The robot is to hold until it may go on."""
+        self._called, self._due_s = True, time.monotonic() + REARM_S
+
     def ask(self, now_s: float) -> None:
         """Ask if it is time to; ``now_s`` is monotonic."""
-        if self._stopped and now_s >= self._due_s:
+        if (self._stopped or self._called) and now_s >= self._due_s:
             self._due_s = now_s + REARM_S
             if self._may():
+                self._called = False
                 self._rearm()

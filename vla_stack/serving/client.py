@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.schema import ActionChunk, Continuation, Observation, PolicySpec, RobotSpec
-from vla_stack.serving import messages, wire
+from vla_stack.serving import jpeg, messages, wire
 from vla_stack.serving.dialer import Dialer, no_server
+from vla_stack.serving.endpoint import is_local
 from vla_stack.serving.keys import KeyFolder, client_keys
+from vla_stack.serving.pictures import TRIES, How, Pictures, choose, codec_seconds, read_shapes, sendable
 from vla_stack.serving.pixels import PixelRing
 from vla_stack.serving.wire import Code, Kind, Message, WireError
 
@@ -70,18 +76,20 @@ class PolicyClient:
         endpoint: ``tcp://HOST:PORT`` or ``ipc://PATH``. A server off this machine must prove that it owns the key
             that is pinned for it.
         keys: This computer's keys; the default folder where none is given.
+        pictures: In what form they are sent.
 
     Attributes:
         policy: What the server said it serves, None before :meth:`hello`.
         clock: Clock offset and fastest round trip from :meth:`ping`, None before the first answer.
         last_pong_ns: Robot's monotonic clock when the server last answered a PING, None before the first answer.
         discarded: Replies that were filtered out, by reason (``stale``, ``malformed``).
+        sends: In what form pictures are sent, AUTO before :meth:`hello` has decided.
 
     Raises:
         UserError: The endpoint is malformed, or lies off this machine and keys are missing.
     """
 
-    def __init__(self, endpoint: str, keys: KeyFolder | None = None) -> None:
+    def __init__(self, endpoint: str, keys: KeyFolder | None = None, pictures: Pictures = Pictures()) -> None:
         self._endpoint = endpoint
         self._socket = Dialer(endpoint, client_keys(endpoint, keys), wire.MAX_FRAME_BYTES)
         self._connection = 0  # the one that the server knows this robot by
@@ -94,6 +102,8 @@ class PolicyClient:
         self._pings: deque[ClockOffset] = deque(maxlen=64)
         self._offered: PixelRing | None = None  # memory for pictures, until a WELCOME says whether it is used
         self._ring: PixelRing | None = None
+        self._codecs: tuple[str, ...] = ()  # of the server
+        self.sends = self._wish = pictures
         self.policy: PolicySpec | None = None
         self.clock: ClockOffset | None = None
         self.last_pong_ns: int | None = None
@@ -132,7 +142,31 @@ class PolicyClient:
                         raise UserError(text, next((r for what, r in REMEDIES.items() if what in item.text), ""))
         if robot is None:
             self._sid = ""
+        else:
+            self.sends = self._decide(self.policy, deadline)
         return self.policy
+
+    def _decide(self, policy: PolicySpec, deadline: float) -> Pictures:
+        """In what form pictures are sent to this server; over a network a few of a request's size are sent to see."""
+        wish = self._wish
+        if not jpeg.AVAILABLE or (wish.how is How.AUTO and (not policy.robot.cameras or is_local(self._endpoint))):
+            return replace(wish, how=How.CAMERA)
+        if jpeg.CODEC not in self._codecs:
+            return replace(wish, how=How.CAMERA if wish.how is How.CAMERA else How.RAW)
+        if wish.how is not How.AUTO:
+            return wish
+        shapes = read_shapes(policy)
+        full = {f"probe {i}": np.zeros(shape, np.uint8) for i, shape in enumerate(shapes)}
+        empty_s, full_s = (min(self._trip(load, deadline) for _ in range(TRIES)) for load in ({}, full))
+        return choose(full_s - empty_s, codec_seconds(shapes, wish.quality), wish.quality)
+
+    def _trip(self, load: Mapping[str, NDArray[np.uint8]], deadline: float) -> float:
+        """Seconds until a PING with a load is answered; what there was until the deadline where it is not."""
+        before, begun = self.last_pong_ns, time.monotonic()
+        self._send(Message(Kind.PING, self._sid, self._epoch, fields={"t0": time.monotonic_ns()}, tensors=load))
+        while self.last_pong_ns == before and time.monotonic() < deadline:
+            self.poll(timeout_ms=20)
+        return time.monotonic() - begun
 
     def request(
         self,
@@ -162,7 +196,12 @@ class PolicyClient:
         if not self.connected or epoch < self._epoch:
             return False
         pixels = self._ring.put(obs.images) if self._ring else None
-        if not self._send(messages.infer(obs, self._sid, epoch, rid, origin, seed, continuation, slack_ms, pixels)):
+        compressed: dict[str, wire.Jpeg] = {}
+        if pixels is None and self.policy is not None:
+            images, compressed = sendable(obs.images, self.policy.reads, self.sends)
+            obs = replace(obs, images=images)
+        message = messages.infer(obs, self._sid, epoch, rid, origin, seed, continuation, slack_ms, pixels, compressed)
+        if not self._send(message):
             return False
         self._pending[rid] = epoch
         if len(self._pending) > PENDING:
@@ -277,6 +316,7 @@ class PolicyClient:
             return None
         difference = messages.policy_difference(policy, self.policy) if self.policy else None
         self._hello_sent_ns = None
+        self._codecs = tuple(message.fields.get("codecs", "").split())
         self._take_ring(message.fields.get("ring"))
         self._pending.clear()
         self._pings.clear()  # another server, another clock

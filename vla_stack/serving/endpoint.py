@@ -1,11 +1,33 @@
-"""Addresses of servers: ``tcp://HOST:PORT`` and ``ipc://PATH``."""
+"""Addresses of servers: ``tcp://HOST:PORT`` and ``ipc://PATH``; ``ws://HOST:PORT`` of those of openpi's protocol."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from vla_stack.errors import UserError
+
+OPENPI_SCHEMES = ("ws", "wss")
+
+
+@dataclass(frozen=True)
+class OpenpiAddress:
+    """Where a server that speaks openpi's protocol is, and what it wants.
+
+    Attributes:
+        endpoint: ``ws://HOST:PORT`` or ``wss://HOST:PORT``.
+        keys: Names of keys that differ from ours, see :meth:`~vla_stack.serving.openpi.Keys.of`.
+        token: For ``Authorization: Api-Key``.
+        certificate: PEM file of the server's certificate, where no authority signed it.
+    """
+
+    endpoint: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    token: str | None = None
+    certificate: Path | None = None
 
 
 def is_local(endpoint: str) -> bool:

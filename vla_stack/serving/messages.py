@@ -18,13 +18,16 @@ from vla_stack.schema import (
     Dim,
     Observation,
     PolicySpec,
+    Reading,
     RobotSpec,
     SchemaError,
     finite,
     image_key,
+    picture_shapes,
 )
+from vla_stack.serving import jpeg
 from vla_stack.serving.pixels import PixelRing
-from vla_stack.serving.wire import Code, Kind, Message, WireError
+from vla_stack.serving.wire import Code, Jpeg, Kind, Message, WireError
 
 ROBOT = "robot"
 POLICY = "policy"
@@ -56,9 +59,14 @@ def read_hello(message: Message) -> RobotSpec | None:
 
 
 def welcome(policy: PolicySpec, sid: str, epoch: int, ring: str | None = None) -> Message:
-    """WELCOME to a session; ``ring`` is the memory for pictures that the server has opened."""
-    tensors = {POLICY: _pack(policy.to_json())}
-    return Message(Kind.WELCOME, sid, epoch, fields={"ring": ring} if ring else {}, tensors=tensors)
+    """WELCOME to a session; ``ring`` is the memory for pictures that the server has opened.
+
+    What the policy reads of the cameras' pictures is in its description; here stands how they may be compressed.
+    """
+    fields = {"ring": ring} if ring else {}
+    if jpeg.AVAILABLE:
+        fields["codecs"] = jpeg.CODEC
+    return Message(Kind.WELCOME, sid, epoch, fields=fields, tensors={POLICY: _pack(policy.to_json())})
 
 
 def read_welcome(message: Message) -> PolicySpec:
@@ -84,10 +92,12 @@ def infer(
     continuation: Continuation | None = None,
     slack_ms: int | None = None,
     pixels: tuple[int, int] | None = None,
+    pictures: Mapping[str, Jpeg] = {},
 ) -> Message:
     """INFER: a chunk is wanted that starts at tick ``origin``, computed from ``obs`` with noise seed ``seed``.
 
-    ``pixels``: slot and sequence of the pictures, where they lie in shared memory.
+    ``pixels``: slot and sequence of the pictures, where they lie in shared memory. ``pictures``: those of cameras that
+    were compressed, in place of the pixels.
     """
     tensors: dict[str, NDArray[Any]] = {OBS_STATE: obs.state}
     fields: dict[str, Any] = {
@@ -101,19 +111,24 @@ def infer(
         fields["slot"], fields["sequence"] = pixels
     else:
         for camera, image in obs.images.items():
-            tensors[image_key(camera)] = image
+            if camera not in pictures:
+                tensors[image_key(camera)] = image
     if slack_ms is not None:
         fields["slack_ms"] = slack_ms
     if continuation is not None:
         tensors[PLAN] = continuation.actions
         fields |= {"continue": continuation.mode, "delay": continuation.delay, "execute": continuation.execute}
-    return Message(Kind.INFER, sid, epoch, rid, fields, tensors)
+    compressed = {image_key(camera): picture for camera, picture in pictures.items()}
+    return Message(Kind.INFER, sid, epoch, rid, fields, tensors, compressed)
 
 
-def read_infer(message: Message, robot: RobotSpec, ring: PixelRing | None = None) -> tuple[Observation, int, int]:
+def read_infer(
+    message: Message, robot: RobotSpec, ring: PixelRing | None = None, reads: Mapping[str, Reading] = {}
+) -> tuple[Observation, int, int]:
     """Observation, origin and seed of an INFER. Cameras that ``robot`` does not have are left out.
 
-    ``ring`` is where its pictures lie if they were not sent.
+    ``ring`` is where its pictures lie if they were not sent; they may be the cameras' or what the policy ``reads`` of
+    them. A compressed one is looked into only where its shape is one of these.
 
     Raises:
         WireError: A part is missing, or does not match ``robot``.
@@ -134,9 +149,16 @@ def read_infer(message: Message, robot: RobotSpec, ring: PixelRing | None = None
             image = message.tensors.get(image_key(camera.name))
             if image is not None:
                 images[camera.name] = image
+            elif picture := message.pictures.get(image_key(camera.name)):
+                if picture.shape not in picture_shapes(camera, reads):
+                    shape = list(picture.shape)
+                    raise WireError(
+                        Code.BAD_SCHEMA, f"camera '{camera.name}' is a JPEG of {shape}, of no size agreed on"
+                    )
+                images[camera.name] = jpeg.expand(picture)
     obs = Observation(message.tensors[OBS_STATE], images, values["task"], values["k_obs"], values["t_obs"])
     try:
-        obs.check(robot)
+        obs.check(robot, reads)
     except SchemaError as e:
         raise WireError(Code.BAD_SCHEMA, str(e)) from None
     return obs, values["origin"], values["seed"]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from vla_stack.history import History
 from vla_stack.schema import RobotSpec
 from vla_stack.serving import messages, wire
 from vla_stack.serving.admission import Admission
@@ -187,7 +188,9 @@ class Reception:
         policy = session.policy
         assert policy is not None  # every session has one since its HELLO
         ring, slot = session.ring, message.fields.get("slot")
-        observation, origin, seed = messages.read_infer(message, policy.spec.robot, ring)
+        observation, origin, seed = messages.read_infer(message, policy.spec.robot, ring, policy.spec.reads)
+        session.history = session.history or History(policy.spec.history)
+        observation = session.history.beside(observation)
         plan = messages.read_continuation(message, policy.spec)
         if plan is not None:
             self._metrics.delay(session.sid, plan.delay)
@@ -233,6 +236,8 @@ class Reception:
         old, new = session.policy, self.policy
         assert old is not None and new is not None
         difference = messages.plan_difference(new.spec, old.spec)
+        if difference is None and new.spec.reads != old.spec.reads:
+            difference = "it reads pictures of other sizes"  # which robots send from HELLO on
         self._events.write(
             "swap", session.sid, epoch=session.epoch, old=old.spec.model_version, model=new.spec.model_version
         )

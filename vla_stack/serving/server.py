@@ -28,9 +28,10 @@ from vla_stack.serving.keys import KeyFolder
 from vla_stack.serving.listener import Listener
 from vla_stack.serving.metrics import Metrics, MetricsPage
 from vla_stack.serving.ownership import SocketOwnership
+from vla_stack.serving.pace import batch_sizes
 from vla_stack.serving.reception import Reception
 from vla_stack.serving.wire import MAX_HEADER_BYTES, MAX_TOTAL_BYTES
-from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker, load_warm
+from vla_stack.serving.worker import ChunkPolicy, Job, Mailbox, Result, Worker, encode, load_warm
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,9 @@ class PolicyServer:
         self._ownership = SocketOwnership()
         self._leads = False  # whether the inference thread owns the sockets; it alone reads and writes this
         self._retired = False  # the inference thread is to leave the network to run()
-        self._worker = Worker(load, self._next, self._deliver, self._fail)
+        self._sizes = batch_sizes(config.max_batch)
+        note = self._mailbox.note
+        self._worker = Worker(load, self._next, self._deliver, self._fail, encode, note, self._sizes)
         self._stopping_ns = 0  # when the network loop saw that it should stop
         self._stop = threading.Event()
         self.metrics = Metrics()
@@ -198,7 +201,7 @@ class PolicyServer:
             log.warning("a policy is being loaded already")
             return
         try:
-            self._loaded.put(load_warm(self._load))
+            self._loaded.put(load_warm(self._load, self._sizes))
         except Exception as e:  # whatever is wrong with the new one, the old one is served on
             self.metrics.reload("failed")
             self._events.write("reload failed", error=str(e)[:300])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
+from vla_stack.history import History
 from vla_stack.serving.pixels import PixelRing
 from vla_stack.serving.wire import Code, WireError
 from vla_stack.serving.worker import ChunkPolicy
@@ -26,6 +27,7 @@ class Session:
         policy: What it is served until its epoch ends; None before its first WELCOME.
         asked: Newest request ids of the epoch.
         ring: Where its pictures lie; None: they are sent.
+        history: What the policy remembers of the epoch; lost with the session, which training provides for.
     """
 
     sid: str
@@ -36,10 +38,11 @@ class Session:
     policy: ChunkPolicy | None = None
     asked: dict[int, None] = field(default_factory=dict)
     ring: PixelRing | None = None
+    history: History | None = None
 
     def begin(self, epoch: int) -> None:
-        """Ids of requests may start anew with an epoch."""
-        self.epoch = epoch
+        """Ids of requests may start anew with an epoch, and nothing is remembered."""
+        self.epoch, self.history = epoch, None
         self.asked.clear()
 
     def ask(self, rid: int) -> bool:

@@ -4,11 +4,13 @@ Frame 0 is a msgpack map of at most 4 KiB::
 
     {v, type, sid, epoch, rid, ..., tensors: <msgpack of [[name, dtype, shape, enc, nbytes], ...]>}
 
-Frame 1 + i holds the bytes of ``tensors[i]``. Encoding copies no tensor and decoding yields read-only views of the
-received memory. What tensors a robot sends does not change from request to request, so their description is one string
-of bytes, which is written and checked once and then recognised. Everything that arrives is hostile until :func:`decode`
-has checked it: sizes before parsing, types and shapes before any view. There is no pickle and no object dtype on any
-path (compare CVE-2026-25874).
+Frame 1 + i holds the bytes of ``tensors[i]``: ``nbytes`` of them where ``enc`` is ``raw``, at most that many where it
+is ``jpeg``; ``shape`` and ``nbytes`` are then those of the pixels, so that all limits hold of what the picture
+becomes, and it is not decoded here (``jpeg.py``). Encoding copies no tensor and decoding yields read-only views of
+the received memory. What tensors a robot sends does not change from request to request, so their description is one
+string of bytes, which is written and checked once and then recognised. Everything that arrives is hostile until
+:func:`decode` has checked it: sizes before parsing, types and shapes before any view. There is no pickle and no
+object dtype on any path (compare CVE-2026-25874).
 
 Compatibility: a peer refuses another major version and ignores header keys and tensors that it does not know, so a
 later minor feature is a new optional key.
@@ -47,7 +49,7 @@ DTYPES: dict[str, np.dtype] = {
     "f64": np.dtype("<f8"),
     "bool": np.dtype("?"),
 }
-_BOOL = DTYPES["bool"]
+_BOOL, _U1 = DTYPES["bool"], DTYPES["u8"]
 _WIRE_NAME = {dtype: name for name, dtype in DTYPES.items()}
 
 # Optional header keys and their types. Integers fit int64; clocks are ``time.monotonic_ns`` of the named side.
@@ -65,6 +67,7 @@ FIELDS: dict[str, type] = {
     "ring": str,  # HELLO: shared memory that is offered for pictures; WELCOME: that it is used
     "slot": int,  # of that memory, in place of the pictures
     "sequence": int,  # what the slot's number must be before and after it is read
+    "codecs": str,  # WELCOME: how pictures may be compressed, names with blanks between them
     "model_version": str,
     "code": str,  # of an ERR, see Code
     "text": str,  # of an ERR, one short line
@@ -120,6 +123,13 @@ class WireError(Exception):
         self.text = text
 
 
+class Jpeg(NamedTuple):
+    """A compressed picture: its shape, uint8 [H, W, 3], and the file. Nothing has looked into it."""
+
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
 class Message(NamedTuple):
     """One message, either way.
 
@@ -130,6 +140,7 @@ class Message(NamedTuple):
         rid: Request id, >= 0; a reply carries that of its request.
         fields: Optional header entries, keys and types as in ``FIELDS``.
         tensors: Arrays by name; read-only after :func:`decode`.
+        pictures: Compressed pictures by name.
     """
 
     kind: Kind
@@ -138,6 +149,7 @@ class Message(NamedTuple):
     rid: int = NO_REQUEST
     fields: Mapping[str, Any] = _NOTHING
     tensors: Mapping[str, NDArray[Any]] = _NOTHING
+    pictures: Mapping[str, Jpeg] = _NOTHING
 
 
 class _Tensor(NamedTuple):
@@ -146,6 +158,7 @@ class _Tensor(NamedTuple):
     name: str
     dtype: np.dtype
     shape: tuple[int, ...]
+    enc: str
     nbytes: int
 
 
@@ -155,13 +168,15 @@ def encode(message: Message) -> list[bytes | memoryview]:
     Raises:
         WireError: A limit of the format is exceeded, an array has a dtype that does not travel, or a key is unknown.
     """
-    kind, sid, epoch, rid, fields, tensors = message
+    kind, sid, epoch, rid, fields, tensors, pictures = message
     if not fields.keys() <= FIELDS.keys():
         unknown = min(fields.keys() - FIELDS.keys())
         raise WireError(Code.BAD_SCHEMA, f"header key '{unknown}' is not part of the format")
     content = {"v": VERSION, "type": kind, "sid": sid, "epoch": epoch, "rid": rid, **fields}
-    if tensors:
-        content["tensors"] = _describe(tuple([(name, a.dtype, a.shape) for name, a in tensors.items()]))
+    if tensors or pictures:
+        described = [(name, a.dtype, a.shape, "raw") for name, a in tensors.items()]
+        described += [(name, _U1, picture.shape, "jpeg") for name, picture in pictures.items()]
+        content["tensors"] = _describe(tuple(described))
     header = msgpack.packb(content)
     if len(header) > MAX_HEADER_BYTES:
         raise WireError(
@@ -171,6 +186,7 @@ def encode(message: Message) -> list[bytes | memoryview]:
     for array in tensors.values():
         data = array.data
         frames.append((data if data.c_contiguous else array.copy(order="C").data).cast("B"))
+    frames += [picture.data for picture in pictures.values()]
     return frames
 
 
@@ -190,8 +206,15 @@ def decode(frames: Sequence[bytes | memoryview]) -> Message:
     entries = _read_description(described) if described is not None else ()
     if len(entries) != len(frames) - 1:
         raise WireError(Code.BAD_SCHEMA, f"header names {len(entries)} tensors, {len(frames) - 1} frames follow")
-    tensors = {entry.name: _view(entry, frames[i]) for i, entry in enumerate(entries, 1)}
-    return Message(kind, header.pop("sid", ""), header.pop("epoch", 0), header.pop("rid", NO_REQUEST), header, tensors)
+    tensors: dict[str, NDArray[Any]] = {}
+    pictures: dict[str, Jpeg] = {}
+    for entry, frame in zip(entries, frames[1:], strict=True):
+        if entry.enc == "raw":
+            tensors[entry.name] = _view(entry, frame)
+        else:
+            pictures[entry.name] = _compressed(entry, frame)
+    sid, epoch, rid = header.pop("sid", ""), header.pop("epoch", 0), header.pop("rid", NO_REQUEST)
+    return Message(kind, sid, epoch, rid, header, tensors, pictures)
 
 
 def error(code: Code, text: str, sid: str = "", epoch: int = 0, rid: int = NO_REQUEST) -> Message:
@@ -244,13 +267,13 @@ def _unpack(data: bytes | memoryview, what: str) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _describe(arrays: tuple[tuple[str, np.dtype, tuple[int, ...]], ...]) -> bytes:
-    """What the header says of arrays of these names, dtypes and shapes."""
+def _describe(arrays: tuple[tuple[str, np.dtype, tuple[int, ...], str], ...]) -> bytes:
+    """What the header says of arrays of these names, dtypes, shapes and encodings."""
     entries = []
-    for name, dtype, shape in arrays:
+    for name, dtype, shape, enc in arrays:
         if dtype not in _WIRE_NAME:
             raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': dtype {dtype} does not travel")
-        entries.append([name, _WIRE_NAME[dtype], list(shape), "raw", math.prod(shape) * dtype.itemsize])
+        entries.append([name, _WIRE_NAME[dtype], list(shape), enc, math.prod(shape) * dtype.itemsize])
     _check_entries(entries)
     return bytes(msgpack.packb(entries))
 
@@ -263,7 +286,7 @@ def _read_description(described: bytes) -> tuple[_Tensor, ...]:
         raise WireError(Code.BAD_SCHEMA, "header key 'tensors' is not a list")
     entries = [[_text(value) for value in entry] if type(entry) is list else entry for entry in entries]
     _check_entries(entries)
-    return tuple(_Tensor(name, DTYPES[dtype], tuple(shape), nbytes) for name, dtype, shape, _, nbytes in entries)
+    return tuple(_Tensor(name, DTYPES[dtype], tuple(shape), enc, n) for name, dtype, shape, enc, n in entries)
 
 
 def _check_entries(entries: list[Any]) -> None:
@@ -292,16 +315,24 @@ def _check_entry(entry: Any) -> None:
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': shape is not a list of at most {MAX_RANK} sizes")
     if any(type(n) is not int or not 1 <= n <= MAX_FRAME_BYTES for n in shape):
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': a size is not in 1..{MAX_FRAME_BYTES}")
-    if enc != "raw":
+    if enc not in ("raw", "jpeg"):
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': encoding {str(enc)[:20]!r} is not known")
+    if enc == "jpeg" and (dtype != "u8" or len(shape) != 3 or shape[2] != 3):
+        raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': {dtype}{shape} is no picture, u8 of [H, W, 3]")
     if type(nbytes) is not int or not 0 < nbytes <= MAX_FRAME_BYTES:
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': not 1..{MAX_FRAME_BYTES} bytes")
     if math.prod(shape) * DTYPES[dtype].itemsize != nbytes:
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': {dtype}{shape} is not {nbytes} bytes")
 
 
+def _compressed(entry: _Tensor, frame: bytes | memoryview) -> Jpeg:
+    if not 0 < len(frame) <= entry.nbytes:
+        raise WireError(Code.BAD_SCHEMA, f"tensor '{entry.name}': {len(frame)} bytes, its pixels are {entry.nbytes}")
+    return Jpeg(entry.shape, frame)
+
+
 def _view(entry: _Tensor, frame: bytes | memoryview) -> NDArray[Any]:
-    name, dtype, shape, nbytes = entry
+    name, dtype, shape, _, nbytes = entry
     if len(frame) != nbytes:
         raise WireError(Code.BAD_SCHEMA, f"tensor '{name}': frame has {len(frame)} bytes, header says {nbytes}")
     array: NDArray[Any] = np.ndarray(shape, dtype, frame)

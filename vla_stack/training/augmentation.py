@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from vla_stack.schema import OBS_IMAGES
+from vla_stack.schema import OBS_IMAGES, PAST_AGE, past_key
 from vla_stack.training.recipe import Augmentation
 
 GAIN = 0.5  # brightness changes by at most this factor up or down
@@ -29,7 +29,7 @@ def augmented(batch: Mapping[str, Any], change: Augmentation, generator: torch.G
     """A batch with changed pictures; the rest of it is the same, and so is the batch that was given.
 
     Args:
-        batch: Tensors; pictures ``observation.images.<camera>`` uint8 [b, h, w, 3].
+        batch: Tensors; pictures ``observation.images.<camera>`` uint8 [b, h, w, 3], and earlier ones of a history.
         change: What to change.
         generator: Source of all of it; with strength 0 nothing is drawn.
     """
@@ -41,6 +41,11 @@ def augmented(batch: Mapping[str, Any], change: Augmentation, generator: torch.G
             continue
         pixels = change.strength * change.camera_shift.get(camera, change.shift) * images.shape[1] / REFERENCE
         out[key] = relit(random_shift(images, round(pixels), generator), change.strength, generator)
+        if (past := batch.get(past_key(key))) is not None:
+            known = batch[PAST_AGE] > 0
+            out[past_key(key)] = past.clone()
+            seen = random_shift(past[known], round(pixels), generator)
+            out[past_key(key)][known] = relit(seen, change.strength, generator)
     return out
 
 

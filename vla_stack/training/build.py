@@ -10,24 +10,27 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from lerobot.configs import NormalizationMode, PolicyFeature, PreTrainedConfig
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
-from lerobot.policies.factory import make_policy_config
-from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.feature_utils import dataset_to_policy_features
 from torch import Tensor, nn
 
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.stats import RELATIVE_ACTION, load_stats
-from vla_stack.errors import UserError, check_options
+from vla_stack.errors import UserError, check_options, first_line
+from vla_stack.lerobot_core import (
+    NormalizationMode,
+    PolicyFeature,
+    PreTrainedConfig,
+    PreTrainedPolicy,
+    make_policy_config,
+)
 from vla_stack.policies.chunk_policy import ROBOT
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
 from vla_stack.policies.dataset_facts import relative_mask
-from vla_stack.policies.directory import read_config, read_processors
+from vla_stack.policies.directory import resolve_source
+from vla_stack.policies.reading import read_config, read_processors
 from vla_stack.policies.registry import is_known, known_types, pads
-from vla_stack.policies.shipped import resolve_source
-from vla_stack.policies.weights import first_line
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.augmentation import NONE, Augmentation
 from vla_stack.training.checkpoint import PRETRAINED
@@ -38,10 +41,11 @@ from vla_stack.training.policies import new_policy, new_processors, restore
 from vla_stack.training.recipe import PolicyRecipe, Recipe
 from vla_stack.training.sources import Source, Stats, open_sources, pooled, settle_relative
 from vla_stack.training.text_pairs import co_trained, with_pairs
+from vla_stack.training.validation import HeldOut, hold_out
 
 PROCESSED = (  # options that processors read; weights mean what they were trained on
     *("normalization_mapping", "use_relative_actions", "relative_exclude_joints", "gripper"),
-    *("state_input", "max_tokens", "tokenizer_max_length", "vocabulary", "max_words"),
+    *("state_input", "max_tokens", "tokenizer_max_length", "text", "vocabulary", "bpe_dropout", "max_words"),
 )
 Batch = dict[str, Any]
 Loss = Callable[[PreTrainedPolicy, Batch, torch.Generator], tuple[Tensor, dict[str, Any]]]
@@ -68,6 +72,7 @@ class Parts:
     robot: RobotSpec | None = None
     lora: bool = False
     augmentation: Augmentation = NONE
+    held_out: HeldOut | None = None
 
     @property
     def float_images(self) -> bool:
@@ -120,7 +125,9 @@ def build(
     config = make_config(recipe.policy, device, checkpoint)
     if fits is not None:
         fits(config, recipe.policy)
-    sources = open_sources(recipe.data, config)
+    sources, held_out = open_sources(recipe.data, config), None
+    if recipe.data.validation:
+        sources, held_out = hold_out(sources, recipe.data.validation)
     if checkpoint is None:
         options = recipe.policy.options.get("base") or recipe.policy.options
         known = bool(recipe.policy.weights) or "use_relative_actions" in options
@@ -145,7 +152,7 @@ def build(
         if keep is not None:
             pre, post = read_processors(keep, config, device.type)
         else:
-            pre, post = new_processors(config, dataset_stats(sources, metas, config))
+            pre, post = new_processors(config, dataset_stats(sources, metas, config), metas)
     inputs = base_config(config).input_features or {}
     cameras = [key.removeprefix(f"{OBS_IMAGES}.") for key in inputs if key.startswith(f"{OBS_IMAGES}.")]
     if odd := set(recipe.data.augmentation.camera_shift) - set(cameras):
@@ -155,10 +162,12 @@ def build(
     robot = read_robot_spec(sources[0].dataset.root) if described else None
     lora = bool(recipe.policy.lora.rank)
     demonstrations = make_loader(recipe, sources, config, rank)
+    validation = HeldOut(recipe, held_out, config, loss) if held_out else None
+    parts = Parts(policy, pre, post, demonstrations, loss, robot, lora, recipe.data.augmentation, validation)
     if not (pairs := recipe.data.text_pairs).root:
-        return Parts(policy, pre, post, demonstrations, loss, robot, lora, recipe.data.augmentation)
+        return parts
     loader = with_pairs(pairs, demonstrations, config, pre, seed=recipe.seed * 1000 + rank)
-    return Parts(policy, pre, post, loader, co_trained(loss, pairs.weight), robot, lora, recipe.data.augmentation)
+    return replace(parts, loader=loader, loss=co_trained(loss, pairs.weight))
 
 
 def located(recipe: PolicyRecipe) -> PolicyRecipe:

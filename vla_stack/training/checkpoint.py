@@ -23,9 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vla_stack.errors import UserError
-from vla_stack.policies.manifest import write_manifest
-from vla_stack.policies.weights import first_line
+from vla_stack.errors import UserError, first_line
+from vla_stack.policies.directory import write_manifest
 from vla_stack.training.ema import Ema
 
 PRETRAINED = "pretrained_model"

@@ -7,18 +7,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
-from lerobot.policies.factory import make_pre_post_processors
-from lerobot.policies.pretrained import PreTrainedPolicy
+from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from torch import nn
 
 from vla_stack.data.stats import RELATIVE_ACTION, load_stats
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import (
+    FeatureType,
+    PolicyFeature,
+    PreTrainedConfig,
+    PreTrainedPolicy,
+    make_pre_post_processors,
+)
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
-from vla_stack.policies.directory import read_policy
 from vla_stack.policies.embodiment import Embodiment
 from vla_stack.policies.processor_embodiment import EmbodimentInputStep
+from vla_stack.policies.reading import read_policy
 from vla_stack.policies.registry import policy_class
 from vla_stack.schema import ACTION, OBS_STATE, image_key
 from vla_stack.training.policies import new_processors, to_train
@@ -148,7 +153,8 @@ def mixed_policy(
     stats = embodiment_stats(sources, len(config.action_delta_indices or [0]))
     if policy is None:
         policy = policy_class(config.type)(config)
-        pre, post = new_processors(config, stats)
+        metas = [LeRobotDatasetMetadata(f"local/{s.dataset.root.name}", root=s.dataset.root) for s in sources]
+        pre, post = new_processors(config, stats, metas)
     else:
         if lora.rank and new:
             names = ", ".join(e.name for e in new)

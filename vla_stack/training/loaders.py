@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from lerobot.configs import PreTrainedConfig
 from numpy.typing import NDArray
 
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.data.trainable import weights
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import PreTrainedConfig
+from vla_stack.policies.configuration_moh import base_config
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
 from vla_stack.training.mixture import Layout, Mixture, Part, common_columns
 from vla_stack.training.recipe import DataRecipe, Recipe
@@ -47,6 +48,8 @@ def make_loader(
                 image_sizes={camera: slots[slot] for slot, camera in mapping.items()} if names else None,
                 weights=frame_weights(source, recipe.data),
                 trainable=source.trainable,
+                history=getattr(base_config(config), "history_ages", ()),
+                cache_gb=recipe.data.cache_gb,
             )
         )
     if len(loaders) == 1 and not names:

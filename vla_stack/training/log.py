@@ -105,7 +105,8 @@ class Log:
             self._tb.add_scalar(key, value, step)
         if self._wandb is not None:
             self._wandb.log(values, step=step)
-        shown = {k: f"{v:.4g}" for k, v in values.items() if k in ("loss", "samples_per_s") or k.startswith("eval/")}
+        named = ("loss", "samples_per_s", "validation/loss")
+        shown = {k: f"{v:.4g}" for k, v in values.items() if k in named or k.startswith("eval/")}
         if self._bar.disable:  # not a terminal: lines instead of a bar
             left = elapsed / max(1, step - self._start) * (self._steps - step)
             text = "  ".join(f"{k} {v}" for k, v in shown.items())

@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,16 +22,19 @@ import torch
 from torch import nn
 
 from vla_stack.errors import UserError
+from vla_stack.policies.configuration_moh import base_config
+from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.augmentation import Augmentation, augmented
 from vla_stack.training.build import Batch, Loader, Loss, Objective, preprocessed, to_device, with_float_images
 from vla_stack.training.ema import Ema
 from vla_stack.training.log import Log, Window
 from vla_stack.training.mixture import Mixture
-from vla_stack.training.placement import Accelerated, Local
+from vla_stack.training.placement import Distributed, Local
 from vla_stack.training.recipe import OptimizerRecipe, Recipe, Training
 from vla_stack.training.stop import Stop
 from vla_stack.training.text_pairs import PairedLoader
+from vla_stack.training.validation import HeldOut, without_dropout
 
 Evaluate = Callable[[Path, int], dict[str, float]]  # (policy directory, step) -> metrics
 
@@ -75,7 +78,7 @@ class Trainer:
     """
 
     def __init__(
-        self, recipe: Recipe, parts: Trained, placement: Local | Accelerated, run_dir: Path, resume: Path | None = None
+        self, recipe: Recipe, parts: Trained, placement: Local | Distributed, run_dir: Path, resume: Path | None = None
     ) -> None:
         self.recipe, self.parts, self.placement, self.run_dir = recipe, parts, placement, run_dir
         self.training: Training = recipe.method
@@ -87,17 +90,24 @@ class Trainer:
         if resume is not None:
             state = ckpt.load_state(resume, self.policy, self.optimizer, self.ema)
             self.step = state["step"]
-            parts.loader.load_state_dict(state["loader"][placement.rank])
-        self.objective = placement.prepare(Objective(self.policy, parts.loss))
+            if len(loaders := state["loader"]) != placement.world:
+                message = f"{resume} is of a run in {len(loaders)} processes, this is one in {placement.world}"
+                raise UserError(message, "resume with as many; processes= and torchrun say how many")
+            parts.loader.load_state_dict(loaders[placement.rank])
+        # Of a pretrained model some parameters may have no part in a loss, a language model's output head, say.
+        config = base_config(self.policy.config) if placement.world > 1 else None
+        native = isinstance(config, VlaConfig) and not config.backbone
+        self.objective = placement.prepare(Objective(self.policy, parts.loss), all_used=native)
         self.generator = torch.Generator(placement.device)
         self.checkpoint: Path | None = resume
 
-    def run(self, evaluate: Evaluate | None = None) -> Outcome:
+    def run(self, evaluate: Evaluate | None = None, held_out: HeldOut | None = None) -> Outcome:
         """Train to the recipe's last step or to the first signal; the last thing done is a checkpoint.
 
         Args:
             evaluate: Called with a checkpoint's policy directory every ``eval.every`` steps; its metrics are
                 logged as ``eval/<name>``.
+            held_out: Batches whose loss is logged as ``validation/<name>`` with each checkpoint.
 
         Raises:
             UserError: The loss or gradient is not finite; the last checkpoint stays what it was.
@@ -117,6 +127,8 @@ class Trainer:
                 if last or saving or self.step % t.log_every == 0:
                     window.check()
                     log.record(self.step, window.means() | rate.read() | samples(self.parts.loader))
+                if saving and held_out is not None and self.placement.is_main:
+                    log.record(self.step, {f"validation/{k}": v for k, v in self.validate(held_out).items()})
                 if saving:
                     self.checkpoint = self.save()
                 if evaluating and evaluate and self.placement.is_main:
@@ -131,18 +143,17 @@ class Trainer:
     def update(self, batches: Iterator[dict[str, Any]], window: Window, rate: Rate) -> None:
         """One optimiser step."""
         t, device = self.training, self.placement.device
-        self._seed_everything()
+        self._seed_everything(self.recipe.seed, self.step, self.placement.rank)
         lr = learning_rate(self.step, t)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * backbone_scale(self.step, t.optimizer) if group["backbone"] else lr
         for micro in range(t.accumulate):
             with rate.loading():
                 raw = augmented(to_device(next(batches), device), self.parts.augmentation, self.generator)
-                raw = with_float_images(raw) if self.parts.float_images else raw
-                batch = preprocessed(raw, self.parts.preprocess)
+                batch = self.prepared(raw)
             more = micro + 1 < t.accumulate
             with self.placement.accumulating(self.objective) if more else nullcontext():
-                with torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
+                with self.autocast():
                     loss, metrics = self.objective(batch, self.generator)
                 self.placement.backward(loss / t.accumulate)
             window.add(self.step + 1, {"loss": loss, **metrics})
@@ -171,8 +182,33 @@ class Trainer:
             ckpt.commit(root, self.step, fill, {"loader": loaders}, self.training.keep)
         return ckpt.path(root, self.step)
 
-    def _seed_everything(self) -> None:
-        words = np.random.SeedSequence([self.recipe.seed, self.step, self.placement.rank]).generate_state(2)
+    def validate(self, held_out: HeldOut) -> dict[str, float]:
+        """Mean loss on held-out batches, of the weights that a checkpoint serves.
+
+        Pictures are not augmented, nothing is dropped, and the noise of a batch follows from its number alone: two
+        checks differ by the weights.
+        """
+        means = Window()
+        with self.ema.applied() if self.ema is not None else nullcontext(), without_dropout(self.policy):
+            for number, raw in enumerate(held_out):
+                self._seed_everything(number)
+                batch = self.prepared(to_device(raw, self.placement.device))
+                with torch.no_grad(), self.autocast():
+                    loss, metrics = held_out.loss(self.policy, batch, self.generator)
+                means.add(self.step, {"loss": loss, **metrics})
+        return means.means()
+
+    def prepared(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """A batch on the device as the loss takes it."""
+        return preprocessed(with_float_images(raw) if self.parts.float_images else raw, self.parts.preprocess)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The recipe's precision."""
+        kind = self.placement.device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.recipe.precision == "bf16")
+
+    def _seed_everything(self, *words_of: int) -> None:
+        words = np.random.SeedSequence(words_of).generate_state(2)
         seed = int(words[0]) << 31 | int(words[1]) >> 1  # 63 bits
         self.generator.manual_seed(seed)
         torch.manual_seed(seed)

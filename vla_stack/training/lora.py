@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 
 import torch
-from lerobot.policies import PreTrainedPolicy
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import PreTrainedPolicy
 from vla_stack.training.checkpoint import trainable
 from vla_stack.training.recipe import LoraRecipe
 

@@ -1,7 +1,5 @@
-"""Where a run computes: one process on one device, or several under Accelerate.
-
-Both classes offer the same few operations; the loop is written against them and the single-process path never imports
-Accelerate.
+"""Where a run computes: one process on one device, or several that share the work. Both classes offer the same few
+operations, and the loop is written against them.
 """
 
 from __future__ import annotations
@@ -12,10 +10,11 @@ from typing import Any, Literal
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from vla_stack.errors import UserError
-from vla_stack.policies.device import find_device
+from vla_stack.policies.reading import find_device
 
 
 class Local:
@@ -28,8 +27,13 @@ class Local:
         if self.device.type == "cuda" and self.device.index is not None:
             torch.cuda.set_device(self.device)  # what is said to be on "cuda" is to be there too
 
-    def prepare(self, objective: nn.Module) -> nn.Module:
-        """The objective as the loop has to call it."""
+    def prepare(self, objective: nn.Module, all_used: bool) -> nn.Module:
+        """The objective as the loop has to call it.
+
+        Args:
+            objective: Computes the loss.
+            all_used: Whether every parameter has a part in it.
+        """
         return objective
 
     def accumulating(self, objective: nn.Module) -> AbstractContextManager[Any]:
@@ -50,48 +54,58 @@ class Local:
     def barrier(self) -> None:
         """Wait for all processes."""
 
+    def close(self) -> None:
+        """Part from the other processes."""
 
-class Accelerated:
-    """Data-parallel processes started by ``torchrun`` or ``accelerate launch``; every rank holds the whole model."""
+
+class Distributed:
+    """Data-parallel processes, started by ``side_by_side``, ``torchrun`` or ``accelerate launch``; every rank holds the
+    whole model, and gradients are averaged while they are computed (Li et al., arXiv:2006.15704).
+    """
 
     def __init__(self, device: str) -> None:
-        from accelerate import Accelerator
-        from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+        if os.environ.get("ACCELERATE_USE_FSDP") or os.environ.get("ACCELERATE_USE_DEEPSPEED"):
+            raise UserError("sharded training is not supported", "use data parallelism: torchrun")
+        self.device, local = find_device(device), int(os.environ.get("LOCAL_RANK", "0"))
+        if self.device.type == "cuda":
+            if local >= torch.cuda.device_count():
+                raise UserError(f"process {local} has no GPU, there are {torch.cuda.device_count()}", "start fewer")
+            self.device = torch.device("cuda", local)
+            torch.cuda.set_device(self.device)
+        distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+        self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
+        self.is_main = self.rank == 0
 
-        # A method need not touch every parameter of a policy (a language model's unused output head, say).
-        unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-        self._accelerator = Accelerator(cpu=device == "cpu", kwargs_handlers=[unused])
-        if self._accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-            raise UserError("sharded training is not supported by this launcher", "use data parallelism: torchrun")
-        self.device = self._accelerator.device
-        self.rank, self.world = self._accelerator.process_index, self._accelerator.num_processes
-        self.is_main = self._accelerator.is_main_process
-
-    def prepare(self, objective: nn.Module) -> nn.Module:
-        return self._accelerator.prepare(objective)
+    def prepare(self, objective: nn.Module, all_used: bool) -> nn.Module:
+        return DistributedDataParallel(objective, find_unused_parameters=not all_used)
 
     def accumulating(self, objective: nn.Module) -> AbstractContextManager[Any]:
-        return self._accelerator.no_sync(objective)
+        assert isinstance(objective, DistributedDataParallel)
+        return objective.no_sync()
 
     def backward(self, loss: Tensor) -> None:
-        self._accelerator.backward(loss)
+        loss.backward()
 
     def gather(self, value: Any) -> list[Any]:
-        from accelerate.utils import gather_object
-
-        return gather_object([value])
+        values: list[Any] = [None] * self.world
+        distributed.all_gather_object(values, value)
+        return values
 
     def any(self, flag: bool) -> bool:
-        return bool(self._accelerator.reduce(torch.tensor(float(flag), device=self.device)).item())
+        raised = torch.tensor(float(flag), device=self.device)
+        distributed.all_reduce(raised)
+        return bool(raised.item())
 
     def barrier(self) -> None:
-        self._accelerator.wait_for_everyone()
+        distributed.barrier()
+
+    def close(self) -> None:
+        distributed.destroy_process_group()
 
 
-def place(launcher: str, device: str) -> Local | Accelerated:
-    """The placement that a recipe asks for, or that a launcher's environment makes necessary."""
-    distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return Accelerated(device) if distributed or launcher == "accelerate" else Local(device)
+def place(device: str) -> Local | Distributed:
+    """The placement that the environment of this process asks for."""
+    return Distributed(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Local(device)
 
 
 def native_precision(device: torch.device) -> Literal["fp32", "bf16"]:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
-from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
 from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
-from lerobot.policies import PreTrainedPolicy, make_pre_post_processors
 from lerobot.utils.feature_utils import dataset_to_policy_features
 from safetensors import safe_open
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import (
+    FeatureType,
+    PolicyFeature,
+    PreTrainedConfig,
+    PreTrainedPolicy,
+    make_pre_post_processors,
+)
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.dataset_facts import describe, dimension_names
-from vla_stack.policies.directory import fetching, read_policy, read_processors
-from vla_stack.policies.manifest import check_manifest
+from vla_stack.policies.directory import WEIGHTS, check_manifest, resolve_source
+from vla_stack.policies.reading import fetching, read_policy, read_processors
 from vla_stack.policies.registry import pads, policy_class
-from vla_stack.policies.shipped import resolve_source
-from vla_stack.policies.weights import WEIGHTS
 from vla_stack.schema import ACTION, OBS_STATE
 from vla_stack.training.checkpoint import PRETRAINED, trainable
 from vla_stack.training.lora import ADAPTERS_FILE, add_lora, load_adapters
@@ -77,14 +83,23 @@ def check_sizes(config: PreTrainedConfig, features: dict[str, PolicyFeature], ro
             )
 
 
-def new_processors(config: PreTrainedConfig, stats: dict[str, dict[str, Any]]) -> tuple[Any, Any]:
+def new_processors(
+    config: PreTrainedConfig, stats: dict[str, dict[str, Any]], metas: Sequence[LeRobotDatasetMetadata]
+) -> tuple[Any, Any]:
     """Pre- and post-processor of a policy that is new to its data.
+
+    Args:
+        config: Its configuration.
+        stats: Statistics by feature.
+        metas: LeRobot's metadata of the datasets; the instructions of all are what sub-words are learnt from.
 
     Raises:
         UserError: A tokenizer cannot be had.
     """
+    meta = copy(metas[0])
+    meta.tasks = pd.concat([m.tasks for m in metas])
     with fetching(config.type):
-        return make_pre_post_processors(config, dataset_stats=stats)
+        return make_pre_post_processors(config, dataset_stats=stats, dataset_meta=meta)
 
 
 def restore(checkpoint: Path, config: PreTrainedConfig, recipe: PolicyRecipe) -> tuple[PreTrainedPolicy, Any, Any]:

@@ -1,6 +1,6 @@
 """A training run as data: frozen dataclasses read from one YAML file and ``key=value`` overrides.
 
-    recipe = load(Path("configs/pick.yaml"), ["method.steps=500", "method.optimizer.lr=3e-4"])
+    recipe = load(Path("pick.yaml"), ["method.steps=500", "method.optimizer.lr=3e-4"])
 
 One schema for every way to train. ``method`` is typed by the dataclass that the registry has under its name: see
 :class:`Method`. Every key that a recipe may hold is a field of these classes; anything else is an error that names the
@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import yaml
 
@@ -27,12 +27,13 @@ from vla_stack.training.recipe_tree import (
     NotNegative,
     Positive,
     Share,
+    Within,
     build,
+    check_names,
     plain,
     read_tree,
     with_overrides,
 )
-from vla_stack.training.renamed import check_names
 
 DEFAULT_METHOD = "imitation"
 
@@ -179,8 +180,12 @@ class DataRecipe:
             ``no_recovery`` or ``all`` (methods/rac.py). Datasets without labels are demonstrations.
         weights: How frames are drawn: ``uniform``, ``iwr``, ``sirius`` or ``balanced``.
         augmentation: How pictures are changed at random, so that the policy holds up in other light.
+        validation: Share of each dataset's episodes that are held out of training. The loss on them, of the weights
+            that a checkpoint serves, is logged with each checkpoint (docs/recipes.md).
         branched: Learn the chunk labels of datasets that have them (``vla collect --noise``); false learns the series
             of actions from every frame, of any length.
+        cache_gb: What the decoded frames of a dataset may take on the disk. Where they would take more, frames of
+            videos are decoded when they are sampled; the batches are the same.
     """
 
     root: tuple[str, ...] = ()
@@ -193,7 +198,9 @@ class DataRecipe:
     interventions: Literal["rac", "hg_dagger", "no_recovery", "all"] = "rac"
     weights: Literal["uniform", "iwr", "sirius", "balanced"] = "uniform"
     augmentation: Augmentation = field(default_factory=Augmentation)
+    validation: Annotated[float, Within(0, 1, closed=False)] = 0.0
     branched: bool = True
+    cache_gb: NotNegative = 64.0
 
     def check(self) -> None:
         """Datasets are named in one way, and weighed all or none; raises :class:`UserError`."""
@@ -285,6 +292,8 @@ class Training:
         wandb: Weights & Biases project to log to as well; empty does not.
     """
 
+    shares_batches: ClassVar[bool] = True  # among the processes of a recipe
+
     name: str = "training"
     steps: Count = 2000
     batch_size: Count = 64
@@ -336,8 +345,9 @@ class Recipe:
         threads: CPU threads of the training process; 0 takes every physical core that the process may use.
         precision: ``fp32``, ``bf16`` for autocast (weights and optimiser stay fp32), or ``auto``: ``bf16`` where the
             device computes in it, else ``fp32``; a processor that only emulates it is nearly three times slower in it.
-        launcher: ``local`` is one process; ``accelerate`` hands device placement and data parallelism to Accelerate
-            (chosen by itself under ``torchrun`` and ``accelerate launch``).
+        processes: Of a training on this machine's CPU, each with its part of every batch; one for each core is
+            faster than one process with as many threads. Part of what the result is a function of. Several GPUs are
+            used under ``torchrun``, where ``batch_size`` is each process's.
     """
 
     name: str = "run"
@@ -351,7 +361,7 @@ class Recipe:
     device: str = "auto"
     threads: Natural = 0
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    launcher: Literal["local", "accelerate"] = "local"
+    processes: Count = 1
 
     @property
     def eval_envs(self) -> tuple[str, ...]:
@@ -391,6 +401,8 @@ def make(tree: dict[str, Any], source: str) -> Recipe:
     options = {key: value for key, value in given.items() if key != "name"}
     method = dataclasses.replace(build(kind, options, source, "method."), name=name)  # or module:Class, as it was given
     recipe: Recipe = build(Recipe, {**tree, "method": method}, source)
+    if recipe.processes > 1 and not getattr(kind, "shares_batches", False):
+        raise UserError(f"{source}: method '{name}' trains in one process", "leave processes at 1")
     try:
         recipe.method.check_recipe(recipe)
     except UserError as e:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from vla_stack import __version__
 from vla_stack.errors import UserError
 from vla_stack.locks import LOCK, writing
 from vla_stack.training.recipe import Recipe
+from vla_stack.version import __version__
 
 RECIPE, REVISION = "recipe.yaml", "revision.txt"  # what a run is
 

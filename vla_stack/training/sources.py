@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from lerobot.configs import PreTrainedConfig
 from numpy.typing import NDArray
 
 from vla_stack.data.dataset import CHUNK, Dataset, open_dataset
@@ -16,9 +15,10 @@ from vla_stack.data.features import read_robot_spec
 from vla_stack.data.layout import ROBOT
 from vla_stack.data.trainable import trainable
 from vla_stack.errors import UserError
-from vla_stack.policies.dataset_facts import dimension_names
+from vla_stack.evaluation.recorded import image_size, nameless_robot
+from vla_stack.lerobot_core import PreTrainedConfig
 from vla_stack.policies.embodiment import Embodiment, relative_dims
-from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, RobotSpec
+from vla_stack.schema import Camera
 from vla_stack.training.recipe import DataRecipe, SourceRecipe
 
 Stats = dict[str, dict[str, Any]]
@@ -111,25 +111,6 @@ def embodiment_of(dataset: Dataset, recipe: SourceRecipe, key: str, named: bool)
         )
     robot = replace(robot, cameras=tuple(Camera(c, *image_size(dataset, c)) for c in cameras.values()))
     return Embodiment(recipe.embodiment or robot.name, robot, cameras, (False,) * len(robot.action))
-
-
-def nameless_robot(dataset: Dataset, name: str) -> RobotSpec:
-    """A robot of which no more is known than the names of its numbers."""
-
-    def dims(key: str) -> tuple[Dim, ...]:
-        if key not in dataset.features:
-            return ()
-        feature = dataset.features[key]
-        numbered = [f"{key}_{i}" for i in range(feature["shape"][0])]
-        return tuple(Dim(name, "1") for name in dimension_names(feature) or numbered)
-
-    return RobotSpec(f"lerobot/{name or 'robot'}", dims(OBS_STATE), dims(ACTION), (), dataset.fps)
-
-
-def image_size(dataset: Dataset, camera: str) -> tuple[int, int]:
-    """Recorded height and width; some datasets name the channels first."""
-    a, b, c = dataset.features[dataset.cameras[camera]]["shape"]
-    return (a, b) if c == 3 else (b, c)
 
 
 def check_same(a: Embodiment, b: Embodiment, where: str) -> None:

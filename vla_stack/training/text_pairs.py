@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from lerobot.configs import PreTrainedConfig
-from lerobot.policies.pretrained import PreTrainedPolicy
 from torch import Tensor
 
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.data.text_pairs import TextPairLoader
 from vla_stack.errors import UserError
-from vla_stack.policies.backbone_text import BackboneTokenizerStep, image_text_pairs
+from vla_stack.lerobot_core import PreTrainedConfig, PreTrainedPolicy
+from vla_stack.policies.backbone_text import image_text_pairs
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.processor_text import TokenizerStep
 from vla_stack.training.mixture import Mixture
 from vla_stack.training.recipe import TextPairsRecipe
 
@@ -76,7 +76,7 @@ def with_pairs(
         )
     assert base.backbone_config is not None
     backbone = base.backbone_config
-    content = next(step.content for step in preprocessor.steps if isinstance(step, BackboneTokenizerStep))
+    content = next(step.content for step in preprocessor.steps if isinstance(step, TokenizerStep))
     pairs = TextPairLoader(recipe.root, recipe.batch_size, backbone["vision_config"]["image_size"], seed)
     return PairedLoader(demonstrations, pairs, lambda asked, said: image_text_pairs(content, backbone, asked, said))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.reading import find_device
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.build import Fits, Loss, build
 from vla_stack.training.loop import Trainer
@@ -18,6 +19,7 @@ from vla_stack.training.memory import capacity, estimate
 from vla_stack.training.placement import native_precision, place, use_threads
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.run_dir import write_recipe
+from vla_stack.training.side_by_side import side_by_side
 
 
 def train(recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None = None) -> Path:
@@ -36,16 +38,25 @@ def train(recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None = None) -
         UserError: Anything that the person can mend; see ``build`` and ``loop``.
         KeyboardInterrupt: A signal stopped it, after a checkpoint.
     """
+    if find_device(recipe.device).type != "cpu":
+        return _train(recipe, recipe, loss, run_dir, fits)
+    with side_by_side(recipe, run_dir) as own:
+        return _train(recipe, own, loss, run_dir, fits)
+
+
+def _train(whole: Recipe, recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None) -> Path:
+    """``whole`` is what the run is, ``recipe`` this process's part of it."""
     begin = time.monotonic()
-    placement = place(recipe.launcher, recipe.device)
+    placement = place(recipe.device)
     if recipe.precision == "auto":  # the run's recipe names what it was, so that it resumes in it on any machine
-        recipe = replace(recipe, precision=native_precision(placement.device))
+        precision = native_precision(placement.device)
+        whole, recipe = replace(whole, precision=precision), replace(recipe, precision=precision)
     threads = use_threads(recipe.threads)
     checkpoint = ckpt.latest(run_dir / "checkpoints")
     parts = build(recipe, loss, placement.device, placement.rank, checkpoint, fits)
     trainer = Trainer(recipe, parts, placement, run_dir, checkpoint)
     if placement.is_main:
-        write_recipe(recipe, run_dir)
+        write_recipe(whole, run_dir)
         millions = sum(p.numel() for p in trainer.parameters) / 1e6
         print(
             f"{recipe.method.name} on {recipe.policy.type}, {millions:.2f} M trainable parameters, {placement.device} "
@@ -54,7 +65,9 @@ def train(recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None = None) -
             flush=True,
         )
         print(estimate(trainer.policy, recipe).report(capacity(placement.device)), flush=True)
-    outcome = trainer.run(evaluator(recipe, str(placement.device)) if recipe.eval.every else None)
+    evaluate = evaluator(recipe, str(placement.device)) if recipe.eval.every else None
+    outcome = trainer.run(evaluate, parts.held_out)
+    placement.close()
     if outcome.stopped:
         raise KeyboardInterrupt
     if placement.is_main:

@@ -47,6 +47,13 @@ def not_negative(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A number between 0 and 1, both excluded."""
+    if not 0.0 < (value := number(text)) < 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
 def device(text: str) -> str:
     """A torch device, as text: whether this machine has it is known once torch is loaded."""
     kind, colon, index = text.partition(":")

@@ -13,13 +13,13 @@ from vla_stack.verbs.arguments import count, not_negative, positive, whole
 
 HELP = "Record a scripted expert's episodes into a LeRobotDataset; run again to continue or to add episodes."
 EXAMPLES = (
-    "vla collect --task pick --episodes 200 --root datasets/pick",
-    "vla collect --task pick place --episodes 100 --root datasets/two --noise 0.5 --workers 4",
-    "vla collect --task pick --mixed --episodes 200 --root datasets/world   # for a world model",
-    "vla collect --task pick --episodes 2000 --root datasets/pick --rollouts ray --workers 32",
+    "vla collect --task pick --episodes 200 --root data/pick",
+    "vla collect --task pick place --episodes 100 --root data/two --noise 0.5 --workers 4",
+    "vla collect --task pick --mixed --episodes 200 --root data/world   # for a world model",
+    "vla collect --task pick --episodes 2000 --root data/pick --rollouts ray --workers 32",
     "vla collect --env metaworld/push-v3 metaworld/drawer-open-v3 --control-hz 20 --cameras topview gripperPOV "
-    "--episodes 100 --root datasets/metaworld",
-    "vla collect --env aloha/transfer_cube --control-hz 10 --episodes 100 --root datasets/aloha",
+    "--episodes 100 --root data/metaworld",
+    "vla collect --env aloha/transfer_cube --control-hz 10 --episodes 100 --root data/aloha",
 )
 
 

@@ -24,11 +24,14 @@ from vla_stack.data.pending import count_pending
 from vla_stack.data.sidecar import read_facts
 from vla_stack.errors import UserError
 from vla_stack.intervention import MODES, Mode
+from vla_stack.key_map import HELP as HELP_KEY
+from vla_stack.key_map import help_line
 from vla_stack.runtime.driver import Guard
 from vla_stack.runtime.link import Link, Message, ignored_interrupts
+from vla_stack.runtime.monitor import Monitor
 from vla_stack.runtime.operator_client import OperatorClient
 from vla_stack.schema import RobotSpec
-from vla_stack.verbs.arguments import port, positive, whole
+from vla_stack.verbs.arguments import existing, port, positive, whole
 from vla_stack.verbs.holding import leave_holding
 from vla_stack.verbs.robot_arguments import (
     add_execution_arguments,
@@ -44,7 +47,7 @@ from vla_stack.verbs.run import policy_options
 HELP = "Drive or supervise a robot from a browser and record what it does: demonstrations, recoveries, corrections."
 EXAMPLES = (
     "vla console --robot sim --task pick                        # demonstrations with the keyboard",
-    "vla console --robot sim --task stack --mode rac --server tcp://127.0.0.1:5555 --root datasets/stack-rac",
+    "vla console --robot sim --task stack --mode rac --server tcp://127.0.0.1:5555 --root data/stack-rac",
     "vla console --robot.type=so101_follower --robot.port=/dev/ttyACM0 --task 'tidy up' --mode rac --execution rtc \\\n"
     "      --interpolate 4 --server tcp://gpu:5555",
     "vla console --robot lerobot --robot-arg robot_type=so101_follower --robot-arg port=/dev/ttyACM0 --task 'tidy up'",
@@ -62,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_execution_arguments(parser, "--execution")
     add(
         "--root", type=Path, help="dataset to record into; continued if it exists (default: datasets/console-TASK-MODE)"
+    )
+    add(
+        "--monitor",
+        type=existing,
+        metavar="FILE",
+        help="of `vla monitor fit`: hold and call you before the policy fails",
     )
     add("--demos", type=Path, help="dataset whose states count as familiar (default: --root)")
     add("--seconds", type=positive, default=60.0, help="longest episode of policy or demonstration (%(default)g)")
@@ -81,6 +90,8 @@ def main(args: argparse.Namespace) -> int:
     if (mode == "teleop") != (args.server is None):
         what = f"mode {mode} supervises a policy" if args.server is None else "mode teleop has no policy"
         raise UserError(what, "give --server and --mode rac or hg_dagger, or neither")
+    if args.monitor and mode == "teleop":
+        raise UserError("--monitor watches a policy, mode teleop has none", "leave it out")
     name = args.task or capabilities(args).task or args.robot
     root = args.root or Path("datasets") / f"console-{name}-{mode}".replace(" ", "-")
     tls: ssl.SSLContext | None = None
@@ -105,11 +116,12 @@ def main(args: argparse.Namespace) -> int:
             seconds=args.seconds,
             iteration=args.iteration,
             quota=args.quota,
+            monitor=Monitor.load(args.monitor) if args.monitor else None,
         )
         print("starting the robot ...", flush=True)
         certificate = (args.cert, args.key) if tls else None
         with running(config) as robot, stop_line(access, args.host, certificate, config.endpoint) as stop:
-            print(robot.guard.value, flush=True)
+            print(f"{robot.guard.value}\nkeys: {help_line('console')}, {HELP_KEY} on the page: all keys", flush=True)
             about = About(robot.spec, robot.stages, mode, root)
             gateway = Gateway(OperatorClient(config.endpoint), about, access, _print_address)
             with contextlib.suppress(KeyboardInterrupt):
@@ -123,7 +135,7 @@ def driver_options(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     """Arguments of the driver: pictures and rate as the policy or the dataset has them, or for driving by hand."""
     can = capabilities(args)
     if args.server is not None:
-        return {**can.unlimited, **policy_options(args)}
+        return {**can.unlimited, **policy_options(args, args.server)}
     return {**can.unlimited, **(recorded_options(args, root) or can.by_hand)}
 
 

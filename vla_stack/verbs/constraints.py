@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 HELP = "Constraints between the stages of a task (YAML): check them, have a model propose them, explain an episode."
 EXAMPLES = (
-    "vla constraints check configs/constraints/obstacle.yaml     # schema, then a dry run on episodes in simulation",
-    "vla constraints explain configs/constraints/obstacle.yaml --out costs.svg   # which tick of an episode cost what",
-    "vla constraints explain configs/constraints/obstacle.yaml --rollout RUN/iteration-001/rollouts/X",
+    "vla constraints check obstacle     # schema, then a dry run on episodes in simulation",
+    "vla constraints explain obstacle --out costs.svg   # which tick of an episode cost what",
+    "vla constraints explain obstacle --rollout runs/grape/iteration-001/rollouts/X",
     "vla constraints propose --task obstacle --objective safety --base-url http://127.0.0.1:8000/v1 --model qwen2.5-vl",
 )
 
@@ -101,7 +101,7 @@ def _propose(args: argparse.Namespace) -> int:
         print(f"  refused: {line}")
     out = args.out or Path(f"{task}_{objective}.yaml")
     if proposal.spec is None:
-        print(f"no usable answer; the constraints that ship are configs/constraints/{task}.yaml")
+        print(f"no usable answer; the constraints that ship are vla_stack/configs/constraints/{task}.yaml")
         return 1
     print(proposal.spec.to_yaml())
     if not args.yes and input(f"Write this to {out}? [y/N] ").strip().lower() not in ("y", "yes"):
@@ -117,7 +117,7 @@ VERBS = {"check": _check, "explain": _explain, "propose": _propose}
 
 def _spec(args: argparse.Namespace) -> Spec:
     if args.spec is None:
-        raise UserError(f"`vla constraints {args.what}` needs a file", "those of our tasks are in configs/constraints/")
+        raise UserError(f"`vla constraints {args.what}` needs a file", "a file, or a task's name for those that ship")
     spec = load_spec(args.spec)
     return spec.with_objective(args.objective) if args.objective else spec
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_stack.data import digests
+from vla_stack.data.compact import compact
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.edit import backfill, merge, relabel
 from vla_stack.data.features import read_robot_spec
@@ -23,38 +24,47 @@ from vla_stack.data.view import view
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
 from vla_stack.schema import SUCCESS
+from vla_stack.verbs import data_import, data_quality
 from vla_stack.verbs.arguments import whole
 
-HELP = "Inspect, check, seal, repair, label, merge or view a LeRobotDataset v3, whoever wrote it."
+HELP = (
+    "Inspect, check, seal, repair, label, judge, merge, compact or view a LeRobotDataset v3, whoever wrote it; import "
+    "ROS bags."
+)
 EXAMPLES = (
-    "vla data info datasets/pick",
-    "vla data check datasets/pick      # every file, every video's length; exit code 1 if something is wrong",
-    "vla data check datasets/pick --deep    # every byte, picture and number: digests, limits, statistics",
-    "vla data seal datasets/pick       # digests of all files as they are now; recorders keep their own",
-    "vla data repair datasets/pick     # back to the last good episode after a crash",
-    "vla data backfill datasets/pick   # add the columns of interventions to demonstrations",
-    "vla data relabel datasets/rac --episode 3 --frames 10:25 --segment recovery",
-    "vla data merge datasets/pick datasets/rac --into datasets/all",
-    "vla data view datasets/rac --episode 3            # in Rerun; --save FILE.rrd writes a file instead",
-    "vla data view outputs/train/RUN/iteration-001 --episode 3    # a pair of preferences, winner and loser",
+    "vla data info data/pick",
+    "vla data check data/pick      # every file, every video's length; exit code 1 if something is wrong",
+    "vla data check data/pick --deep    # every byte, picture and number: digests, limits, statistics",
+    "vla data seal data/pick       # digests of all files as they are now; recorders keep their own",
+    "vla data repair data/pick     # back to the last good episode after a crash",
+    "vla data backfill data/pick   # add the columns of interventions to demonstrations",
+    "vla data relabel data/rac --episode 3 --frames 10:25 --segment recovery",
+    "vla data merge data/pick data/rac --into data/all",
+    "vla data compact data/all     # many episodes to a file, as LeRobot packs them; --into NEW leaves the old one",
+    "vla data view data/rac --episode 3            # in Rerun; --save FILE.rrd writes a file instead",
+    "vla data view runs/grape/iteration-001 --episode 3   # a pair of preferences, winner and loser",
+    *data_quality.EXAMPLES,
+    *data_import.EXAMPLES,
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=VERBS)
-    parser.add_argument("root", type=Path, nargs="+", help="dataset folder; several for merge")
+    parser.add_argument("root", type=Path, nargs="+", help="dataset folder; several for merge; recordings for import")
     parser.add_argument(
         "--episode", type=whole, default=0, help="relabel, view: which one, or which pair of preferences (0)"
     )
     parser.add_argument("--deep", action="store_true", help="check: decode every picture, compare every number")
     parser.add_argument("--frames", help="relabel: first and one past the last, e.g. 10:25")
     parser.add_argument("--segment", choices=[s.name.lower() for s in Segment], help="relabel: what they are")
-    parser.add_argument("--into", type=Path, help="merge: the new dataset")
-    parser.add_argument("--save", type=Path, help="view: .rrd file to write")
+    parser.add_argument("--into", type=Path, help="merge, quality, compact: the new dataset")
+    parser.add_argument("--save", type=Path, help="view: .rrd file to write; quality: folder (outputs/quality)")
+    data_quality.add_quality_arguments(parser)
+    data_import.add_import_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    if len(args.root) > 1 and args.what != "merge":
+    if len(args.root) > 1 and args.what not in ("merge", "import"):
         raise UserError(f"`vla data {args.what}` takes one dataset, {len(args.root)} are given")
     return VERBS[args.what](args)
 
@@ -163,6 +173,12 @@ def _merge(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compact(args: argparse.Namespace) -> int:
+    done = compact(args.root[0], args.into)
+    print(f"{args.into or args.root[0]}: {done.episodes} episodes in {done.after} files, {done.before} before")
+    return 0
+
+
 def _view(args: argparse.Namespace) -> int:
     pair = (args.root[0] / PAIRS).is_file()
     frames = (view_pair if pair else view)(args.root[0], args.episode, args.save)
@@ -181,5 +197,8 @@ VERBS = {
     "backfill": _backfill,
     "relabel": _relabel,
     "merge": _merge,
+    "compact": _compact,
+    "quality": data_quality.judge,
     "view": _view,
+    "import": data_import.run_import,
 }

@@ -21,13 +21,14 @@ from pathlib import Path
 
 import sim
 from vla_stack.errors import UserError
-from vla_stack.statistics import wilson
+from vla_stack.statistics import success_interval
+from vla_stack.training.recipes import find_shipped
 from vla_stack.verbs.arguments import count, existing, whole
 
 HELP = "Collect demonstrations, train a policy, serve it, run it asynchronously on the simulated arm, write a report."
 EXAMPLES = (
     "vla demo",
-    "vla demo --task place --demonstrations 800 --out outputs/demo-place",
+    "vla demo --task place --demonstrations 800 --out runs/demo_place",
     "vla demo --policy shipped --episodes 20      # skip collecting and training",
 )
 READY_TIMEOUT_S = 180.0
@@ -36,7 +37,7 @@ NOISE = 0.3  # on what the expert executes, never on what is learnt: shows the p
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", default="pick", help="task of the native family (default: %(default)s)")
-    parser.add_argument("--recipe", type=existing, help="training recipe (default: configs/<task>.yaml)")
+    parser.add_argument("--recipe", type=existing, help="training recipe (default: the task's own that ships)")
     parser.add_argument("--demonstrations", type=count, default=1000, help="expert episodes (default: %(default)s)")
     parser.add_argument("--steps", type=count, help="training steps (default: the recipe's)")
     parser.add_argument("--policy", help="run this policy instead of training one")
@@ -55,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     policy = args.policy or train(args, collect(args))
     summary = run(args, policy)
     report = write_report(args, out)
-    low, high = wilson(summary["successes"], summary["episodes"])
+    low, high = success_interval(summary["successes"], summary["episodes"]).interval
     rate = summary["successes"] / summary["episodes"]
     print(
         f"\n{summary['successes']} of {summary['episodes']} asynchronous episodes succeeded: {rate:.0%} "
@@ -81,9 +82,7 @@ def train(args: argparse.Namespace, root: Path) -> Path:
     run_dir = args.out / "train"
     policy = run_dir / "checkpoints" / "last" / "pretrained_model"
     stage("2/4  training from scratch")
-    recipe = args.recipe or Path(__file__).resolve().parents[2] / "configs" / f"{args.task}.yaml"
-    if not recipe.is_file():
-        raise UserError(f"there is no recipe {recipe}", "name one with --recipe")
+    recipe = args.recipe or find_shipped(args.task)
     done = run_dir / "done"
     if done.exists():
         print(f"already there: {policy}")

@@ -111,8 +111,8 @@ def check_packages(distribution: str = "vla-stack") -> Iterator[Check]:
         seen |= {name for name, _ in names}
         missing = [name for name, _, version in found if version is None]
         wrong = [f"{n} {v} (wants {s})" for n, s, v in found if v is not None and not satisfies(v, s)]
-        title, want = f"packages [{extra}]" if extra else "packages", f"'.[{extra}]'" if extra else "."
-        remedy = f"in the clone: pip install -e {want}, or tools/bootstrap"
+        title, want = (f"packages [{extra}]", f"vla-stack[{extra}]") if extra else ("packages", "vla-stack")
+        remedy = f'pip install "{want}", or in a clone tools/bootstrap'
         if wrong:
             yield Check(title, "fail", ", ".join(wrong), remedy)
         elif missing:
@@ -269,7 +269,7 @@ def check_port(port: int) -> Check:
 
 def check_rendering(probe: Probe) -> Check:
     if importlib.util.find_spec("mujoco") is None:
-        return Check("rendering", "absent", "mujoco is not installed", "in the clone: pip install -e '.[robot]'")
+        return Check("rendering", "absent", "mujoco is not installed", 'pip install "vla-stack[robot]"')
     backend = os.environ.get("MUJOCO_GL", "")
     found, error = probe.result()
     if found is None:
@@ -307,7 +307,7 @@ def check_video() -> Iterator[Check]:
             "video",
             "absent",
             "PyAV is not installed: episodes are recorded as images",
-            "in the clone: pip install -e '.[train]'",
+            'pip install "vla-stack[train]"',
         )
         return
     works: list[str] = []
@@ -359,7 +359,7 @@ def check_torch(probe: Probe) -> Iterator[Check]:
         return
     found, error = probe.result()
     if found is None:
-        yield Check("torch", "fail", last_line(error), "in the clone: pip install --force-reinstall -e '.[train]'")
+        yield Check("torch", "fail", last_line(error), 'pip install --force-reinstall "vla-stack[train]"')
         return
     yield Check("torch", "ok", found["torch"])
     yield check_gpu(found["cuda"], found["mps"])
@@ -372,7 +372,7 @@ def check_torch(probe: Probe) -> Iterator[Check]:
         yield Check("lerobot plug-in", "ok", "lerobot-train and lerobot-eval know policy type 'vla'")
     else:
         detail = found["plugin"] or "LeRobot's tools do not find policy type 'vla'"
-        yield Check("lerobot plug-in", "warn", str(detail), "pip install --no-deps -e tools/lerobot_plugin")
+        yield Check("lerobot plug-in", "warn", str(detail), "pip install --force-reinstall --no-deps vla-stack")
 
 
 def check_gpu(cuda: list[dict[str, Any]], mps: bool) -> Check:

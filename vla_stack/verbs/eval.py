@@ -6,25 +6,35 @@ import argparse
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from vla_stack.envs.making import is_benchmark, is_task
-from vla_stack.evaluation.evaluate import describe, evaluate
+from vla_stack.data.layout import write_json
+from vla_stack.envs.making import check_id, is_benchmark, is_task
+from vla_stack.errors import UserError
+from vla_stack.evaluation.evaluate import OnEpisode, describe, evaluate
 from vla_stack.evaluation.metrics import frequency_averaged_score
+from vla_stack.evaluation.monitoring import Listening, monitored, policy_features
 from vla_stack.evaluation.provenance import provenance
+from vla_stack.evaluation.suite import SUITES, Terms, run_suite, splits_of
+from vla_stack.evaluation.suite import table as table_of_splits
 from vla_stack.ray_cluster import cluster
 from vla_stack.rollout.engine import ChunkPolicy
 from vla_stack.rollout.latency import JITTERS, parse_latencies
 from vla_stack.rollout.plan import Instruct
 from vla_stack.rollout.records import EpisodeRecord, EvalResult, save_records
 from vla_stack.runtime.executor import MODES, ExecutorConfig
-from vla_stack.statistics import wilson
-from vla_stack.verbs.arguments import device, whole
+from vla_stack.runtime.monitor import Monitor
+from vla_stack.statistics import success_interval
+from vla_stack.verbs.arguments import device, positive, whole
+
+if TYPE_CHECKING:
+    from vla_stack.policies.chunk_policy import ChunkPolicy as LoadedPolicy
+    from vla_stack.policies.continuation import Continuing
 
 HELP = "Roll a policy out in simulation, under a virtual clock, and report success with its interval."
 EXAMPLES = (
@@ -34,11 +44,14 @@ EXAMPLES = (
     "vla eval --latency 200ms --jitter gamma --mode all        # every way in which the policy can be executed",
     "vla eval --mode all --execute 2 4 8                       # deciding more or less often; FAS is the mean over it",
     "vla eval --env imagined:shipped --episodes 20             # in a world model; docs/world_model.md",
-    "vla eval --policy outputs/train/rl_wsrl-... --mode sync  # WSRL or EXPO, on the states that it was trained on",
+    "vla eval --policy runs/wsrl --mode sync                    # WSRL or EXPO, on the states that it was trained on",
     "vla eval --rollouts ray --workers 16                      # simulated by actors on Ray",
     "vla eval --swap-instruction                               # is the instruction really followed?",
+    "vla eval --suite shifts --env sim/pick-v0 sim/place-v0    # camera, light, ... each beside the same starts",
+    "vla eval --suite shifts --splits camera distractors       # some of its splits",
     "vla eval --policy runs/metaworld --env metaworld/push-v3  # a benchmark: metaworld/<task>, aloha/transfer_cube,",
     "                                                          # aloha/insertion, libero/<suite>/<index of the task>",
+    "vla eval --open-loop --data data/held_out --policy runs/pick    # error of its chunks; nothing moves",
 )
 
 
@@ -55,6 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--latency", default="0ms", help="delays of the policy, e.g. 0,100ms,2ticks; milliseconds round up to ticks")
     a("--jitter", choices=JITTERS, default="none", help="of the delays (default: %(default)s)")
     a("--swap-instruction", action="store_true", help="also instruct another variant than the one that counts")
+    a("--suite", choices=tuple(SUITES), help="run splits, each beside the same starts without its change")
+    a("--splits", nargs="+", help="of the suite, or of the task's own (default: all)")
+    a("--open-loop", action="store_true", help="roll nothing out: error of the chunks from those of a recorded dataset")
+    a("--data", type=Path, help="open loop: the dataset, one that the policy was not trained on")
     a("--randomisation", type=int, choices=(0, 1, 2), default=0, help="level of the sim tasks (default: %(default)s)")
     a("--visuals", choices=("fast", "official"), help="benchmarks: without shadows and antialiasing, or with (fast)")
     a("--num-envs", type=_positive, default=8, help="episodes that run at the same time (default: %(default)s)")
@@ -66,20 +83,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=device,
         help="where the policy runs: cpu, cuda, cuda:1, auto, ... (default: %(default)s)",
     )
+    a(
+        "--schedule",
+        choices=("exp", "linear", "ones", "zeros"),
+        default="exp",
+        help="how firmly rtc, rtc_identity and bid hold to the plan, step by step (default: %(default)s, the paper's)",
+    )
+    a("--beta", type=positive, help="largest guidance weight of rtc and rtc_identity (default: the Euler steps)")
+    a("--weak", metavar="POLICY", help="a weaker policy, an early checkpoint for instance, that bid keeps away from")
+    a("--monitor", type=Path, metavar="FILE", help="of `vla monitor fit`: when it would have called for help")
     a("--videos", type=whole, default=3, help="films of each outcome and setting (default: %(default)s)")
     a("--out", type=Path, default=Path("outputs/eval"), help="directory of the report (default: %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:
-    from vla_stack.policies.shipped import resolve_policy
+    from vla_stack.policies.directory import resolve_policy
 
+    check_suite(args)
+    check_open_loop(args)
     resolve_policy(args.policy)  # before torch is loaded
-    from vla_stack.policies.device import find_device
+    for env_id in args.env or ():
+        check_id(env_id)
+    from vla_stack.policies.reading import find_device
 
     args.device = str(find_device(args.device))  # first, and what a report says
     path, policy = _load(args.policy, args.device, args.embodiment)
+    policy.continuing = _continuing(policy, args)
     about = {"policy": f"{path} ({policy.spec.model_version[:12] or 'no version'})", "device": args.device}
+    if args.open_loop:
+        return without_moving(policy, path, args, about)
     with cluster(_workers(args)) if args.rollouts == "ray" else nullcontext():  # one for all settings
+        if args.suite:
+            return suite(policy, args, about)
         results = run_settings(policy, args, about)
     print(table(results))
     report = _report(results, args, f"Evaluation of {path.name}", about)
@@ -97,6 +132,8 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str,
     modes = able_modes(policy) if "all" in args.mode else args.mode
     results: list[EvalResult] = []
     origin = provenance()
+    monitor = Monitor.load(args.monitor) if args.monitor else None
+    acting = policy if monitor is None else Listening(policy, policy_features(policy) if monitor.features else None)
     for env_id in args.env or ["sim/pick-v0"]:
         options: dict[str, Any] = {}
         if args.randomisation and is_task(env_id):
@@ -109,7 +146,7 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str,
             executor = ExecutorConfig(mode=mode, execute=execute)
             with _progress(f"{env_id}  {describe(executor, latency, instruct)}", args.episodes) as on_episode:
                 result = evaluate(
-                    policy,
+                    acting,
                     env_id,
                     episodes=args.episodes,
                     seed=args.seed,
@@ -122,9 +159,97 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str,
                     env_options=options,
                     on_episode=on_episode,
                 )
+            if monitor is not None and isinstance(acting, Listening):
+                result = monitored(monitor, acting, result)
             results.append(result)
             save_records(results, args.out / "report.json", **origin, **about)
     return results
+
+
+def suite(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str, Any]) -> int:
+    """Splits of every environment beside their matched arms, as one table and as ``suite.json``."""
+    executor = ExecutorConfig(mode=args.mode[0], execute=(args.execute or [None])[0])
+    latency = parse_latencies(args.latency, policy.spec.robot.rate_hz, args.jitter)[0]
+    limit = {"max_episode_steps": args.max_steps} if args.max_steps else {}
+    names = args.splits or SUITES[args.suite]
+    splits = {e: splits_of(e, names, own=not args.splits) for e in args.env or ["sim/pick-v0"]}
+
+    def progress(title: str) -> AbstractContextManager[OnEpisode]:
+        return _progress(title, args.episodes)
+
+    terms = Terms(args.episodes, args.seed, executor, latency, limit)
+    how = {"num_envs": args.num_envs, "workers": _workers(args), "rollouts": args.rollouts}
+    rows = run_suite(policy, splits, terms, args.out / "splits", progress, **how)
+    settings = {"suite": args.suite, "mode": executor.mode, "latency_s": latency.mean_s, "seed": args.seed}
+    found = {"settings": settings, "rows": [row.to_json() for row in rows]}
+    write_json(args.out / "suite.json", {**provenance(), **about, **found})
+    print(table_of_splits(rows))
+    print(f"\nFigures: {args.out / 'suite.json'}; a split that is done is not run again")
+    return 0
+
+
+def check_suite(args: argparse.Namespace) -> None:
+    """One setting for all splits, and no further randomisation; raises :class:`UserError`."""
+    if args.splits and not args.suite:
+        raise UserError("--splits are of a suite", f"give --suite {' or --suite '.join(SUITES)}")
+    if not args.suite:
+        return
+    for option, given in (
+        ("--mode", args.mode),
+        ("--execute", args.execute or []),
+        ("--latency", args.latency.split(",")),
+    ):
+        if len(given) > 1 or "all" in given:
+            raise UserError(f"--suite runs one setting, {option} names several", "give one")
+    if args.randomisation or args.swap_instruction or args.visuals:
+        what = "--randomisation" if args.randomisation else "--visuals" if args.visuals else "--swap-instruction"
+        raise UserError(f"--suite and {what} do not go together", "leave one of them out")
+
+
+def without_moving(policy: ChunkPolicy, path: Path, args: argparse.Namespace, about: dict[str, Any]) -> int:
+    """Errors in recorded states, as a table, as ``open_loop.json`` and as a picture.
+
+    Of the episodes that the policy's own training held out, where it did so with this dataset; else of all.
+    """
+    from vla_stack.data.dataset import open_dataset
+    from vla_stack.evaluation.open_loop import open_loop, table
+    from vla_stack.evaluation.plots import error_plot
+    from vla_stack.training.validation import held_out_by
+
+    dataset = open_dataset(args.data)
+    held_out = held_out_by(path.parents[2], dataset) if len(path.parents) > 2 else None  # run/checkpoints/STEP/policy
+    every = (args.execute or [None])[0]
+    with tqdm(desc=str(args.data), unit=" chunks", dynamic_ncols=True) as bar:
+        found = open_loop(policy, dataset, args.episodes, every, args.seed, bar.update, held_out)
+    targets = {target: errors.to_json() for target, errors in found.items()}
+    settings = {"data": str(args.data), "execute": every, "seed": args.seed, "held_out": held_out}
+    write_json(args.out / "open_loop.json", {**provenance(), **about, "settings": settings, "targets": targets})
+    (args.out / "open_loop.svg").write_text(error_plot(targets))
+    print(table(found))
+    print("\nof the episodes that its training held out" if held_out else "\nof all episodes, trained on or not")
+    print(f"Figures: {args.out / 'open_loop.json'}   picture: {args.out / 'open_loop.svg'}")
+    return 0
+
+
+def check_open_loop(args: argparse.Namespace) -> None:
+    """A dataset takes the place of environments; raises :class:`UserError`."""
+    if args.open_loop != (args.data is not None):
+        raise UserError("--open-loop and --data need each other", "vla eval --open-loop --data datasets/held_out")
+    if not args.open_loop:
+        return
+    if args.execute and len(args.execute) > 1:
+        raise UserError("--open-loop decides at one frequency, --execute names several", "give one")
+    rolled_out = {
+        "--env": args.env,
+        "--suite": args.suite,
+        "--swap-instruction": args.swap_instruction,
+        "--latency": args.latency != "0ms",
+        "--mode": args.mode != ["naive"],
+        "--randomisation": args.randomisation,
+        "--weak": args.weak,
+    }
+    if unlike := [option for option, given in rolled_out.items() if given]:
+        raise UserError(f"--open-loop rolls nothing out, {unlike[0]} is of rollouts", "leave one of them out")
 
 
 def able_modes(policy: ChunkPolicy) -> list[str]:
@@ -151,6 +276,7 @@ def table(results: Sequence[EvalResult]) -> str:
             + (f"  {score:>4.2f}" if score is not None else "")
         )
         judged = [e.instructed_success for e in r.episodes if e.instructed_success is not None]
+        lines += [f"{'':<{width}}  {note}" for note in r.notes]
         if r.settings.get("instruct") and judged:
             lines.append(f"{'':<{width}}  {sum(judged) / len(judged):>6.0%}    of what was instructed")
     straight = [r.success_rate for r in results if not r.settings.get("instruct")]
@@ -169,12 +295,30 @@ def frequency_scores(results: Sequence[EvalResult]) -> list[float | None]:
     return [frequency_averaged_score(group) if len(group) > 1 else None for group in groups]
 
 
-def _load(name: str, device: str, embodiment: str | None) -> tuple[Path, ChunkPolicy]:
+def _load(name: str, device: str, embodiment: str | None) -> tuple[Path, LoadedPolicy]:
     from vla_stack.policies.chunk_policy import load_policy
-    from vla_stack.policies.shipped import resolve_policy
+    from vla_stack.policies.directory import resolve_policy
 
     path = resolve_policy(name)
     return path, load_policy(path, device, embodiment, frozen=True)
+
+
+def _continuing(policy: LoadedPolicy, args: argparse.Namespace) -> Continuing:
+    """What the modes that continue a plan leave open.
+
+    Raises:
+        UserError: The weaker policy's chunks are not of the policy's own actions and length.
+    """
+    from vla_stack.policies.continuation import Continuing
+
+    if args.weak is None:
+        return Continuing(args.schedule, args.beta)
+    path, weak = _load(args.weak, args.device, args.embodiment)
+    if (weak.spec.normalisation, weak.spec.horizon) != (policy.spec.normalisation, policy.spec.horizon):
+        raise UserError(
+            f"--weak: {path} has other statistics or another chunk length", "give a checkpoint of the same run"
+        )
+    return Continuing(args.schedule, args.beta, weak.policy)
 
 
 def _workers(args: argparse.Namespace) -> int:
@@ -193,7 +337,7 @@ def _progress(title: str, episodes: int) -> Iterator[Callable[[EpisodeRecord], N
         def on_episode(record: EpisodeRecord) -> None:
             nonlocal done, wins
             done, wins = done + 1, wins + record.success
-            low, high = wilson(wins, done)
+            low, high = success_interval(wins, done).interval
             bar.set_postfix_str(f"success {wins}/{done} [{low:.0%} – {high:.0%}]", refresh=False)
             bar.update()
 

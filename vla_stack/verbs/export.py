@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from vla_stack.policies.shipped import resolve_policy
+from vla_stack.policies.directory import resolve_policy
 
 HELP = "Write a policy as ONNX graphs (a VLA: prefix and sampler step), checked against the original."
 EXAMPLES = (
-    "vla export --policy outputs/train/pick --out outputs/pick_onnx",
-    "vla serve --policy outputs/pick_onnx                      # or vla eval; the directory says what it is",
+    "vla export --policy runs/pick --out runs/pick_onnx",
+    "vla serve --policy runs/pick_onnx                      # or vla eval; the directory says what it is",
 )
 
 

@@ -17,15 +17,16 @@ from aiohttp import web
 from numpy.typing import NDArray
 
 from vla_stack.console.access import Access
-from vla_stack.console.gateway import HEADERS
+from vla_stack.console.gateway import HEADERS, keys_script
 from vla_stack.errors import UserError
+from vla_stack.key_map import help_line
 from vla_stack.verbs.arguments import port, whole
 
 HELP = "Drive the robot that a world model imagines with the keyboard, beside the simulated one; judge what it shows."
 EXAMPLES = (
     "vla imagine                                     # opens a page on the shipped world model",
     "vla imagine --compare film.mp4 --seed 7         # no page: films the expert's actions in both",
-    "vla imagine --model outputs/train/RUN --compare film.mp4 --vlm http://127.0.0.1:8000/v1 --vlm-model NAME",
+    "vla imagine --model runs/world --compare film.mp4 --vlm http://127.0.0.1:8000/v1 --vlm-model NAME",
 )
 STATIC = Path(__file__).resolve().parents[1] / "world_model" / "static"
 MOVE = 0.025  # m a control step, for a key that is held
@@ -126,6 +127,7 @@ class Page:
         """The aiohttp application."""
         app = web.Application(middlewares=[self._guard], client_max_size=1 << 12)
         app.router.add_get("/", self._index)
+        app.router.add_get("/keys.js", keys_script)
         app.router.add_static("/static", STATIC)
         for name in ("act", "reset", "verdict"):
             app.router.add_post(f"/{name}", getattr(self, f"_{name}"))
@@ -269,7 +271,8 @@ async def _serve(page: Page, access: Access, args: argparse.Namespace) -> None:
     except OSError as e:
         raise UserError(f"port {args.port} cannot be opened ({e.strerror})", "give another --port") from None
     address = access.invite()
-    print(f"open {address}   (once; Ctrl-C ends)", flush=True)
+    keys = help_line("imagine", without=("pitch", "roll"))
+    print(f"open {address}   (once; Ctrl-C ends)\nkeys: {keys}", flush=True)
     if not args.no_browser:
         webbrowser.open(address)
     await asyncio.Event().wait()

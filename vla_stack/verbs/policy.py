@@ -10,25 +10,29 @@ import math
 from pathlib import Path
 from typing import Any
 
-from vla_stack.policies.manifest import make_key, sign, verify
-from vla_stack.policies.shipped import resolve_policy
-from vla_stack.verbs.arguments import device, whole
+from vla_stack.errors import UserError
+from vla_stack.policies.directory import resolve_policy
+from vla_stack.policies.signing import make_key, sign, verify
+from vla_stack.verbs.arguments import count, device, whole
 
-HELP = "Look into a policy (parameters, inputs, normalisation, latency, memory), sign it, or check who signed it."
+HELP = "Look into a policy (parameters, inputs, normalisation, latency, memory), sign or check it, or import one."
 EXAMPLES = (
     "vla policy info shipped",
     "vla policy key release.pem                        # once: a private key; prints the public one",
-    "vla policy sign outputs/pick --key release.pem    # without --key: digests alone, after a change by hand",
-    "vla policy verify outputs/pick --key 'PUBLIC KEY'",
-    "vla policy info outputs/train/pick-20260101-120000 --device cuda --repeats 50",
-    "vla policy info outputs/train/pick-20260101-120000 --json | jq .latency_ms",
+    "vla policy sign runs/pick --key release.pem    # without --key: digests alone, after a change by hand",
+    "vla policy verify runs/pick --key 'PUBLIC KEY'",
+    "vla policy info runs/pick --device cuda --repeats 50",
+    "vla policy info runs/pick --json > policy.json",
+    "vla policy import model.safetensors --stats norm_stats.json --out runs/moh",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("info", "key", "sign", "verify"))
+    parser.add_argument("what", choices=("info", "key", "sign", "verify", "import"))
     parser.add_argument(
-        "policy", help="LeRobot policy directory, a run directory, or the name of a shipped policy; key: file to write"
+        "policy",
+        help="LeRobot policy directory, a run directory, or the name of a shipped policy; key: file to write; "
+        "import: weights of a checkpoint of Timsty1/MixtureOfHorizons, as safetensors",
     )
     parser.add_argument("--key", help="sign: file of a private key; verify: the public key that has to have signed it")
     parser.add_argument("--embodiment", help="which robot, of a policy that drives several")
@@ -37,12 +41,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeats", type=whole, default=20, help="timed calls, 0: none (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--stats", type=Path, metavar="FILE", help="import: the checkpoint's norm_stats.json")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="import: policy directory to write")
+    parser.add_argument(
+        "--horizons",
+        type=count,
+        nargs="+",
+        default=range(3, 31, 3),
+        metavar="H",
+        help="import: branch lengths of its training (default: 3 6 ... 30)",
+    )
+    parser.add_argument(
+        "--cameras",
+        nargs="+",
+        default=("base_0_rgb", "left_wrist_0_rgb"),
+        metavar="NAME",
+        help="import: its cameras in the order of its training (default: %(default)s)",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     if args.what == "key":
         print(f"public key: {make_key(Path(args.policy))}")
         return 0
+    if args.what == "import":
+        return _import(args)
     directory = resolve_policy(args.policy)
     if args.what == "sign":
         signer = sign(directory, Path(args.key) if args.key else None)
@@ -53,6 +76,19 @@ def main(args: argparse.Namespace) -> int:
         print(f"{directory}: all files are what was saved, {f'signed by {signer}' if signer else 'not signed'}")
         return 0
     return _info(args, directory)
+
+
+def _import(args: argparse.Namespace) -> int:
+    for name in ("stats", "out"):
+        if getattr(args, name) is None:
+            raise UserError(f"import needs --{name}", "vla policy import model.safetensors --stats FILE --out DIR")
+    from vla_stack.policies.moh_checkpoint import Checkpoint, import_checkpoint
+
+    checkpoint = Checkpoint(Path(args.policy), args.stats, tuple(args.horizons), tuple(args.cameras))
+    with contextlib.redirect_stdout(io.StringIO()):
+        import_checkpoint(checkpoint, args.out)
+    print(f"{args.out}: vla policy info {args.out}")
+    return 0
 
 
 def _info(args: argparse.Namespace, directory: Path) -> int:

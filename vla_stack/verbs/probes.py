@@ -49,7 +49,7 @@ try:
 except Exception as e:
     found["torchcodec"] = str(e).strip()[:300]
 try:
-    from lerobot.configs.policies import PreTrainedConfig
+    from vla_stack.lerobot_core import PreTrainedConfig
     from lerobot.utils.import_utils import register_third_party_plugins
     register_third_party_plugins()
     found["plugin"] = "vla" in PreTrainedConfig.get_known_choices()

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import select
 import signal
 import statistics
-import sys
-import termios
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vla_stack.errors import UserError
-from vla_stack.runtime.episode_log import Episode
-from vla_stack.runtime.film import Film
+from vla_stack.runtime.monitor import Monitor, Watch
 from vla_stack.runtime.node import RobotNode
-from vla_stack.serving.client import PolicyClient
-from vla_stack.statistics import wilson
-from vla_stack.verbs.arguments import count, positive, whole
+from vla_stack.serving.clients import open_client
+from vla_stack.serving.endpoint import OPENPI_SCHEMES, OpenpiAddress
+from vla_stack.serving.pictures import Pictures
+from vla_stack.statistics import success_interval
+from vla_stack.verbs.arguments import count, existing, positive, whole
 from vla_stack.verbs.holding import leave_holding
+from vla_stack.verbs.openpi_arguments import add_openpi_arguments, read_token, renamed_keys
 from vla_stack.verbs.robot_arguments import (
     add_execution_arguments,
     add_robot_arguments,
@@ -32,24 +32,45 @@ from vla_stack.verbs.robot_arguments import (
     key_values,
     robot_safety,
 )
+from vla_stack.verbs.run_session import Session, log_opener, recording_opener
+from vla_stack.verbs.terminal import Keys, wait_for_scene
 
 HELP = "Run a robot (simulated or real) in real time against a policy server."
 EXAMPLES = (
     "vla run --robot sim --task pick --episodes 50 --mode naive",
     "vla run --robot sim --task pick --mode sync --record-video 4",
+    "vla run --robot sim --task pick --episodes 20 --record episodic --root data/runs    # each episode into a dataset",
+    "vla run --robot sim --task pick --record sentry --root data/odd --last 5    # 5 s around stops, stalls and limits",
+    "vla run --robot sim --task pick --monitor monitor.json --rearm ask    # hold and ask when it is about to fail",
+    "vla run --robot sim --task pick --log run.mcap    # then open it in Foxglove, or `vla data import` it",
     "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --limits limits.yaml \\\n"
     "      --server tcp://gpu:5555 --task 'pick the cube' --seconds 30",
+    "vla run --robot sim --server ws://gpu:8000 --keys front=observation/image --mode naive   # an openpi server",
     "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --mode rtc --interpolate 4",
     "vla run --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm --dry-run --seconds 5",
 )
-MAX_TYPED = 1 << 16  # bytes; whoever feeds us without end does not keep us from driving
+KEEPING = ("episodic", "sentry", "highlight")
 REAL_TIME = 0.99  # an episode that was simulated slower than this measures the computer, not the policy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_robot_arguments(parser)
     add = parser.add_argument
-    add("--server", default="tcp://127.0.0.1:5555", help="endpoint of `vla serve` (default: %(default)s)")
+    add(
+        "--server",
+        default="tcp://127.0.0.1:5555",
+        help="endpoint of `vla serve`, or ws:// of an openpi server (default: %(default)s)",
+    )
+    add_openpi_arguments(parser)
+    add("--tls", type=existing, metavar="CERT", help="openpi: certificate of a wss:// server that no authority signed")
+    add(
+        "--pictures",
+        default="auto",
+        metavar="FORM",
+        help="how pictures are sent: camera (as it gives them), raw (as the policy reads them), jpeg or jpeg:QUALITY "
+        "(that, compressed); auto: camera on this machine, else what the link, measured once, is faster with "
+        "(default: %(default)s)",
+    )
     add("--episodes", type=count, default=1, help="how many (default: %(default)s)")
     add(
         "--seed", type=whole, default=0, help="of the first episode; the next one takes the next (default: %(default)s)"
@@ -63,6 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after a STOP: go on, or wait for Enter (default: auto where the robot is simulated)",
     )
     add("--dry-run", action="store_true", help="print commands, send none to the robot")
+    add("--log", type=Path, metavar="FILE.mcap", help="write states, commands, chunks, pictures, events; for Foxglove")
+    add("--record", choices=KEEPING, help="into --root: every episode, seconds around events, or around the key k")
+    add("--root", type=Path, help="with --record: LeRobotDataset to write (created, or appended to)")
+    add("--last", type=positive, default=10.0, help="seconds kept before and after an event (default: %(default)g)")
+    add("--monitor", type=Path, metavar="FILE", help="of `vla monitor fit`: hold and ask before the policy fails")
     add("--record-video", type=whole, default=0, metavar="N", help="film the first N episodes")
     add("--out", type=Path, default=Path("outputs/run"), help="records, summary and films (default: %(default)s)")
 
@@ -71,32 +97,44 @@ def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     key_values(args.robot_arg)
     how, safety = execution(args, args.mode, args.seed), robot_safety(args)
-    can = capabilities(args)
+    open_log, open_recording = log_opener(args.log), recording_opener(args)
+    monitor = Monitor.load(args.monitor) if args.monitor else None
+    can, pictures = capabilities(args), Pictures.parse(args.pictures)
     asks = (args.rearm or ("auto" if can.simulated else "ask")) == "ask"
+    server, keys = server_of(args), Keys()
+    session = Session(args, keys, asks)
     node = RobotNode(
-        args.server,
-        driver_maker(args, args.dry_run, **policy_options(args)),
+        server,
+        driver_maker(args, args.dry_run, **policy_options(args, server)),
         how,
         replace(safety, workspace={**safety.workspace, **dict(_box(text) for text in args.workspace)}),
-        rearm=_ask if asks else _yes,
-        on_state=_print_state_and_ask if asks else _print_state,
+        rearm=keys.entered if asks else _yes,
+        on_state=session.tell,
+        pictures=pictures,
     )
     args.out.mkdir(parents=True, exist_ok=True)
     episodes: list[dict[str, Any]] = []
     start, interrupted = time.monotonic(), False
-    with node:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(node)
+        if monitor is not None:
+            monitor.check(node.model_version, node.robot)
+            session.watch = Watch(monitor)
+        session.log = stack.enter_context(open_log(node.robot)) if open_log else None
+        session.recording = stack.enter_context(open_recording(node)) if open_recording else None
         print(f"{node.robot.name} at {node.robot.rate_hz:g} Hz, {args.mode}, policy {node.model_version[:12]}")
         print(node.guard.value, flush=True)
         try:
             for i in range(args.episodes):
                 if not can.simulated:
                     wait_for_scene(f"episode {i + 1} of {args.episodes}: set the scene, then press Enter ")
-                episodes.append(run_one(node, args, i))
+                episodes.append(session.drive(node, i))
                 _save(args, node, episodes, time.monotonic() - start)
                 print(_line(episodes, args.episodes), flush=True)
         except KeyboardInterrupt:
             interrupted = True
         finally:
+            session.close()
             if episodes:
                 print(_closing(args.out, episodes))
     if not args.dry_run:
@@ -104,27 +142,22 @@ def main(args: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def policy_options(args: argparse.Namespace) -> dict[str, Any]:
+def policy_options(args: argparse.Namespace, server: str | OpenpiAddress) -> dict[str, Any]:
     """Arguments of the driver that follow from the policy: its pictures and rate, a simulation's commands too."""
     like = capabilities(args).like
-    client = PolicyClient(args.server)
+    client = open_client(server)
     try:
-        robot = client.hello(None).robot
+        policy = client.hello(None)
     finally:
         client.close()
-    return like(robot)
+    return like(policy.robot) if policy is not None else {}
 
 
-def run_one(node: RobotNode, args: argparse.Namespace, i: int) -> dict[str, Any]:
-    """Drive episode ``i``, filmed if asked; returns its record."""
-    film = Film() if i < args.record_video else None
-    max_ticks = None if args.seconds is None else round(args.seconds * node.robot.rate_hz)
-    episode: Episode = node.run_episode(args.seed + i, max_ticks, film.add if film else None)
-    record = dict(episode.summary)
-    name = f"{i:03d}.mp4"
-    if film is not None and film.write(args.out / name, node.robot.rate_hz):
-        record["video"] = name
-    return record
+def server_of(args: argparse.Namespace) -> str | OpenpiAddress:
+    """Where ``--server`` is, and what it has to be told."""
+    if args.server.partition("://")[0] not in OPENPI_SCHEMES:
+        return str(args.server)
+    return OpenpiAddress(args.server, renamed_keys(args), args.token and read_token(args.token), args.tls)
 
 
 def summarise(episodes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -136,7 +169,7 @@ def summarise(episodes: list[dict[str, Any]]) -> dict[str, Any]:
         "episodes": n,
         "successes": successes,
         "success_rate": successes / n,
-        "wilson_95": list(wilson(successes, n)),
+        "interval_95": list(success_interval(successes, n).interval),
         "median_seconds_to_success": statistics.median(seconds) if seconds else None,
         "idle_fraction": sum(e["idle_ticks"] for e in episodes) / max(1, sum(e["steps"] for e in episodes)),
         "delay_ticks_mean": sum(d * c for d, c in swaps) / max(1, sum(c for _, c in swaps)),
@@ -172,7 +205,7 @@ def _save(args: argparse.Namespace, node: RobotNode, episodes: list[dict[str, An
 
 def _line(episodes: list[dict[str, Any]], total: int) -> str:
     e, s = episodes[-1], summarise(episodes)
-    low, high = s["wilson_95"]
+    low, high = s["interval_95"]
     outcome = "success" if e["success"] else "failure"
     slow = "" if e["real_time_factor"] >= REAL_TIME else f", only {e['real_time_factor']:.2f} of real time"
     return (
@@ -184,7 +217,7 @@ def _line(episodes: list[dict[str, Any]], total: int) -> str:
 
 def _closing(out: Path, episodes: list[dict[str, Any]]) -> str:
     s = summarise(episodes)
-    low, high = s["wilson_95"]
+    low, high = s["interval_95"]
     text = (
         f"{s['successes']} of {s['episodes']} episodes succeeded: {s['success_rate']:.0%} (95 % interval {low:.0%} to "
         f"{high:.0%}); idle {s['idle_fraction']:.1%}, {s['overruns']} overruns. Records: {out / 'records.json'}"
@@ -205,64 +238,8 @@ def _box(text: str) -> tuple[str, tuple[float, float]]:
         raise UserError(f"--workspace {text} cannot be read", "write DIM=LOW:HIGH, e.g. tcp_z.pos=0.02:0.3") from None
 
 
-def _print_state(tick: int, state: str, why: str) -> None:
-    if state == "stop":
-        print(f"STOP at step {tick}: {why}", flush=True)
-
-
-def _print_state_and_ask(tick: int, state: str, why: str) -> None:
-    _print_state(tick, state, why)
-    if state == "stop":
-        _forget_typed()  # Enter re-arms the robot, if it was pressed in the knowledge of this stop
-
-
 def _yes() -> bool:
     return True
-
-
-def wait_for_scene(question: str) -> None:
-    """Ask on the terminal and wait for Enter, for robots that cannot reset their scene.
-
-    What was typed at a terminal before is no answer; in a pipe the answers may wait.
-
-    Raises:
-        UserError: Nobody can answer.
-    """
-    if (fd := _stdin()) is not None and os.isatty(fd):
-        _forget_typed()
-    try:
-        input(question)
-    except EOFError:
-        raise UserError("nobody is at the keyboard to set the scene", "run it in a terminal") from None
-
-
-def _ask() -> bool:
-    """Whether the operator has pressed Enter since the robot stopped."""
-    return b"\n" in _typed()
-
-
-def _typed() -> bytes:
-    """What waits at standard input, read past Python's own buffer, in which a line could wait unseen."""
-    fd, text = _stdin(), b""
-    while fd is not None and len(text) < MAX_TYPED and select.select([fd], [], [], 0)[0]:
-        if not (more := os.read(fd, 4096)):
-            break  # the end of a file
-        text += more
-    return text
-
-
-def _forget_typed() -> None:
-    if (fd := _stdin()) is not None and os.isatty(fd):
-        termios.tcflush(fd, termios.TCIFLUSH)  # also the beginning of a line, which cannot be read yet
-    _typed()
-
-
-def _stdin() -> int | None:
-    """File descriptor of standard input; None where there is none."""
-    try:
-        return sys.stdin.fileno()
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def _interrupt(*_: object) -> None:

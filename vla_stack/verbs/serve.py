@@ -11,19 +11,29 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vla_stack.policies.shipped import resolve_policy
+from vla_stack.errors import UserError
+from vla_stack.policies.directory import resolve_policy
 from vla_stack.schema import PolicySpec
+from vla_stack.serving.pace import batch_sizes
 from vla_stack.serving.server import PolicyServer, ServerConfig
 from vla_stack.serving.worker import BATCHES, ChunkPolicy
-from vla_stack.verbs.arguments import count, device, port
+from vla_stack.verbs.arguments import count, device, existing, port
+from vla_stack.verbs.openpi_arguments import add_openpi_arguments, new_token, renamed_keys
 
-HELP = "Serve a policy to robots over ZeroMQ."
+if TYPE_CHECKING:
+    from vla_stack.serving.openpi_server import OpenpiServer
+
+HELP = "Serve a policy to robots over ZeroMQ, or over openpi's websocket protocol."
+ENDPOINTS = {"vla": "tcp://127.0.0.1:5555", "openpi": "ws://127.0.0.1:8000"}
 EXAMPLES = (
-    "vla serve --policy outputs/pick",
+    "vla serve --policy runs/pick",
     "vla serve --policy shipped --endpoint ipc:///tmp/vla.sock --metrics-port 9100 --threads 4",
-    "vla export --policy outputs/pick --out outputs/pick-onnx && vla serve --policy outputs/pick-onnx --backend onnx",
-    "vla serve --policy outputs/pick --log serve.jsonl   # kill -HUP: go over to the run's newest checkpoint",
+    "vla export --policy runs/pick --out runs/pick_onnx && vla serve --policy runs/pick_onnx --backend onnx",
+    "vla serve --policy runs/pick --protocol openpi --keys front=observation/image",
+    "vla serve --protocol openpi --endpoint wss://0.0.0.0:8000 --token token.txt --tls cert.pem key.pem",
+    "vla serve --policy runs/pick --log serve.jsonl   # kill -HUP: go over to the run's newest checkpoint",
 )
 
 
@@ -35,9 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--embodiment", help="which robot to drive, where the policy was trained on several")
     parser.add_argument(
+        "--protocol", choices=tuple(ENDPOINTS), default="vla", help="ours, or openpi's websocket (default: %(default)s)"
+    )
+    parser.add_argument(
         "--endpoint",
-        default="tcp://127.0.0.1:5555",
-        help="where to listen; off loopback `vla keys` are required (default: %(default)s)",
+        help="where to listen; off loopback `vla keys` are required, or --token and --tls "
+        f"(default: {ENDPOINTS['vla']}, openpi: {ENDPOINTS['openpi']})",
+    )
+    add_openpi_arguments(parser)
+    parser.add_argument(
+        "--tls", type=existing, nargs=2, metavar=("CERT", "KEY"), help="openpi: PEM files; the endpoint is then wss://"
     )
     parser.add_argument("--metrics-port", type=port, help="loopback port of /metrics, /readyz, /healthz; 0 takes any")
     parser.add_argument(
@@ -45,12 +62,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--backend",
-        choices=("torch", "compile", "onnx"),
-        help="what computes: torch, torch compiled, or ONNX Runtime on a directory of `vla export` "
-        "(default: onnx for such a directory, else torch)",
+        choices=("torch", "compile", "graph", "onnx"),
+        help="what computes: torch, torch compiled, that as one CUDA graph, or ONNX Runtime on a directory of "
+        "`vla export` (default: onnx for such a directory, else torch)",
     )
     parser.add_argument(
         "--device", default="cpu", type=device, help="torch device: cpu, cuda, cuda:1, auto, ... (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-batch",
+        type=count,
+        default=8,
+        help="robots computed together, at most; each power of two up to it is warmed up (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-sessions", type=count, default=64, help="robots at the same time, at most (default: %(default)s)"
     )
     parser.add_argument(
         "--threads", type=count, default=os.cpu_count(), help="torch threads (default: all cores, %(default)s)"
@@ -70,23 +96,43 @@ def main(args: argparse.Namespace) -> int:
             flush=True,
         )
 
-    server = PolicyServer(
+    def load() -> ChunkPolicy:
         # Resolved at each loading, links included: a run's newest checkpoint, and all files of the same one.
-        lambda: load_directory(
-            resolve_policy(args.policy).resolve(), args.device, args.threads, args.embodiment, args.backend
-        ),
-        args.endpoint,
-        ServerConfig(metrics_port=args.metrics_port),
-        on_ready=announce,
-        log_file=args.log,
-    )
+        path = resolve_policy(args.policy).resolve()
+        return load_directory(
+            path, args.device, args.threads, args.embodiment, args.backend, batch_sizes(args.max_batch)
+        )
+
+    endpoint = args.endpoint or ENDPOINTS[args.protocol]
+    config = ServerConfig(args.metrics_port, args.max_sessions, args.max_batch)
+    server: PolicyServer | OpenpiServer
+    if args.protocol == "openpi":
+        server = _openpi_server(args, load, endpoint, config, announce)
+    else:
+        server = PolicyServer(load, endpoint, config, on_ready=announce, log_file=args.log)
     with handled(server):
         server.run()
     return 0
 
 
+def _openpi_server(
+    args: argparse.Namespace,
+    load: Callable[[], ChunkPolicy],
+    endpoint: str,
+    config: ServerConfig,
+    announce: Callable[[PolicySpec], None],
+) -> OpenpiServer:
+    try:
+        from vla_stack.serving.openpi_server import OpenpiServer
+    except ImportError as e:
+        raise UserError(f"--protocol openpi needs a package: {e}", 'pip install "vla-stack[openpi]"') from None
+    token = new_token(args.token) if args.token else None
+    certificate = tuple(args.tls) if args.tls else None
+    return OpenpiServer(load, endpoint, config, renamed_keys(args), token, certificate, announce, args.log)
+
+
 @contextlib.contextmanager
-def handled(server: PolicyServer) -> Iterator[None]:
+def handled(server: PolicyServer | OpenpiServer) -> Iterator[None]:
     """SIGINT and SIGTERM stop the server in here, SIGHUP has it load the policy anew; afterwards all is as before."""
     actions: dict[str, Callable[[], None]] = {"SIGINT": server.stop, "SIGTERM": server.stop, "SIGHUP": server.reload}
     numbers = {getattr(signal, name): act for name, act in actions.items() if hasattr(signal, name)}
@@ -99,7 +145,12 @@ def handled(server: PolicyServer) -> Iterator[None]:
 
 
 def load_directory(
-    path: Path, device: str, threads: int, embodiment: str | None = None, backend: str | None = None
+    path: Path,
+    device: str,
+    threads: int,
+    embodiment: str | None = None,
+    backend: str | None = None,
+    sizes: tuple[int, ...] = BATCHES,
 ) -> ChunkPolicy:
     """The policy in a LeRobot policy directory, with torch limited to ``threads`` threads. Imports torch."""
     import torch
@@ -110,4 +161,4 @@ def load_directory(
     torch.set_num_threads(threads)
     with contextlib.redirect_stdout(sys.stderr):  # LeRobot reports on stdout, where READY should be the only line
         backend = backend or ("onnx" if (path / MANIFEST).is_file() else "torch")
-        return load_with(backend, path, device, embodiment, BATCHES)
+        return load_with(backend, path, device, embodiment, sizes)

@@ -35,7 +35,7 @@ from vla_stack.verbs.robot_arguments import (
     recorded_options,
     robot_safety,
 )
-from vla_stack.verbs.run import wait_for_scene
+from vla_stack.verbs.terminal import wait_for_scene
 
 HELP = "Drive a robot by hand, through its safety envelope, and record demonstrations."
 EXAMPLES = (
@@ -215,7 +215,10 @@ class TeleopSession:
             said = self._clutch.step(state, time.monotonic())
             client.teleop(said.velocity, said.target, engaged=said.engaged)
             for event in said.events:
-                client.event(event)
+                if event == "estop":
+                    client.estop()
+                else:
+                    client.event(event)
             for reply in list(client.replies):
                 if not client.replies[reply].ok:
                     print(client.replies[reply].error, flush=True)

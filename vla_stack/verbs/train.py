@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 import os
 from pathlib import Path
@@ -12,27 +11,27 @@ from typing import Any
 from vla_stack.errors import UserError
 from vla_stack.registry import METHODS
 from vla_stack.training.recipe import DEFAULT_METHOD, Recipe, make
-from vla_stack.training.recipe_tree import keys_of, read_tree, with_overrides
+from vla_stack.training.recipe_tree import keys_of, read_tree
+from vla_stack.training.recipes import find_recipe, shipped_recipes
 from vla_stack.training.run_dir import begun, default_dir, recipe_of
 from vla_stack.trust import check_recipe
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 HELP = "Train a policy by any method, from a recipe. Any key can be set on the command line as key=value."
 EXAMPLES = (
-    "vla train pick data.root=outputs/data/pick         # a recipe of configs/, or a file",
-    "vla train pick data.root=outputs/data/pick method.steps=500 method.optimizer.lr=3e-4",
-    "vla train pick data.root=outputs/data/pick policy.options.chunk_size=32 eval.every=500",
-    "vla train grape_success policy=runs/mine           # iterations of rollouts, preferences and trainings",
-    "vla train world_model_tiny data.root=datasets/world",
-    "vla train --resume outputs/train/pick-20260101-120000",
+    "vla train pick data.root=data/pick         # a recipe of `vla recipes`, or a file",
+    "vla train pick data.root=data/pick method.steps=500 method.optimizer.lr=3e-4",
+    "vla train pick data.root=data/pick policy.options.chunk_size=32 eval.every=500",
+    "vla train grape_success policy=runs/pick output_dir=runs/grape    # rollouts, preferences, training, again",
+    "vla train world_model_tiny data.root=data/world",
+    "vla train --resume runs/pick",
     "vla train --list                                   # methods and recipes",
     "vla train grape --explain                          # the keys of a method, with defaults",
-    "torchrun --nproc_per_node 4 -m vla_stack.cli train pick data.root=outputs/data/pick precision=bf16",
+    "torchrun --nproc_per_node 4 -m vla_stack.cli train pick data.root=data/pick precision=bf16",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", help="recipe of configs/ by name, a YAML file, or a method")
+    parser.add_argument("recipe", nargs="?", help="recipe by name (`vla recipes`), a YAML file, or a method")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the recipe, dotted")
     parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="continue a run from its last intact checkpoint")
     parser.add_argument("--list", action="store_true", help="list methods and recipes")
@@ -51,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.recipe is None or "=" in args.recipe:
         raise UserError("no recipe given", f"for example: {EXAMPLES[0].split('#')[0].strip()}; vla train --list")
     else:
-        tree, source = find(args.recipe, overrides)
+        tree, source = find_recipe(args.recipe, overrides)
     if args.explain:
         print(explained(METHODS.get(str((tree.get("method") or {}).get("name", DEFAULT_METHOD)))))
         return 0
@@ -67,28 +66,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def find(name: str, overrides: list[str]) -> tuple[dict[str, Any], str]:
-    """The keys of a recipe, by file, by its name in ``configs/``, or by a method's name; and what messages call it.
-
-    Raises:
-        UserError: There is none.
-    """
-    shipped = CONFIGS / f"{name}.yaml"
-    if (path := Path(name)).suffix in (".yaml", ".yml") or path.is_file():
-        return read_tree(path, overrides), name
-    if shipped.is_file():
-        return read_tree(shipped, overrides), str(shipped)
-    if name in METHODS.names() or ":" in name:
-        return with_overrides({"name": name.rpartition(":")[2], "method": name}, overrides), name
-    known = [*sorted(p.stem for p in CONFIGS.glob("*.yaml")), *METHODS.names()]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    raise UserError(f"there is no recipe or method '{name}'", f"did you mean '{near[0]}'? vla train --list has all")
-
-
 def listing() -> str:
     """Methods and recipes, a line each."""
     methods = {name: (inspect.getdoc(METHODS.get(name)) or "").partition("\n")[0] for name in METHODS.names()}
-    recipes = {p.stem: p.read_text().partition("\n")[0].removeprefix("# ") for p in sorted(CONFIGS.glob("*.yaml"))}
+    recipes = shipped_recipes()
     lines = []
     for title, rows in (("methods", methods), ("recipes", recipes)):
         width = max(map(len, rows), default=0)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vla_stack.statistics import STARTS, drawn_interval
+
 
 def mmrv(real: ArrayLike, model: ArrayLike) -> float:
     """Mean maximum rank violation (Li et al. 2024, "SIMPLER", arXiv:2405.05941) of success rates of N policies.
@@ -76,8 +78,8 @@ def compare(real: Sequence[ArrayLike], model: Sequence[ArrayLike], draws: int = 
     resampled = [(rates(r[:, p]), rates(m[:, p])) for p in picks]
     for name, statistic in STATISTICS.items():
         values = np.array([statistic(a, b) for a, b in resampled])
-        interval = np.nanpercentile(values, (2.5, 97.5)).tolist() if not np.isnan(values).all() else [-1.0, 1.0]
-        out[name] = {"value": statistic(out["real"], out["model"]), "interval": interval}
+        e = drawn_interval(statistic(out["real"], out["model"]), values, STARTS, r.shape[1])
+        out[name] = {"value": e.value, "interval": list(e.interval) if np.isfinite(e.interval).all() else [-1.0, 1.0]}
     inner = np.argsort(out["real"])[1:-1]
     out["pearson_inner"] = pearson(np.array(out["real"])[inner], np.array(out["model"])[inner])
     return out

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vla_stack.envs.making import construct
+from vla_stack.envs.making import construct, is_benchmark, is_task
 from vla_stack.envs.vector import LocalEnvs
 from vla_stack.errors import UserError
 from vla_stack.world_model.model import shared
@@ -64,8 +64,14 @@ class Judged(gym.Wrapper):
 
 
 def make(name: str, num_envs: int, **options: Any) -> LocalEnvs:
-    """Rows of ``judged:<world model>@<environment>``, for :func:`vla_stack.envs.make`; raises as :class:`Judged`."""
+    """Rows of ``judged:<world model>@<environment>``, for :func:`vla_stack.envs.make`.
+
+    Raises:
+        UserError: As :class:`Judged`, or the environment has no cameras that the judges could look through.
+    """
     judges, _, env_id = name.rpartition("@")
+    if not is_task(env_id) and not is_benchmark(env_id):
+        raise UserError(f"the judges of {judges} look at a robot, {env_id} is none", "use a task of sim or metaworld")
     shown = showing(judges, options)
     return LocalEnvs([Judged(construct(env_id, **shown), judges) for _ in range(num_envs)])
 

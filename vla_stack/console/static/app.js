@@ -1,12 +1,13 @@
 // The console: devices -> mapper -> gateway, and gateway -> view.
 
-import { Devices } from "./devices.js";
+import { Devices, tapped } from "./devices.js";
+import { HELP_KEY } from "/keys.js";
 import { HeatMap } from "./heat.js";
 import { GatewayLink } from "./link.js";
 import { COMMANDS, intent, velocity } from "./mapper.js";
 import { allowed } from "./phases.js";
 import { StopLine } from "./stop.js";
-import { Cameras, draw, drawMeters, layOut, motionButtons, offline, STALE_MS, toast } from "./view.js";
+import { Cameras, draw, drawMeters, driveControls, layOut, offline, STALE_MS, toast } from "./view.js";
 
 const TICK_MS = 25; // between teleop messages
 const $ = (id) => document.getElementById(id);
@@ -27,7 +28,7 @@ const link = new GatewayLink({
     cameras = new Cameras(hello.robot.cameras.map((c) => c.name), () => link.now());
     stopLine.connect(hello.stop_port);
     layOut(hello, command);
-    motionButtons(hello.robot.action, devices);
+    driveControls(hello.robot.action, devices);
     const rewind = document.querySelector('[data-command="rewind"]');
     if (rewind) devices.hold(rewind, () => (devices.touch.rewind = true), () => (devices.touch.rewind = false));
     heat.load();
@@ -49,12 +50,12 @@ const stopLine = new StopLine({ failed: toast });
 
 /** Give a command by its name; what is refused is said. */
 async function command(name) {
-  if (!state) return;
   if (name === "estop") {
     stopLine.stop();
     link.send({ type: "estop" }); // as well: what is said twice is done once
     return;
   }
+  if (!state) return;
   if (state.lease === "other") {
     toast(`Console ${state.holder} has control.`);
     return;
@@ -66,7 +67,7 @@ async function command(name) {
 
 /** A key or a gamepad's button: of all commands that it stands for, the one that is possible now. */
 function pressed(input) {
-  if (input === "?") $("help").showModal();
+  if (input === HELP_KEY) $("help").show();
   const names = Object.keys(COMMANDS).filter((n) => COMMANDS[n][0] === input || COMMANDS[n][1] === input);
   const may = state ? allowed(state, hello.mode) : new Set();
   const name = names.find((n) => may.has(n)) ?? names[0];
@@ -108,10 +109,16 @@ requestAnimationFrame(paint);
 // Everything on the page that can be pressed ----------------------------------------------------------------------
 
 devices.hold($("deadman"), () => (devices.touch.held = true), () => (devices.touch.held = false));
-$("stop").addEventListener("click", () => command("estop"));
-$("help-button").addEventListener("click", () => $("help").showModal());
+tapped($("stop"), () => command("estop"), "pointerdown");
+$("help-button").addEventListener("click", () => $("help").show()); // not modal: nothing may cover STOP
+$("more").addEventListener("click", () => {
+  const open = document.body.classList.toggle("more");
+  $("more").setAttribute("aria-expanded", open);
+  $("more").textContent = open ? "Close" : "More";
+  devices.release(); // the panel covers the dead-man
+});
 for (const button of document.querySelectorAll("#pending [data-command]"))
-  button.addEventListener("click", () => command(button.dataset.command));
+  tapped(button, () => command(button.dataset.command));
 $("lease").addEventListener("click", () => {
   if (!state) return;
   link.send({ type: "lease", want: state.lease !== "you" ? "acquire" : state.asked ? "hand_over" : "release" });
@@ -125,7 +132,7 @@ const asked = (start) => async () => {
 };
 $("phone").addEventListener("click", asked(async () => {
   await devices.usePhone();
-  toast("Hold the big button and tilt.", true);
+  toast("Hold the dead-man and tilt.", true);
 }));
 $("mouse").addEventListener("click", asked(() => devices.useSpacemouse()));
 $("invite").addEventListener("click", asked(async () => {

@@ -1,10 +1,31 @@
 // Raw values of keyboard, touch buttons, gamepad, phone and space mouse, for the mapper; and commands, as they are given.
 // Nothing is read while the page is not focused: `release` lets go of everything.
 
-import { COMMANDS, DEADMAN_KEY, MOTION_KEYS, REWIND_KEY, FINE_KEY } from "./mapper.js";
+import { DEADMAN_KEY, FINE_KEY, HELP_KEY, MOTIONS, REWIND_KEY } from "/keys.js";
+import { COMMANDS } from "./mapper.js";
 
-const HELD = new Set([...Object.keys(MOTION_KEYS), DEADMAN_KEY, REWIND_KEY, FINE_KEY]);
+const HELD = new Set([...Object.keys(MOTIONS), DEADMAN_KEY, REWIND_KEY, FINE_KEY]);
 const SPACEMICE = [{ vendorId: 0x256f }, { vendorId: 0x046d, usagePage: 1, usage: 8 }];
+
+const TAP_MS = 700; // after a finger's tap, in which a click is the same tap once more
+
+/**
+ * Call `act` when a button is pressed, by a second finger too: browsers make a click of the first finger's tap alone, and
+ * that one holds the dead-man.
+ *
+ * @param event `pointerup` where it is let go on the button, or `pointerdown` for what cannot wait.
+ */
+export function tapped(button, act, event = "pointerup") {
+  let at = -Infinity;
+  button.addEventListener(event, (e) => {
+    const { left, right, top, bottom } = button.getBoundingClientRect();
+    const inside = e.clientX >= left && e.clientX <= right && e.clientY >= top && e.clientY <= bottom;
+    if (button.disabled || !inside || (e.pointerType === "mouse" && event === "pointerup")) return;
+    at = e.timeStamp;
+    act();
+  });
+  button.addEventListener("click", (e) => e.timeStamp - at > TAP_MS && act());
+}
 
 export class Devices {
   /**
@@ -19,6 +40,7 @@ export class Devices {
     this.phone = null; // {held, tilt} once asked for
     this.spacemouse = null;
     this.buttons = []; // of the gamepad, when last looked at
+    this.letGo = []; // of every pad: forget the finger that is on it
     this.keyCommands = new Set(Object.values(COMMANDS).map(([key]) => key));
     addEventListener("keydown", (e) => this.down(e));
     addEventListener("keyup", (e) => this.up(e));
@@ -46,6 +68,7 @@ export class Devices {
   release() {
     this.keys.clear();
     this.touch = { axes: {}, held: false, rewind: false };
+    for (const forget of this.letGo) forget();
     if (this.spacemouse) this.spacemouse = { move: [0, 0, 0], turn: [0, 0, 0], buttons: 0 };
     this.changed();
   }
@@ -54,7 +77,8 @@ export class Devices {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const key = event.key.toLowerCase();
     if (event.target.closest("dialog") && key !== "escape") return;
-    if (!HELD.has(key) && !this.keyCommands.has(key) && key !== "?") return;
+    if (key === "enter" && event.target.matches("button:focus-visible")) return; // who got there by Tab means that button
+    if (!HELD.has(key) && !this.keyCommands.has(key) && key !== HELP_KEY) return;
     event.preventDefault();
     if (event.repeat) return;
     if (HELD.has(key)) this.keys.add(key);
@@ -95,6 +119,47 @@ export class Devices {
     });
     for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) button.addEventListener(name, end);
     button.addEventListener("contextmenu", (e) => e.preventDefault());
+  }
+
+  /**
+   * A pad that moves two axes: a finger's way from where it was put down, a third of the pad's width being all of it.
+   *
+   * It moves nothing by itself: the dead-man is another finger's. A pad that were its own dead-man would drive the arm
+   * when it is brushed in passing; so it takes two deliberate acts here as with keys and sticks, and lifting either of
+   * the two fingers is a stop.
+   */
+  pad(element, [across, along]) {
+    let finger = null; // {id, x, y}: the first one on it; others are no concern of it
+    const set = (x, y) => {
+      if (across) this.touch.axes[across] = x;
+      if (along) this.touch.axes[along] = -y;
+      element.querySelector("i").style.transform = `translate(${x * 100}%, ${y * 100}%)`;
+    };
+    const end = () => {
+      finger = null;
+      element.classList.remove("on");
+      set(0, 0);
+    };
+    this.letGo.push(end);
+    element.addEventListener("pointerdown", (e) => {
+      if (finger || e.button > 0) return;
+      element.setPointerCapture(e.pointerId);
+      element.classList.add("on");
+      finger = { id: e.pointerId, x: e.clientX, y: e.clientY };
+    });
+    element.addEventListener("pointermove", (e) => {
+      if (e.pointerId !== finger?.id) return;
+      const full = element.clientWidth / 3;
+      const way = (to, from) => Math.max(-1, Math.min(1, (to - from) / full));
+      set(way(e.clientX, finger.x), way(e.clientY, finger.y));
+    });
+    for (const name of ["pointerup", "pointercancel", "lostpointercapture"])
+      element.addEventListener(name, (e) => {
+        if (e.pointerId !== finger?.id) return;
+        end();
+        this.changed();
+      });
+    element.addEventListener("contextmenu", (e) => e.preventDefault());
   }
 
   /** Ask for the phone's orientation; raises where there is none. The angles count from where the dead-man was pressed. */

@@ -4,40 +4,22 @@
 // them: right, away (from the operator), up, turn (counter-clockwise seen from above), pitch, grip (positive opens).
 // `velocity` turns the axes into SI units per second in the order of the robot's action.
 
-export const AXES = ["right", "away", "up", "turn", "pitch", "grip"];
+import { COMMAND_KEYS, DEADMAN_KEY, FINE_KEY, MOTIONS, NAMES, REWIND_KEY } from "/keys.js"; // vla_stack/key_map.py
+
+export const AXES = ["right", "away", "up", "turn", "pitch", "roll", "grip"];
 const DEAD = 0.12; // of a stick's way, around its middle
 const TILT = 25; // degrees of a phone for full speed
 
-// Keys that move, by event.key in lower case: [axis, sign, what it does].
-export const MOTION_KEYS = {
-  arrowup: ["away", 1, "away from you"], arrowdown: ["away", -1, "towards you"],
-  arrowleft: ["right", -1, "left"], arrowright: ["right", 1, "right"],
-  q: ["up", 1, "up"], a: ["up", -1, "down"],
-  e: ["grip", 1, "open gripper"], d: ["grip", -1, "close gripper"],
-  ",": ["turn", 1, "turn left"], ".": ["turn", -1, "turn right"],
-  w: ["pitch", 1, "pitch up"], z: ["pitch", -1, "pitch down"],
-};
-export const DEADMAN_KEY = " ";
-export const REWIND_KEY = "r";
-export const FINE_KEY = "shift";
+/** What is printed on a key. */
+export const keyName = (key) => NAMES[key] ?? key.toUpperCase();
 
-// Commands: name -> [key, button of a standard gamepad (or null), label].
-export const COMMANDS = {
-  start: ["enter", 9, "Start"],
-  takeover: ["t", 1, "Take over"],
-  cancel: ["backspace", null, "False alarm"],
-  recovered: ["g", 2, "Recovered"],
-  slip: ["l", null, "Slipped"],
-  subtask_done: ["c", 0, "Sub-task done"],
-  hand_back: ["h", 12, "Hand back"],
-  success: ["s", 15, "Success"],
-  fail: ["f", 14, "Fail"],
-  keep: ["k", null, "Keep"],
-  discard: ["x", 13, "Discard"],
-  undo: ["u", null, "Undo"],
-  rearm: ["enter", 9, "Re-arm"],
-  estop: ["escape", 8, "STOP"],
+// Buttons of a standard gamepad.
+const COMMAND_BUTTONS = {
+  start: 9, takeover: 1, recovered: 2, subtask_done: 0, hand_back: 12, success: 15, fail: 14, discard: 13, rearm: 9, estop: 8,
 };
+/** Commands: name -> [key, button of a standard gamepad (or null), label]. */
+export const COMMANDS = Object.fromEntries(
+  Object.entries(COMMAND_KEYS).map(([name, [key, label]]) => [name, [key, COMMAND_BUTTONS[name] ?? null, label]]));
 export const GAMEPAD = { deadman: 4, rewind: 3, fine: 5, open: 7, close: 6 };
 export const SPACEMOUSE_DEADMAN = 1; // bit of the left button
 
@@ -53,7 +35,7 @@ const none = () => Object.fromEntries(AXES.map((name) => [name, 0]));
 
 function keyboard({ keys = [] }) {
   const axes = none();
-  for (const key of keys) if (MOTION_KEYS[key]) axes[MOTION_KEYS[key][0]] += MOTION_KEYS[key][1];
+  for (const key of keys) if (MOTIONS[key]) axes[MOTIONS[key][0]] += MOTIONS[key][1];
   const has = (key) => keys.includes(key);
   return { axes, engaged: has(DEADMAN_KEY), rewind: has(REWIND_KEY), fine: has(FINE_KEY) };
 }
@@ -79,9 +61,10 @@ function spacemouse({ move = [0, 0, 0], turn = [0, 0, 0], buttons = 0 }) {
   return { axes, engaged: Boolean(buttons & SPACEMOUSE_DEADMAN), rewind: false, fine: false };
 }
 
-/** Buttons on the page: `axes` that are pressed, `held` the big one. */
+/** Fingers on the page: `axes` by pads and buttons, `held` the dead-man. */
 function touch({ axes = {}, held = false, rewind = false }) {
-  return { axes: { ...none(), ...axes }, engaged: held, rewind, fine: false };
+  const shaped = Object.fromEntries(Object.entries(axes).map(([name, value]) => [name, shape(value)]));
+  return { axes: { ...none(), ...shaped }, engaged: held, rewind, fine: false };
 }
 
 /** What all devices together ask for: {axes, engaged, rewind}. A device that is absent is left out of `raw`. */
@@ -99,7 +82,7 @@ export function intent(raw) {
  * Velocity of every action dimension, in its unit per second.
  *
  * A dimension `tcp_x`, `tcp_y`, `tcp_z`, `tcp_yaw` (world frame, x away from the robot's base, z up) moves the tool; the
- * dimensions of an arm without them are joints, driven in order by right, away, up, pitch, turn.
+ * dimensions of an arm without them are joints, driven in order by right, away, up, pitch, turn, roll.
  *
  * @param axes from `intent`.
  * @param dims the robot's action: [{name, unit, max_rate, kind}].
@@ -109,10 +92,10 @@ export function velocity(axes, dims, { speed, facing }) {
   const side = facing ? -1 : 1;
   const tool = {
     tcp_x: axes.away * side, tcp_y: -axes.right * side, tcp_z: axes.up, tcp_yaw: axes.turn,
-    tcp_pitch: axes.pitch,
+    tcp_pitch: axes.pitch, tcp_roll: axes.roll,
   };
   const cartesian = dims.some((d) => d.name.startsWith("tcp_x"));
-  const joints = [axes.right * side * -1, axes.away, axes.up, axes.pitch, axes.turn];
+  const joints = [axes.right * side * -1, axes.away, axes.up, axes.pitch, axes.turn, axes.roll];
   let joint = 0;
   return dims.map((dim) => {
     if (dim.kind === "gripper") return limit(axes.grip * 2.5, dim);

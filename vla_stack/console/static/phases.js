@@ -8,17 +8,19 @@ const NAMES = {
   end_demo: "Recorded", end_discarded: "Discarded",
 };
 
+// What to do; in parentheses what keys say it, which is left out for fingers.
 const RESUME = {
-  teleop: "Hold Space and steer: arrows, Q A up and down, E D gripper.", auto: "Hold Space to let the policy go on.",
-  recovery: "Hold Space to steer, or R to rewind.", correction: "Hold Space to steer.",
+  teleop: "Hold the dead-man (Space) and steer (arrows; Q A up and down; E D gripper).",
+  auto: "Hold the dead-man (Space) to let the policy go on.",
+  recovery: "Hold the dead-man (Space) and steer, or hold Rewind (R).", correction: "Hold the dead-man (Space) and steer.",
 };
 const HINTS = {
-  reset: () => "Enter begins an episode.",
-  auto: () => "Watch. T takes over as soon as it goes wrong; S and F end the episode.",
-  teleop: () => "S when it is done, F if it failed, X to throw it away.",
-  recovery: () => "Bring the gripper back to where demonstrations were, then press G. R rewinds.",
-  correction: () => "Finish this sub-task, then press C. L if it slipped.",
-  estop: () => "Enter re-arms the robot; it stands still until then.",
+  reset: () => "Start (Enter) begins an episode.",
+  auto: () => "Watch. Take over (T) as soon as it goes wrong.",
+  teleop: () => "Success (S) when it is done, Fail (F), or Discard (X).",
+  recovery: () => "Go back to where demonstrations were, then Recovered (G).",
+  correction: () => "Finish this sub-task (C), or say that it slipped (L).",
+  estop: () => "Re-arm (Enter) lets the robot go on; until then it stands still.",
 };
 
 export const isEnded = (phase) => ENDED.includes(phase);
@@ -31,8 +33,11 @@ export function title(state) {
   return NAMES[state.phase] ?? state.phase;
 }
 
-export function hint(state) {
-  if (isEnded(state.phase)) return "Enter begins the next episode.";
+/** One sentence; `fingers` where there may be no keyboard. */
+export const hint = (state, fingers) => (fingers ? sentence(state).replace(/ \([^)]*\)/g, "") : sentence(state));
+
+function sentence(state) {
+  if (isEnded(state.phase)) return "Start (Enter) begins the next episode.";
   if (state.phase === "hold") {
     const why = state.why ? `${state.why[0].toUpperCase()}${state.why.slice(1)}. ` : "";
     return why + RESUME[underneath(state)];

@@ -1,14 +1,14 @@
 // Draws what the gateway says. Knows nothing of how to drive.
 
-import { COMMANDS, MOTION_KEYS } from "./mapper.js";
+import { DEADMAN_KEY, FINE_KEY, HELP_KEY, MOTIONS, REWIND_KEY } from "/keys.js";
+import { tapped } from "./devices.js";
+import { COMMANDS, keyName } from "./mapper.js";
 import { allowed, bar, hint, title } from "./phases.js";
 
 const $ = (id) => document.getElementById(id);
 const SLOW_MS = 150;
+const FINGERS = matchMedia("(pointer: coarse)");
 export const STALE_MS = 300;
-const KEYS = { enter: "Enter", escape: "Esc", backspace: "⌫", arrowleft: "←", arrowright: "→", arrowup: "↑", arrowdown: "↓" };
-export const keyName = (key) => KEYS[key] ?? key.toUpperCase();
-
 function element(tag, attributes = {}, ...children) {
   const node = Object.assign(document.createElement(tag), attributes);
   node.append(...children);
@@ -56,7 +56,7 @@ export class Cameras {
 
   refresh() {
     for (const { box, age, captured } of this.views.values()) {
-      const ms = this.now() - captured;
+      const ms = Math.max(0, this.now() - captured);
       age.textContent = Number.isFinite(ms) ? (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`) : "no picture";
       age.className = `age number${ms > STALE_MS ? " stale" : ms > SLOW_MS ? " slow" : ""}`;
       box.classList.toggle("stale", ms > STALE_MS);
@@ -71,10 +71,10 @@ export function layOut(hello, command) {
   $("rac-panel").hidden = hello.mode === "teleop";
   $("commands").replaceChildren(
     ...bar(hello.mode).map((name) => {
-      const [key, , label] = name === "rewind" ? ["r", null, "Rewind"] : COMMANDS[name];
+      const [key, , label] = name === "rewind" ? [REWIND_KEY, null, "Rewind"] : COMMANDS[name];
       const button = element("button", { type: "button" }, label, element("kbd", { textContent: keyName(key) }));
       button.dataset.command = name;
-      if (name !== "rewind") button.addEventListener("click", () => command(name));
+      if (name !== "rewind") tapped(button, () => command(name));
       return button;
     }));
   $("joints").replaceChildren(
@@ -89,16 +89,15 @@ export function layOut(hello, command) {
 
 function helpText(mode) {
   const row = (keys, text) => `<tr><td>${keys.map((k) => `<kbd>${keyName(k)}</kbd>`).join("")}</td><td>${text}</td></tr>`;
-  const moves = [["arrowup", "arrowdown", "arrowleft", "arrowright"], ["q", "a"], [",", "."], ["e", "d"], ["w", "z"]];
-  const what = ["away, towards you, left, right", "up, down", "turn", "open, close the gripper", "pitch, where the robot can"];
-  const commands = bar(mode).map((name) => (name === "rewind" ? row(["r"], "Rewind, while held") : row([COMMANDS[name][0]], COMMANDS[name][2])));
-  return `<p>The robot moves only while the dead-man is held and this page has the focus.</p><table>
-    <tr><td><kbd>Space</kbd></td><td>dead-man: hold it to drive</td></tr><tr><td><kbd>Shift</kbd></td><td>slowly</td></tr>
-    ${moves.map((keys, i) => row(keys, what[i])).join("")}</table><table>${commands.join("")}
-    ${row(["k"], "Keep the episode now")}${row(["escape"], "Stop the robot; any console may")}</table>
-    <p class="small">Gamepad: left shoulder button is the dead-man, sticks move, triggers work the gripper, B takes over, X is
-    recovered, Y rewinds, A is done, Start begins, Back stops. A button on a page is no certified emergency stop: have
-    a real one at hand.</p>`;
+  const moves = Object.entries(MOTIONS).map(([key, [, , text]]) => row([key], text));
+  const commands = bar(mode).map((name) => (name === "rewind" ? row([REWIND_KEY], "Rewind, while held") : row([COMMANDS[name][0]], COMMANDS[name][2])));
+  return `<p>The robot moves only while the dead-man is held and this page has the focus.</p><div class="columns"><table>
+    ${row([DEADMAN_KEY], "dead-man: hold it to drive")}${row([FINE_KEY], "slowly")}${moves.join("")}</table><table>
+    ${commands.join("")}${row([COMMANDS.keep[0]], "Keep the episode now")}${row([COMMANDS.undo[0]], "Undo")}
+    ${row([COMMANDS.estop[0]], "STOP; any console may")}${row([HELP_KEY], "These keys")}</table></div>
+    <p class="small">Touch: hold the dead-man with one finger and push a pad with another. Gamepad: left shoulder button is
+    the dead-man, sticks move, triggers work the gripper, B takes over, X is recovered, Y rewinds, A is done, Start begins,
+    Back stops. A button on a page is no certified emergency stop: have a real one at hand.</p>`;
 }
 
 /** Draw one state message. */
@@ -107,7 +106,7 @@ export function draw(state, hello) {
   document.body.dataset.phase = shown;
   document.body.dataset.lease = state.lease;
   $("phase").textContent = title(state);
-  $("hint").textContent = hint(state);
+  $("hint").textContent = hint(state, FINGERS.matches);
   $("instruction").textContent = state.instruction ?? "";
   $("clock").textContent = state.tick >= 0 ? `${(state.tick / hello.robot.rate_hz).toFixed(1)} s` : "";
   drawLease(state);
@@ -130,7 +129,7 @@ function drawLease(state) {
   const lease = $("lease");
   lease.textContent = state.lease === "you" && state.asked ? `Hand over to console ${state.asked}` :
     state.lease === "other" && state.asked === state.you ? "Control is asked for…" : state.lease === "other" ? `${text} – ask for it` : text;
-  lease.className = `chip${state.lease === "you" ? (state.asked ? " asked" : " mine") : ""}`;
+  lease.className = state.lease === "you" ? (state.asked ? "asked" : "mine") : "";
 }
 
 function drawRecording(r) {
@@ -208,17 +207,31 @@ export function offline(why) {
   $("hint").textContent = `${why} Trying again…`;
 }
 
-/** Touch buttons for every motion that the robot has. */
-export function motionButtons(dims, devices) {
+const PADS = { "pad-left": ["right", "away"], "pad-right": ["turn", "up"] };
+const PAD_SIGNS = { right: ["←", "→"], away: ["↓", "↑"], turn: ["⟲", "⟳"], up: ["Down", "Up"] };
+
+/** What fingers drive with: two pads, and buttons for the gripper and for axes that few robots have. */
+export function driveControls(dims, devices) {
   const cartesian = dims.some((d) => d.name.startsWith("tcp_x"));
-  const has = { pitch: !cartesian || dims.some((d) => d.name.startsWith("tcp_pitch")) };
-  const keys = Object.entries(MOTION_KEYS).filter(([, [axis]]) => has[axis] ?? true);
-  const signs = { "right+": "→", "right-": "←", "away+": "↑", "away-": "↓", "up+": "Up", "up-": "Down", "turn+": "⟲", "turn-": "⟳", "grip+": "Open", "grip-": "Close", "pitch+": "Pitch +", "pitch-": "Pitch −" };
-  $("cross").replaceChildren(
-    ...keys.map(([key, [axis, sign, label]]) => {
-      const button = element("button", { type: "button", title: label }, signs[axis + (sign > 0 ? "+" : "-")]);
-      if (!key.startsWith("arrow")) button.append(element("kbd", { textContent: keyName(key) }));
-      devices.hold(button, () => (devices.touch.axes[axis] = sign), () => delete devices.touch.axes[axis]);
-      return button;
-    }));
+  const joints = dims.filter((d) => d.kind !== "gripper").length; // driven by right, away, up, pitch, turn, roll
+  const has = (axis) => (cartesian ? dims.some((d) => d.name.startsWith(`tcp_${axis}`)) : joints > { pitch: 3, roll: 5 }[axis]);
+  for (const [id, [across, along]] of Object.entries(PADS)) {
+    const pad = $(id);
+    const says = (axis) => Object.values(MOTIONS).filter(([name]) => name === axis).map(([, , text]) => text);
+    pad.setAttribute("aria-label", `Pad: ${[...says(across), ...says(along)].join(", ")}`);
+    const mark = (where, text) => element("span", { className: where, textContent: text });
+    const [[left, right], [down, up]] = [PAD_SIGNS[across], PAD_SIGNS[along]];
+    pad.replaceChildren(mark("up", up), mark("left", left), element("i"), mark("right", right), mark("down", down));
+    if (!pad.dataset.ready) devices.pad(pad, [across, along]);
+    pad.dataset.ready = "yes";
+  }
+  const buttons = (axis, labels) => [1, -1].map((sign, i) => {
+    const [key] = Object.entries(MOTIONS).find(([, [name, s]]) => name === axis && s === sign);
+    const button = element("button", { type: "button" }, labels[i], element("kbd", { textContent: keyName(key) }));
+    devices.hold(button, () => (devices.touch.axes[axis] = sign), () => delete devices.touch.axes[axis]);
+    return button;
+  });
+  $("grip").replaceChildren(
+    ...buttons("grip", ["Open", "Close"]),
+    ...(has("pitch") ? buttons("pitch", ["Pitch +", "Pitch −"]) : []), ...(has("roll") ? buttons("roll", ["Roll +", "Roll −"]) : []));
 }

@@ -30,6 +30,7 @@ import yaml
 from vla_stack.errors import UserError
 from vla_stack.evaluation.constraints.costs import CONDITIONS, cost_types, members, parameters
 
+SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "constraints"
 MAX_STAGES, MAX_COSTS, MAX_BYTES, LARGEST = 8, 8, 32_768, 1e4
 # Deep nesting takes the YAML reader quadratic time.
 NESTED = re.compile(r"([\[{][^\]}]*){8}|(- ){8}|(\? ){3}")
@@ -134,13 +135,14 @@ class Spec:
 
 
 def load_spec(path: Path, entities: Collection[str] | None = None) -> Spec:
-    """Read constraints from a YAML file; see :func:`parse`."""
+    """Read constraints from a YAML file, or those that ship of a task by its name; see :func:`parse`."""
+    if not path.exists() and (shipped := SHIPPED / f"{path}.yaml").is_file():
+        path = shipped
     try:
         return parse(path.read_text(), entities, str(path))
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(
-            f"cannot read constraints {path}: {e}", "those of our tasks are in configs/constraints/"
-        ) from None
+        known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.yaml")))
+        raise UserError(f"cannot read constraints {path}: {e}", f"those that ship are of {known}") from None
 
 
 def parse(text: str, entities: Collection[str] | None = None, source: str = "constraints") -> Spec:

@@ -35,8 +35,8 @@ from vla_stack.methods.grape.pair_training import calibrate, self_scores, train_
 from vla_stack.methods.grape.rollouts import Sampler, roll_out
 from vla_stack.methods.iterations import IterationFolder, table
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
-from vla_stack.policies.device import find_device
-from vla_stack.policies.shipped import resolve_policy
+from vla_stack.policies.directory import resolve_policy
+from vla_stack.policies.reading import find_device
 from vla_stack.rollout.plan import Start
 from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.runtime.executor import ExecutorConfig

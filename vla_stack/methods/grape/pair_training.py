@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lerobot.configs import PreTrainedConfig
-from lerobot.policies import PreTrainedPolicy
 
 from vla_stack.data.preferences import PairLoader, Rollout
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import PreTrainedConfig, PreTrainedPolicy
 from vla_stack.methods.grape import loss as grape
 from vla_stack.methods.grape.likelihood import score, shared_draws
 from vla_stack.methods.grape.rollouts import stacked
 from vla_stack.policies.chunk_policy import ROBOT, load_policy
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
-from vla_stack.policies.directory import read_config, read_policy, read_processors
+from vla_stack.policies.reading import read_config, read_policy, read_processors
 from vla_stack.schema import ACTION, RobotSpec
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.build import (
@@ -62,7 +61,7 @@ def train_on_pairs(recipe: Recipe, pairs: Path, run: Path, start: Path, beta: fl
         UserError: There are no pairs, or the policy cannot be trained on them.
     """
     m: Grape = recipe.method
-    placement = place(recipe.launcher, recipe.device)
+    placement = place(recipe.device)
     precision = native_precision(placement.device) if recipe.precision == "auto" else recipe.precision
     policy_recipe = replace(recipe.policy, pretrained=str(start))
     recipe = replace(recipe, policy=policy_recipe, precision=precision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vla_stack.errors import UserError
 from vla_stack.evaluation.constraints.score import Weights
@@ -63,9 +63,11 @@ class Grape(Training):
         micro: Decisions whose activations are held at a time.
     """
 
+    shares_batches: ClassVar[bool] = False
+
     name: Literal["grape"] = "grape"
     ema: Decay = 0.0
-    constraints: str = "configs/constraints/obstacle.yaml"
+    constraints: str = "obstacle"
     objective: Literal["success", "safety", "efficiency"] = "success"
     weights: Weights = field(default_factory=Weights)
     pairs: PairRecipe = field(default_factory=PairRecipe)

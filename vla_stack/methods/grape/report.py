@@ -14,12 +14,11 @@ import numpy as np
 
 from vla_stack.data.preferences import Scored, read_pairs, read_scores
 from vla_stack.envs.making import options_for
-from vla_stack.evaluation.metrics import paired_difference
 from vla_stack.evaluation.report import PAGE, html_table, note_lines
 from vla_stack.evaluation.video import film
 from vla_stack.rollout.records import EpisodeRecord, EvalResult
 from vla_stack.schema import PolicySpec
-from vla_stack.statistics import wilson
+from vla_stack.statistics import STARTS, mean_interval, paired_interval, success_interval
 
 if TYPE_CHECKING:
     from vla_stack.methods.grape.loop import GrapeLoop
@@ -74,7 +73,7 @@ def _iterations(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _interval(k: int, n: int) -> str:
-    low, high = wilson(k, n)
+    low, high = success_interval(k, n).interval
     return f"{low:.0%} – {high:.0%}"
 
 
@@ -84,9 +83,10 @@ def _change(records: Sequence[dict[str, Any]]) -> str:
         return ""
     rows = []
     for name, key in (("success", "success"), ("episodes with a collision", "collided"), ("steps", "steps")):
-        d = paired_difference(records[0][key], records[-1][key])
-        rows.append([name, f"{d.mean:+.2f}", f"{d.low:+.2f} to {d.high:+.2f}", "yes" if d.is_clear else "no"])
-    note = '<p class="dim">Same starts, paired bootstrap.</p>'
+        before, after = (np.asarray(records[i][key], float) for i in (0, -1))
+        d = mean_interval(after - before, STARTS) if key == "steps" else paired_interval(before, after)
+        rows.append([name, f"{d.value:+.2f}", f"{d.low:+.2f} to {d.high:+.2f}", "yes" if d.is_clear else "no"])
+    note = '<p class="dim">Same starts.</p>'
     head = [("", ""), ("change", "n"), ("95 % interval", "n"), ("excludes 0", "")]
     return "<h2>Before and after</h2>" + note + html_table(head, rows)
 

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from vla_stack.data.preferences import EXECUTED, NOISE_SEED, TICK, Arrays, Facts, Rollout
-from vla_stack.envs import options_for
 from vla_stack.evaluation.constraints.trace import TraceRecorder
 from vla_stack.policies.chain import sample_chain, standard_noise
 from vla_stack.policies.chunk_policy import ChunkPolicy
@@ -124,8 +123,7 @@ def roll_out(
     recorders: dict[str, Any] = {COLLIDED: CollisionRecorder}
     if sampler.remember:
         recorders[TRACE] = TraceRecorder
-    options = options_for(task.id, sampler.spec, task.options)
-    plan = Plan(task.id, options, sampler.spec, PolicyAgent, recorders, executor)
+    plan = Plan(task.id, task.options, sampler.spec, PolicyAgent, recorders, executor)
     for record in run(sampler, plan, starts, num_envs, workers, rollouts):
         collided = record.attached[COLLIDED]
         facts = Facts(record.task, task.id, record.seed, record.number, record.success, record.steps, collided)

@@ -12,8 +12,7 @@ from vla_stack.training.recipe import PolicyRecipe, Recipe, Training
 from vla_stack.training.recipe_tree import Count
 
 if TYPE_CHECKING:
-    from lerobot.configs import PreTrainedConfig
-
+    from vla_stack.lerobot_core import PreTrainedConfig
     from vla_stack.training.build import Loss
 
 

@@ -13,8 +13,7 @@ from vla_stack.training.recipe import PolicyRecipe, Recipe, Training
 from vla_stack.training.recipe_tree import Count, NotNegative
 
 if TYPE_CHECKING:
-    from lerobot.configs import PreTrainedConfig
-
+    from vla_stack.lerobot_core import PreTrainedConfig
     from vla_stack.training.build import Loss
 
 
@@ -43,7 +42,7 @@ class MixtureOfHorizons(Training):
         """The policy is of type ``moh``; raises :class:`UserError`."""
         if config.type != "moh":
             start = policy.pretrained and f", policy.options.base.pretrained_path={policy.pretrained}"
-            remedy = f"set policy.type=moh{start} and policy.options.horizons, as in configs/pick_horizons.yaml"
+            remedy = f"set policy.type=moh{start} and policy.options.horizons, as in `vla recipes pick_horizons`"
             raise UserError(f"method '{self.name}' trains policies of type 'moh', not '{config.type}'", remedy)
 
     def loss(self) -> Loss:

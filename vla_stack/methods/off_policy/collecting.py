@@ -80,8 +80,7 @@ def plan_of(
 ) -> Plan:
     """Episodes of whole chunks, as they are one action to the critics."""
     spec = PolicySpec(robot, method.horizon, extras={"n_action_steps": method.horizon})
-    options = envs.options_for(task.id, spec, options_of(task, method))
-    return Plan(task.id, options, spec, agent, recorders or {}, EXECUTOR)
+    return Plan(task.id, options_of(task, method), spec, agent, recorders or {}, EXECUTOR)
 
 
 def transition(

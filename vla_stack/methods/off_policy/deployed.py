@@ -11,11 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from lerobot.configs import FeatureType, PolicyFeature
-from lerobot.policies import PreTrainedPolicy
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import FeatureType, PolicyFeature, PreTrainedPolicy
 from vla_stack.methods.replay_buffer import Source
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.contract import FlowPolicy

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from lerobot.policies import PreTrainedPolicy
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vla_stack.lerobot_core import PreTrainedPolicy
 from vla_stack.methods.off_policy.deployed import Seen
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source
 
@@ -54,6 +54,26 @@ class Learner(Protocol):
     def update(self) -> dict[str, Tensor]: ...
 
 
+class Keeps(Protocol):
+    """Has :meth:`state_dict` and its inverse."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+class Saved(Protocol):
+    """What of a learner is saved; see :class:`Learner`."""
+
+    @property
+    def store(self) -> Keeps: ...
+
+    modules: dict[str, nn.Module]
+    optimizers: dict[str, Any]
+    rng: np.random.Generator
+    pretrained: int
+    agent: Any
+
+
 def weights(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Parameters by ``module.name``; not copied."""
     return {f"{m}.{name}": p.detach() for m, module in modules.items() for name, p in module.state_dict().items()}
@@ -66,7 +86,7 @@ def load_weights(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
         p.copy_(tensors[name])
 
 
-def save(learner: Learner, directory: Path) -> None:
+def save(learner: Saved, directory: Path) -> None:
     """Write weights, optimisers, buffer and random numbers to a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {f"module.{name}": t.cpu().contiguous() for name, t in weights(learner.modules).items()}
@@ -81,7 +101,7 @@ def save(learner: Learner, directory: Path) -> None:
     (directory / FACTS).write_text(json.dumps(facts))
 
 
-def load(learner: Learner, directory: Path) -> None:
+def load(learner: Saved, directory: Path) -> None:
     """Inverse of :func:`save`, for a learner of the same recipe."""
     tensors = load_file(directory / STATE)
 

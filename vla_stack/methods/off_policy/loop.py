@@ -38,7 +38,7 @@ from vla_stack.methods.off_policy.stored import stored, success_rate
 from vla_stack.methods.off_policy.workers import SEEDS, Begin, LocalRollouts, RayRollouts, Rollouts, SceneSampler
 from vla_stack.methods.practice import LIMIT, simulated, time_limit, unpaid
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
-from vla_stack.policies.device import find_device
+from vla_stack.policies.reading import find_device
 from vla_stack.rollout.agents import PolicyAgent
 from vla_stack.rollout.plan import Agent, Episode, Plan, Start
 from vla_stack.rollout.records import EpisodeRecord
@@ -159,7 +159,8 @@ class OffPolicyLoop:
         if self.checkpoint is not None:
             facts = json.loads((self.checkpoint / ckpt.STATE / "state.json").read_text())
             check_resumed(recipe, facts.get("experience", {}))
-        offline, self.scale = stored(run_dir / "offline.safetensors", recipe, rows)
+        root = Path(*recipe.data.root) if recipe.data.root else None
+        offline, self.scale = stored(run_dir / "offline.safetensors", self.method, self.task, root, rows, frozen)
         assert rows.robot is not None
         self.seen = Seen(rows.robot, *self.scale, frozen)
         rows.close()

@@ -142,7 +142,7 @@ class OffPolicy:
             )
 
     def _check_ray(self) -> None:
-        here, install = "set method.rollouts=local", "in the clone: pip install -e '.[scale]'"
+        here, install = "set method.rollouts=local", 'pip install "vla-stack[scale]"'
         if self.scenes:
             raise UserError(f"'method.scenes' is {self.scenes}, which needs rollouts=local", f"set 0, or {here}")
         if self.operator:

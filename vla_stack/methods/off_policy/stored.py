@@ -32,8 +32,8 @@ from vla_stack.envs.making import is_benchmark, is_task, observe
 from vla_stack.envs.vector import VectorEnv
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.collecting import StoredEpisode, plan_of
-from vla_stack.methods.off_policy.deployed import Vector, frozen_policy, in_range, measured, normalised
-from vla_stack.methods.practice import judged, simulated, time_limit, unpaid
+from vla_stack.methods.off_policy.deployed import Vector, in_range, measured, normalised
+from vla_stack.methods.practice import judged, time_limit, unpaid
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.rollout.agents import ExpertAgent
@@ -41,7 +41,7 @@ from vla_stack.rollout.collect import COMMAND_SENT, expert_maker
 from vla_stack.rollout.engine import Engine
 from vla_stack.rollout.plan import Start
 from vla_stack.schema import ACTION, OBS_STATE, SUCCESS, Dim, Observation, RobotSpec
-from vla_stack.training.recipe import Recipe
+from vla_stack.training.recipe import TaskRecipe
 
 if TYPE_CHECKING:
     from vla_stack.methods.off_policy.recipe import OffPolicy, Stored
@@ -52,20 +52,24 @@ STORED = "stored"  # name of the recorder of an expert's episodes
 RATE = 1e-3  # Hz by which rates may differ
 
 
-def stored(path: Path, recipe: Recipe, rows: VectorEnv) -> tuple[ReplayBuffer, tuple[Vector, Vector]]:
+def stored(
+    path: Path, method: OffPolicy, task: TaskRecipe, root: Path | None, rows: VectorEnv, frozen: ChunkPolicy | None
+) -> tuple[ReplayBuffer, tuple[Vector, Vector]]:
     """The episodes of a file, filled where it is missing, normalised; and mean and deviation [o] of that.
 
     Args:
         path: The file.
-        recipe: The run.
-        rows: The task itself, see :func:`~vla_stack.methods.off_policy.collecting.rows_of`; one that is read is reset.
+        method: Options.
+        task: The task itself.
+        root: Dataset to fill it from; None has the task's expert recorded.
+        rows: The task, see :func:`~vla_stack.methods.off_policy.collecting.rows_of`; one that is read is reset.
+        frozen: The encoder of what is observed; None: the state alone is.
 
     Raises:
         UserError: The episodes cannot be had, see :func:`record` and :func:`read`.
     """
-    method: OffPolicy = recipe.method
     if not path.exists():
-        store = read(recipe, rows) if recipe.data.root else record(recipe, rows)
+        store = record(method, task, rows, frozen) if root is None else read(method, task, root, rows, frozen)
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(store.state_dict(), path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)
@@ -104,35 +108,35 @@ def _filled(episodes: Sequence[Transition], method: OffPolicy) -> ReplayBuffer:
     return store
 
 
-def _empty(method: OffPolicy, rows: VectorEnv, robot: RobotSpec) -> ReplayBuffer:
+def _empty(method: OffPolicy, rows: VectorEnv, robot: RobotSpec, frozen: ChunkPolicy | None) -> ReplayBuffer:
     """A buffer of no episodes of a task, which is begun to see how much it shows."""
     first = rows.reset([0], [0])[0]
     shown = observe(first.observation, robot, first.info.get("task", ""), 0)
-    width = measured([shown], frozen_policy(method.features)).shape[1]
+    width = measured([shown], frozen).shape[1]
     return ReplayBuffer(0, width, len(robot.action), 1, method.gamma, _tail(method))
 
 
 # Of the scripted expert -----------------------------------------------------------------------------------------------
 
 
-def record(recipe: Recipe, rows: VectorEnv) -> ReplayBuffer:
+def record(method: OffPolicy, task: TaskRecipe, rows: VectorEnv, frozen: ChunkPolicy | None) -> ReplayBuffer:
     """Episodes of the expert, with Monte-Carlo returns; not normalised.
 
     Raises:
         UserError: The environment has no expert, or it hardly ever succeeds where failures are not kept.
     """
-    method, task, robot = recipe.method, simulated(recipe.task), rows.robot
+    robot = rows.robot
     assert robot is not None  # `rows_of` has seen to it
     offline: Stored = method.offline
     if not offline.episodes:
-        return _empty(method, rows, robot)
+        return _empty(method, rows, robot, frozen)
     make = _expert_of(task.id)
     plan = plan_of(
         replace(task, id=judged(task.id, method.judge)),
         method,
         robot,
         lambda episode: ExpertAgent(episode, make, offline.noise[episode.start.number]),
-        {STORED: partial(StoredEpisode, reward=method.reward, frozen=frozen_policy(method.features))},
+        {STORED: partial(StoredEpisode, reward=method.reward, frozen=frozen)},
     )
     episodes: list[Transition] = []
     attempts = TRIES * offline.episodes + MORE_TRIES
@@ -162,8 +166,8 @@ def _expert_of(env_id: str) -> Callable[..., Any]:
 # Of a dataset ---------------------------------------------------------------------------------------------------------
 
 
-def read(recipe: Recipe, rows: VectorEnv) -> ReplayBuffer:
-    """Episodes of the dataset ``data.root``, with Monte-Carlo returns, as the task would have given them; not
+def read(method: OffPolicy, task: TaskRecipe, root: Path, rows: VectorEnv, frozen: ChunkPolicy | None) -> ReplayBuffer:
+    """Episodes of a dataset, with Monte-Carlo returns, as the task would have given them; not
     normalised.
 
     A frame is a control step: ``observation.state``, and its command in [-1, 1], the one that was sent where a dataset
@@ -175,17 +179,16 @@ def read(recipe: Recipe, rows: VectorEnv) -> ReplayBuffer:
     Raises:
         UserError: There is no such dataset, it does not fit the environment, or no episode was a success.
     """
-    method, name, task = recipe.method, simulated(recipe.task).id, rows.row(0).unwrapped
-    dataset, frozen = open_dataset(Path(*recipe.data.root)), frozen_policy(method.features)
-    moves = _check(name, task, dataset, frozen)
-    chosen = _choose(name, task, dataset, method.offline)
-    sizes = {c.name: (c.height, c.width) for c in task.spec_robot.cameras} if frozen is not None else {}
+    dataset, env = open_dataset(root), rows.row(0).unwrapped
+    moves = _check(task.id, env, dataset, frozen)
+    chosen = _choose(task.id, env, dataset, method.offline)
+    sizes = {c.name: (c.height, c.width) for c in env.spec_robot.cameras} if frozen is not None else {}
     pictures: dict[str, NDArray[np.uint8]] = open_frames(dataset, list(sizes), sizes=sizes) if sizes else {}
     last = reach(dataset, np.ones(dataset.num_frames, bool)) == 1  # frames that the next one does not go on from
     episodes: list[Transition] = []
     for episode in tqdm(chosen, desc="recorded", unit=" episodes"):
         for first, end, success in _pieces(dataset, episode, last):
-            obs, actions = _seen(task, dataset, pictures, frozen, slice(first, end), moves)
+            obs, actions = _seen(env, dataset, pictures, frozen, slice(first, end), moves)
             if not (np.isfinite(obs).all() and np.isfinite(actions).all()):
                 raise UserError(
                     f"{dataset.root}: episode {episode} holds numbers that are not finite", "leave it out of a copy"

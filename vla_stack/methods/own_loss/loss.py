@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lerobot.policies import PreTrainedPolicy
 from torch import Tensor
+
+from vla_stack.lerobot_core import PreTrainedPolicy
 
 
 def loss(policy: PreTrainedPolicy, batch: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:

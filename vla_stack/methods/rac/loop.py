@@ -34,7 +34,7 @@ from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.operator import OperatorConfig, SimulatedOperator
 from vla_stack.methods.rac.scene import FEATURES
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
-from vla_stack.policies.device import find_device
+from vla_stack.policies.reading import find_device
 from vla_stack.rollout.agents import expert_plan
 from vla_stack.rollout.engine import Engine, run
 from vla_stack.rollout.plan import Episode, Plan, Start

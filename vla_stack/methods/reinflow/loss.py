@@ -23,15 +23,60 @@ from torch import Tensor, nn
 
 from vla_stack.methods.advantages import Experience, advantages, following
 from vla_stack.policies import flow
-from vla_stack.policies.chain import NoiseNet, chain_log_prob, sample_chain
+from vla_stack.policies.chain import chain_log_prob, sample_chain, times
 from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.transformer import PrefixContext
-from vla_stack.schema import OBS_STATE
 
 if TYPE_CHECKING:
     from vla_stack.methods.reinflow.recipe import ReinFlow
 
+FREQUENCIES = 4  # of the time that the noise's size is told
 HOLD, FINAL = 0.35, 0.3  # learn_decay: share of iterations at the full bound, and how far down it then goes
+
+
+class NoiseNet(nn.Module):
+    """Size of the noise injected after each Euler step, from time and observation, within bounds.
+
+    ``log sigma^2 = lo + (hi - lo)(tanh z + 1)/2`` with lo, hi the logarithms of the squared bounds, so z = 0 gives
+    their geometric mean; the last layer starts there. Time enters as fixed sines and cosines, the observation detached:
+    noise moves no parameter of the policy.
+
+    Args:
+        features: Width of the observation's features.
+        shape: Steps and entries of a chunk's noise, (h, w).
+        low: Least standard deviation, in normalised action units.
+        high: Largest standard deviation. May be changed between iterations, never between a rollout and its update.
+        hidden: Widths of the hidden layers.
+    """
+
+    def __init__(
+        self, features: int, shape: tuple[int, int], low: float, high: float, hidden: tuple[int, ...] = (64, 64)
+    ) -> None:
+        super().__init__()
+        self.low, self.high, self.shape = low, high, shape
+        widths = (features + 2 * FREQUENCIES, *hidden)
+        layers = [m for a, b in zip(widths, widths[1:], strict=False) for m in (nn.Linear(a, b), nn.Tanh())]
+        last = nn.Linear(widths[-1], shape[0] * shape[1])
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.network = nn.Sequential(*layers, last)
+        self.register_buffer("frequencies", 0.5 * math.pi * 2.0 ** torch.arange(FREQUENCIES), persistent=False)
+
+    def forward(self, features: Float[Tensor, "b f"], steps: int) -> Float[Tensor, "b k h w"]:
+        """Standard deviations of all steps of a chain of ``steps``."""
+        features = features.detach().to(self.network[0].weight.dtype)
+        features = F.layer_norm(features, features.shape[-1:])
+        phase = times(steps, features)[:, None] * self.frequencies
+        time = torch.cat((phase.sin(), phase.cos()), dim=-1)
+        rows = torch.cat(
+            (features[:, None].expand(-1, steps, -1), time[None].to(features).expand(len(features), -1, -1)), dim=-1
+        )
+        return self.bounded(self.network(rows)).unflatten(-1, self.shape)
+
+    def bounded(self, z: Tensor) -> Tensor:
+        """Standard deviations of the network's raw outputs."""
+        lo, hi = math.log(self.low), math.log(self.high)
+        return torch.exp(lo + (hi - lo) * 0.5 * (torch.tanh(z) + 1.0))
 
 
 class Learner(nn.Module):
@@ -52,6 +97,7 @@ class Learner(nn.Module):
             nn.Linear(inputs, width), nn.Mish(), nn.Linear(width, width), nn.Mish(), nn.Linear(width, 1)
         )
         self.noise.requires_grad_(config.sigma_schedule != "fixed")
+        self.bounds = (config.sigma_low, config.sigma_high)
         self.actor = [p for m in (policy, self.noise) for p in m.parameters() if p.requires_grad]
         self.critic = list(self.value.parameters())
         groups = [{"params": self.actor, "lr": config.actor_lr}, {"params": self.critic, "lr": config.critic_lr}]
@@ -79,10 +125,15 @@ class Learner(nn.Module):
 
     def schedule(self, progress: float) -> None:
         """Set the noise's upper bound for an iteration, at ``progress`` in [0, 1]; before its rollouts."""
-        c = self.config
-        if c.sigma_schedule == "learn_decay":
+        low, high = self.bounds
+        if self.config.sigma_schedule == "learn_decay":
             fall = 0.5 - 0.5 * math.cos(math.pi * max(0.0, progress - HOLD) / (1.0 - HOLD))
-            self.noise.high = c.sigma_high - FINAL * fall * (c.sigma_high - c.sigma_low)
+            self.noise.high = high - FINAL * fall * (high - low)
+
+    def set_noise(self, low: float, high: float) -> None:
+        """Other bounds of the noise; never between a rollout and its update."""
+        self.bounds = (low, high)
+        self.noise.low, self.noise.high = low, high
 
     # Learning ---------------------------------------------------------------------------------------------------------
 
@@ -180,9 +231,7 @@ class Learner(nn.Module):
 def observe(policy: Any, batch: dict[str, Any]) -> tuple[PrefixContext, Float[Tensor, "b f"]]:
     """A policy's prefix of a preprocessed batch, and what noise and value read: pooled features and the state."""
     context = policy.encode(batch)
-    features = policy.features(context).float()
-    parts = (F.layer_norm(features, features.shape[-1:]), batch[OBS_STATE].float().clamp(-5.0, 5.0))
-    return context, torch.cat(parts, dim=-1)
+    return context, policy.observed(context, batch)
 
 
 def renewed(policy: FlowPolicy, data: Experience, rows: Tensor) -> PrefixContext:

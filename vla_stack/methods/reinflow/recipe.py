@@ -34,6 +34,8 @@ class ReinFlow:
             ``fixed``: the geometric mean of the bounds, an ablation.
         sigma_low: Least standard deviation of the injected noise, in normalised action units.
         sigma_high: Largest.
+        fit_episodes: Rollouts for each size of noise that is tried before training, see ``noise.py``: the bounds are
+            then fitted to the policy, in the proportion of those given; 0 takes these.
         limit: Bound of the mean of each transition, in normalised action units.
         gamma: Discount for each environment step.
         gae_lambda: lambda of the advantages, for each decision.
@@ -64,6 +66,7 @@ class ReinFlow:
     sigma_schedule: Literal["learn", "learn_decay", "fixed"] = "learn"
     sigma_low: Positive = 0.08
     sigma_high: Positive = 0.2
+    fit_episodes: Natural = 0
     limit: Positive = 5.0
     gamma: Annotated[float, Above(0), Within(0, 1)] = 0.99
     gae_lambda: Share = 0.95
@@ -100,7 +103,8 @@ class ReinFlow:
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:
         """Do the iterations that are missing."""
-        from vla_stack.methods.reinflow.loop import CURVE, ReinFlowLoop
+        from vla_stack.methods.episodes_loop import CURVE
+        from vla_stack.methods.reinflow.loop import ReinFlowLoop
         from vla_stack.training.checkpoint import PRETRAINED
 
         policy = ReinFlowLoop(recipe, run_dir).run() / PRETRAINED

@@ -9,40 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from vla_stack.envs.making import observe as observation_of
 from vla_stack.methods.advantages import Experience
+from vla_stack.methods.episodes_loop import FINAL
+from vla_stack.methods.practice import Reward, chunks_of
 from vla_stack.methods.reinflow.loss import Learner, observe
 from vla_stack.policies.chain import standard_noise
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.transformer import PrefixContext
-from vla_stack.rollout.plan import Episode, StepEvent
 from vla_stack.rollout.records import IDLE, EpisodeRecord
 from vla_stack.schema import OBS_STATE, Chunks, Continuation, Observation, PolicySpec
-
-Reward = Literal["success", "task"]
-FINAL = "final"  # name of :class:`FinalObservation` among a plan's recorders
-
-
-class FinalObservation:
-    """What an episode showed at its end, as its policy would see it: where a truncated one is bootstrapped."""
-
-    def __init__(self, episode: Episode) -> None:
-        self._robot = episode.plan.policy.robot
-        self._last: StepEvent | None = None
-
-    def step(self, event: StepEvent) -> None:
-        self._last = event
-
-    def result(self) -> Observation | None:
-        if self._last is None:
-            return None
-        return observation_of(self._last.after.observation, self._robot, self._last.observation.task, self._last.k + 1)
 
 
 class _Decision(NamedTuple):
@@ -87,21 +67,16 @@ class Explorer:
         """What an iteration's episodes were, a row a decision; forgets the decisions.
 
         Args:
-            records: Episodes, with :class:`FinalObservation` among their recorders.
-            reward: ``success`` is 1 in the step that succeeds and 0 otherwise, ``task`` the environment's own.
+            records: Episodes, with :class:`~vla_stack.methods.episodes_loop.FinalObservation` among their recorders.
+            reward: See :func:`~vla_stack.methods.practice.chunks_of`.
         """
         gamma, rows, last, rewards, executed = self.learner.config.gamma, [], [], [], []
         episodes = [record for record in records if (record.chunks != IDLE).any()]
         for record in episodes:
-            paid = record.rewards.astype(np.float64)
-            if reward == "success":
-                paid = np.zeros(record.steps)
-                paid[-1] = float(record.success)
-            for chunk in dict.fromkeys(record.chunks[record.chunks != IDLE].tolist()):
-                steps = np.flatnonzero(record.chunks == chunk)
-                rows.append(self._decisions[int(record.noise[steps[0]])])
-                rewards.append(float((paid[steps] * gamma ** np.arange(len(steps))).sum()))
-                executed.append(len(steps))
+            for decision in chunks_of(record, reward, gamma):
+                rows.append(self._decisions[decision.noise])
+                rewards.append(decision.reward)
+                executed.append(decision.executed)
                 last.append(False)
             last[-1] = True
         self._decisions.clear()

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from lerobot.configs import PreTrainedConfig
 from lerobot.policies.common.vla_utils import create_sinusoidal_pos_embedding
 from torch import Tensor, nn
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import PreTrainedConfig
 from vla_stack.policies import flow
 from vla_stack.policies.contract import FlowPolicy, Time
+from vla_stack.policies.reading import find_weights
 from vla_stack.policies.transformer import PrefixContext
-from vla_stack.policies.weights import find_weights, load_weights, read_weights
+from vla_stack.policies.weights import load_weights, read_weights
 
 
 class FlowAdapter(nn.Module, FlowPolicy[PrefixContext]):

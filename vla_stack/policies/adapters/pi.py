@@ -35,11 +35,22 @@ from vla_stack.schema import OBS_STATE
 
 
 class PiAdapter(FlowAdapter):
-    """What pi0 and pi0.5 share: the prefix, and the expert's layers over it."""
+    """What pi0 and pi0.5 share: the prefix, and the expert's layers over it.
+
+    Attributes:
+        padded_positions: Whether what follows the prefix counts its positions from the end of its padding. openpi and
+            LeRobot count from its last real token; the directory does not record it: whoever changes it has to.
+    """
+
+    padded_positions = False
 
     @property
     def inference_steps(self) -> int:
         return self.config.num_inference_steps
+
+    @property
+    def frame(self) -> tuple[int, int]:
+        return self.config.image_resolution
 
     @property
     def _vlm(self) -> nn.Module:
@@ -78,12 +89,16 @@ class PiAdapter(FlowAdapter):
         lengths = (x.shape[1],) if blocks is None else tuple(blocks)
         layers = self._expert.layers
         mask = action_mask(context.mask, lengths, valid, self.causal_actions)
-        by = rotation(action_positions(context.mask, lengths), layers[0].self_attn.head_dim)
+        by = rotation(action_positions(self._counted(context.mask), lengths), layers[0].self_attn.head_dim)
         y, condition = self._embed(x, t)
         y = y.to(layers[0].self_attn.o_proj.weight.dtype)
         for layer, kv in zip(layers, context.keys_values, strict=True):
             y, _ = run_layer(layer, y, by, mask, kv, condition)
         return normalise(self._expert.norm, y, condition)[0]
+
+    def _counted(self, prefix: Bool[Tensor, "b m"]) -> Bool[Tensor, "b m"]:
+        """Tokens of the prefix that count in the positions of what follows."""
+        return torch.ones_like(prefix) if self.padded_positions else prefix
 
     def _embed(self, x: Float[Tensor, "b n a"], t: Time) -> tuple[Tensor, Tensor | None]:
         """Action tokens, and what conditions the expert's norms."""
@@ -123,7 +138,7 @@ class Pi0(PiAdapter, PI0Policy):
     def _with_state(self, prefix: PrefixContext, batch: dict[str, Any]) -> PrefixContext:
         state = self.model.state_proj(self.prepare_state(batch).float())[:, None]
         mask = F.pad(prefix.mask, (0, 1), value=True)
-        position = prefix.mask.sum(1, keepdim=True)
+        position = self._counted(prefix.mask).sum(1, keepdim=True)
         cache, _ = prefill(self._expert.layers, state, position, mask[:, None], prefix.keys_values)
         both = tuple(
             (torch.cat((k, own_k), dim=2), torch.cat((v, own_v), dim=2))

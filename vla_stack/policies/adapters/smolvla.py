@@ -57,6 +57,11 @@ class SmolVLA(FlowAdapter, SmolVLAPolicy):
     def inference_steps(self) -> int:
         return self.config.num_steps
 
+    @property
+    def frame(self) -> tuple[int, int] | None:
+        size = self.config.resize_imgs_with_padding  # width first
+        return (size[1], size[0]) if size else None
+
     def unread(self) -> list[nn.Module]:
         vlm, last = self.model.vlm_with_expert.vlm, self._layers()[-1][0]
         after = (last.self_attn.q_proj, last.self_attn.o_proj, last.post_attention_layernorm, last.mlp)

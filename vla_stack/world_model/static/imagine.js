@@ -1,9 +1,11 @@
-"use strict";
 // One request at a time: the model is as fast as it is, and a held key counts for every control step.
-const AXES = { KeyW: ["x", 1], KeyS: ["x", -1], KeyA: ["y", 1], KeyD: ["y", -1], KeyR: ["z", 1], KeyF: ["z", -1], KeyQ: ["yaw", 1], KeyE: ["yaw", -1] };
+import { DEADMAN_KEY, HELP_KEY, IMAGINE, MOTIONS, NAMES } from "/keys.js"; // vla_stack/key_map.py
+
+// Axis of the key map -> that of the tool and its direction: the camera faces the robot, as the person does.
+const TOOL = { away: ["x", -1], right: ["y", 1], up: ["z", 1], turn: ["yaw", 1] };
 const held = new Set();
 const orders = [];
-let grip = 1, seed = 0, moved = false;
+let grip = 1, seed = 0;
 const at = (id) => document.getElementById(id);
 
 async function ask(path, body) {
@@ -24,34 +26,63 @@ function show(news) {
   at("status").className = doubts ? "warn" : "";
 }
 
+const names = (key) => NAMES[key] ?? key.toUpperCase();
+const does = { start: () => ["/reset", () => ({ seed: seed + 1 })], success: () => verdict(true), fail: () => verdict(false) };
+const verdict = (success) => ["/verdict", () => ({ success })];
+const commandOf = Object.fromEntries(Object.entries(IMAGINE).map(([name, [key]]) => [key, does[name]]));
+
 addEventListener("keydown", (event) => {
-  if (event.repeat || event.ctrlKey || event.metaKey) return;
-  if (event.code in AXES) held.add(event.code);
-  else if (event.code === "Space") { grip = 1 - grip; moved = true; }
-  else if (event.code === "KeyN") orders.push(["/reset", () => ({ seed: seed + 1 })]);
-  else if (event.code === "KeyY" || event.code === "KeyX") orders.push(["/verdict", () => ({ success: event.code === "KeyY" })]);
-  else return;
+  const key = event.key.toLowerCase();
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!(key === DEADMAN_KEY || key === HELP_KEY || key in MOTIONS || key in commandOf)) return;
   event.preventDefault();
+  if (event.repeat) return;
+  if (key === HELP_KEY) at("keys").hidden = !at("keys").hidden;
+  else if (key in commandOf) orders.push(commandOf[key]());
+  else held.add(key);
 });
-addEventListener("keyup", (event) => held.delete(event.code));
+addEventListener("keyup", (event) => {
+  if (event.key === "Shift") held.clear(); // a key that was pressed with it may come up under another name
+  held.delete(event.key.toLowerCase());
+});
 addEventListener("blur", () => held.clear());
+document.addEventListener("visibilitychange", () => held.clear());
+
+/** What the held keys ask for; null where the dead-man is not held or nothing is asked. */
+function asked() {
+  if (!held.has(DEADMAN_KEY)) return null;
+  const keys = { x: 0, y: 0, z: 0, yaw: 0, grip };
+  let any = false;
+  for (const [axis, sign] of [...held].map((key) => MOTIONS[key] ?? [])) {
+    if (axis === "grip") keys.grip = grip = sign > 0 ? 1 : 0;
+    else if (axis in TOOL) keys[TOOL[axis][0]] += TOOL[axis][1] * sign;
+    else continue;
+    any = true;
+  }
+  return any ? keys : null;
+}
+
+function showKeys() {
+  const key = (name) => Object.assign(document.createElement("kbd"), { textContent: names(name) });
+  const lines = [[DEADMAN_KEY, "hold it to drive"]];
+  for (const [name, [axis, , text]] of Object.entries(MOTIONS)) if (axis in TOOL || axis === "grip") lines.push([name, text]);
+  lines.push(...Object.values(IMAGINE), [HELP_KEY, "these keys"]);
+  at("keys").replaceChildren(...lines.flatMap(([name, text]) => [key(name), ` ${text} \u00b7 `]));
+}
+showKeys();
 
 async function run() {
   show(await ask("/reset", { seed }));
   for (;;) {
     const began = performance.now();
+    const keys = asked();
     try {
       if (orders.length) {
         const [path, body] = orders.shift();
         const news = await ask(path, body());
         if (path === "/reset") { grip = 1; show(news); }
         else at("status").textContent = `noted: ${news.success ? "it succeeded" : "it did not"}`;
-      } else if (held.size || moved) {
-        moved = false;
-        const keys = { x: 0, y: 0, z: 0, yaw: 0, grip };
-        for (const code of held) keys[AXES[code][0]] += AXES[code][1];
-        show(await ask("/act", keys));
-      }
+      } else if (keys) show(await ask("/act", keys));
     } catch (error) {
       at("status").textContent = `${error.message}`;
       at("status").className = "warn";

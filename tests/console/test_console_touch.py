@@ -1,0 +1,137 @@
+"""The operator's page under fingers: all of it on one screen at every size, and the dead-man's contract."""
+
+import re
+from pathlib import Path
+
+import pytest
+from acted_page import ActedPage
+from playwright.sync_api import expect
+from toy_console import browser
+
+CHECKS = (Path(__file__).parent / "page_checks.js").read_text()
+FIXED = "#stop, #deadman, .pad, .camera, #commands button, #who"
+PLACES = f"[...document.querySelectorAll('{FIXED}')].map((e) => JSON.stringify(e.getBoundingClientRect()))"
+FOCUS = "(e => [e.id || e.dataset.command, getComputedStyle(e).outlineStyle])(document.activeElement)"
+ENDED = {"episode": 4, "outcome": "success", "frames": 120, "kept": True, "left_s": 3.2, "window_s": 5.0}
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="module")
+def phone(chromium):
+    acted = ActedPage(chromium, 390, 844)
+    yield acted
+    acted.close()
+
+
+@pytest.mark.parametrize(("width", "height"), [(360, 640), (844, 390), (1440, 900)])
+def test_everything_to_drive_with_is_on_one_screen_and_stays_where_it_is(chromium, width, height):
+    acted = ActedPage(chromium, width, height, "hg_dagger", touch=width < 1000)
+    page = acted.page
+    acted.show(phase="recovery", resumes="recovery")
+    assert page.evaluate(CHECKS) == []
+    before = page.evaluate(PLACES)
+    recording = {**acted.state["recording"], "pending": ENDED, "error": "the disk is full: " + "x" * 60}
+    acted.show(phase="hold", why="newest picture is 0.4 s old", lease="other", holder=3, recording=recording)
+    expect(page.locator("#pending")).to_be_visible()
+    expect(page.locator("#toast")).to_have_class("on")
+    assert page.evaluate(PLACES) == before
+    if width < 1000:
+        page.locator("#more").tap()
+        expect(page.locator("#panel")).to_be_visible()
+    page.locator("#help-button").click()
+    expect(page.locator("#help")).to_be_visible()
+    said = len(acted.said)
+    page.locator("#stop").click()  # nothing covers it
+    page.wait_for_timeout(0)
+    assert {"type": "estop"} in acted.said[said:]
+    assert not [w for w in page.evaluate(CHECKS) if "contrast" in w or " x " in w or "name" in w]
+    acted.close()
+
+
+def test_tab_goes_through_the_buttons_in_their_order_and_shows_where_it_is(chromium):
+    acted = ActedPage(chromium, 1440, 900, touch=False)
+    acted.show(phase="recovery", resumes="recovery")
+    seen = []
+    for _ in range(4):
+        acted.page.keyboard.press("Tab")
+        seen.append(acted.page.evaluate(FOCUS))
+    assert seen == [[name, "solid"] for name in ("stop", "lease", "rewind", "recovered")]
+    acted.page.keyboard.press("Enter")  # means the button, not Start
+    acted.page.wait_for_timeout(0)
+    assert [m["name"] for m in acted.said if m["type"] == "event"] == ["recovered"]
+    acted.close()
+
+
+def test_a_pad_moves_nothing_without_the_dead_man_and_either_finger_stops(phone):
+    phone.show(phase="recovery", resumes="recovery")
+    hold, pad = phone.centre("#deadman"), phone.centre("#pad-left")
+    right = (pad[0] + 60, pad[1])
+    phone.fingers("touchStart", pad)
+    phone.fingers("touchMove", right)
+    assert (phone.hand()["engaged"], phone.hand()["velocity"]) == (False, None)
+    phone.fingers("touchEnd")
+    phone.fingers("touchStart", hold)
+    phone.fingers("touchStart", hold, pad)
+    assert phone.hand()["velocity"] == [0] * 5  # where a finger is put down is the middle
+    phone.fingers("touchMove", hold, right)
+    hand = phone.hand()
+    assert hand["engaged"] and hand["velocity"][1] == pytest.approx(0.15) and hand["velocity"][0] == 0
+    phone.lift(1, right)
+    assert phone.hand()["velocity"] == [0] * 5
+    phone.fingers("touchStart", hold, pad)
+    phone.fingers("touchMove", hold, right)
+    assert phone.hand()["velocity"][1] == pytest.approx(0.15)
+    phone.lift(0, hold)
+    assert not phone.hand()["engaged"]
+    phone.fingers("touchEnd")
+    phone.fingers("touchStart", hold)
+    assert phone.hand()["engaged"]
+    phone.fingers("touchCancel")  # the system takes the screen
+    assert not phone.hand()["engaged"]
+
+
+@pytest.mark.parametrize("loss", ["dispatchEvent(new Event('blur'))", "dispatchEvent(new Event('pagehide'))"])
+def test_what_takes_the_page_away_takes_both_hands_until_they_are_put_down_anew(phone, loss):
+    phone.show(phase="recovery", resumes="recovery")
+    hold, pad = phone.centre("#deadman"), phone.centre("#pad-right")
+    phone.fingers("touchStart", hold)
+    phone.fingers("touchStart", hold, pad)
+    phone.fingers("touchMove", hold, (pad[0], pad[1] - 60))
+    assert phone.hand()["velocity"][2] == pytest.approx(0.15)  # up
+    phone.page.evaluate(loss)
+    assert not phone.hand()["engaged"]
+    phone.fingers("touchMove", hold, (pad[0], pad[1] + 60))
+    assert not phone.hand()["engaged"]
+    phone.fingers("touchEnd")
+
+
+def test_other_fingers_stop_and_command_while_one_holds_the_dead_man(phone):
+    phone.show(phase="recovery", resumes="recovery")
+    hold = phone.centre("#deadman")
+    phone.fingers("touchStart", hold)
+    assert phone.hand()["engaged"]
+    said = len(phone.said)
+    for selector in ("#commands [data-command=recovered]", "#stop"):
+        phone.fingers("touchStart", hold, at := phone.centre(selector))
+        phone.lift(1, at)
+    assert phone.hand()["engaged"]
+    kinds = [m.get("name", m["type"]) for m in phone.said[said:] if m["type"] in ("event", "estop", "own line")]
+    assert sorted(kinds) == ["estop", "own line", "recovered"]
+    phone.fingers("touchEnd")
+
+
+def test_more_lets_go_of_what_it_covers(phone):
+    phone.show(phase="recovery", resumes="recovery")
+    hold = phone.centre("#deadman")
+    phone.fingers("touchStart", hold)
+    assert phone.hand()["engaged"]
+    phone.page.evaluate("document.getElementById('more').click()")
+    assert not phone.hand()["engaged"]
+    phone.fingers("touchEnd")
+    phone.page.locator("#more").tap()
+    expect(phone.page.locator("#more")).to_have_text(re.compile("More"))

@@ -1,0 +1,190 @@
+"""A figure is stale exactly when what it was made of has changed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Measured before results had to be of a revision, and not measured again yet: this may only become shorter.
+DIRTY = {
+    *("async_execution", "base_gpu", "console_flood", "crash", "executor", "expo", "external", "faults"),
+    *("horizons_layout", "mixture_of_horizons", "onnx", "rac", "rac_images", "robustness", "shipped", "world_gpu"),
+    *("world_model", "wsrl"),
+}
+REGISTRY = """
+BUILT_IN: dict[str, dict[str, str]] = {
+    "policies": {"vla": "vla_stack.policies.vla:Vla", "flow": "vla_stack.policies.flow:Flow"},
+    "tasks": {"pick": "sim.pick:Pick", "push": "sim.push:Push"},
+    "costs": {name: f"vla_stack.costs:{name}" for name in ("a", "b")},
+}
+"""
+FILES = {
+    "vla_stack/__init__.py": "__all__ = ['drive']\n\ndef __getattr__(name):\n    from vla_stack import api\n",
+    "vla_stack/api.py": "",
+    "vla_stack/registry.py": REGISTRY,
+    "vla_stack/policies/__init__.py": "",
+    "vla_stack/policies/vla.py": "from . import blocks\n",
+    "vla_stack/policies/flow.py": "X = 1\n",
+    "vla_stack/policies/blocks.py": "X = 1\n",
+    "vla_stack/policies/loading.py": "from vla_stack.registry import POLICIES\n",
+    "vla_stack/costs.py": "",
+    "vla_stack/evaluate.py": "def f():\n    import vla_stack.policies.loading\n    from .registry import TASKS\n",
+    "vla_stack/shipped.py": "NAME = 'shipped_one'\n",
+    "vla_stack/assets/policies/shipped_one/config.json": '{"type": "vla"}',
+    "vla_stack/assets/policies/shipped_one/model.safetensors": "weights",
+    "sim/__init__.py": "",
+    "sim/pick.py": "XML = 'arm.xml'\n",
+    "sim/push.py": "",
+    "sim/arm.xml": "<mujoco/>",
+    "tools/results.py": "",
+    "tools/bench/helper.py": "",
+    "tools/bench/shipped.py": (
+        "import helper\nfrom vla_stack.evaluate import f\nfrom vla_stack import shipped\nTASK = 'sim/pick-v0'\n"
+    ),
+    "tools/bench/pushing.py": "from vla_stack.evaluate import f\nA = ('flow', 'push')\n",
+    "tools/bench/any.py": "from vla_stack.policies import loading\n",
+    "tools/bench/whole.py": "import vla_stack as vla\n",
+    "tools/bench/driving.py": "from vla_stack import drive\n",
+    "tools/bench/costing.py": "from vla_stack import costs\nfrom results import write\n",
+}
+
+
+def run(root, *arguments):
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=root, check=True)
+
+
+@pytest.fixture
+def freshness(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import freshness
+
+    return freshness
+
+
+@pytest.fixture
+def tree(tmp_path, freshness):
+    """A small project with a result file of each script."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    run(tmp_path, "init", "-q")
+    run(tmp_path, "add", "-A")
+    run(tmp_path, "commit", "-qm", "all")
+    results = tmp_path / "results"
+    results.mkdir()
+    for script in tmp_path.glob("tools/bench/*.py"):
+        if script.stem != "helper":
+            measure(freshness, tmp_path, script.stem)
+    return tmp_path
+
+
+def measure(freshness, root, name, *flags):
+    path = root / f"results/{name}.json"
+    script = f"tools/bench/{name}.py"
+    of = freshness.sources(script, path, bool(flags), root=root)
+    record = {"command": f"python {script}", "revision": freshness.revision(of, root), "sources": of}
+    path.write_text(json.dumps(record))
+    return record
+
+
+@pytest.mark.parametrize(
+    ("changed", "stale"),
+    [
+        ("vla_stack/policies/vla.py", {"shipped", "any"}),
+        ("vla_stack/policies/blocks.py", {"shipped", "any"}),  # by a relative import of a policy found by name
+        ("vla_stack/policies/flow.py", {"pushing", "any"}),
+        ("vla_stack/assets/policies/shipped_one/model.safetensors", {"shipped"}),
+        ("sim/pick.py", {"shipped"}),
+        ("sim/arm.xml", {"shipped"}),
+        ("sim/push.py", {"pushing"}),
+        ("vla_stack/costs.py", {"costing"}),
+        ("vla_stack/api.py", {"whole", "driving"}),  # imported where it is asked for, not with the package
+        ("tools/bench/helper.py", {"shipped"}),
+        ("tools/results.py", set()),  # writes figures down, computes none
+        ("vla_stack/__init__.py", {"shipped", "pushing", "any", "costing", "whole", "driving"}),
+    ],
+)
+def test_a_changed_line_makes_exactly_its_figures_stale(tree, freshness, changed, stale):
+    assert freshness.stale(tree / "results", tree) == {}
+    (tree / changed).write_text((tree / changed).read_text() + "\n")
+    found = freshness.stale(tree / "results", tree)
+    assert set(found) == stale and all(why == [changed] for why in found.values())
+
+
+def test_older_files_are_held_against_their_revision(tree, freshness):
+    path = tree / "results/shipped.json"
+    record = json.loads(path.read_text())
+    del record["sources"]
+    path.write_text(json.dumps(record))
+    assert freshness.stale(tree / "results", tree) == {}
+    (tree / "sim/pick.py").write_text("")
+    run(tree, "commit", "-qam", "another arm")
+    assert freshness.stale(tree / "results", tree)["shipped"] == ["sim/pick.py"]
+    for revision, word in (("0123456789ab", "does not hold"), (f"{record['revision']}+", "uncommitted")):
+        path.write_text(json.dumps(record | {"revision": revision}))
+        assert word in freshness.stale(tree / "results", tree)["shipped"][0]
+
+
+def test_a_revision_is_dirty_by_its_own_sources_alone(tree, freshness):
+    (tree / "sim/push.py").write_text("X = 2\n")
+    assert not measure(freshness, tree, "shipped")["revision"].endswith("+")
+    assert measure(freshness, tree, "pushing")["revision"].endswith("+")
+    assert freshness.dirty(tree / "results") == {"pushing"}
+
+
+def test_a_report_of_what_was_measured_before_is_not_fresh(tree, freshness):
+    (tree / "sim/pick.py").write_text("X = 2\n")
+    (tree / "tools/bench/helper.py").write_text("X = 2\n")
+    measure(freshness, tree, "shipped", "--report")
+    assert freshness.stale(tree / "results", tree)["shipped"] == ["sim/pick.py"]
+    path = tree / "results/shipped.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"measured": "0123456789ab+"}))
+    assert freshness.dirty(tree / "results") >= {"shipped"}
+    assert "uncommitted" in freshness.stale(tree / "results", tree)["shipped"][0]
+
+
+def test_a_figure_is_measured_again_by_its_own_command(tmp_path, freshness):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; open('seen', 'w').write(' '.join(sys.argv[1:]) + os.environ['REPRODUCE_ANEW'])")
+    record = tmp_path / "one.json"
+    record.write_text(json.dumps({"command": "python script.py --seeds 3 --report"}))
+    assert freshness.rerun(record, tmp_path) == 0
+    assert (tmp_path / "seen").read_text() == "--seeds 31"
+
+
+def test_of_this_tree_a_figure_names_its_policy_task_and_weights(freshness):
+    now = freshness.Tree()
+    shipped = freshness.closure(now, "tools/reproduce/shipped.py")
+    assert {"vla_stack/policies/modeling_vla.py", "sim/tasks/pick.py", "sim/assets/arm7.xml"} <= shipped.keys()
+    assert any(path.endswith("native_multitask/model.safetensors") for path in shipped)
+    assert not {"vla_stack/policies/modeling_expo.py", "sim/tasks/drawer.py"} & shipped.keys()
+    envelope = freshness.closure(now, "tools/bench/envelope.py")
+    assert "vla_stack/runtime/safety.py" in envelope and "vla_stack/policies/modeling_vla.py" not in envelope
+
+
+def test_result_files_are_of_a_revision(freshness):
+    assert freshness.dirty(ROOT / "docs/results") <= DIRTY
+
+
+def test_an_interval_contains_its_figure():
+    """Of result files that say what their intervals are over: those before that had some of another construction."""
+    for path in (ROOT / "docs/results").glob("*.json"):
+        for check in json.loads(path.read_text())["checks"]:
+            if check.get("over") and check["interval"]:
+                low, high = check["interval"]
+                assert low <= check["value"] <= high, (path.name, check["name"])
+
+
+def test_a_result_records_what_it_is_made_of(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import results
+    from vla_stack.statistics import success_interval
+
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "tools/bench/envelope.py")])
+    checks = [results.Check("success", 0.0, 0.5, "<=", success_interval(0, 40))]
+    record = json.loads(results.write("one", checks, {}, path=tmp_path / "one.json").read_text())
+    assert "vla_stack/runtime/safety.py" in record["sources"] and "tools/bench/envelope.py" in record["sources"]
+    assert record["checks"][0]["over"] == "starts" and record["checks"][0]["interval"][0] == 0.0

@@ -1,0 +1,80 @@
+"""Off-policy learning around a frozen flow policy: practise, keep the decisions, update, evaluate as deployed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vla_stack.errors import UserError
+from vla_stack.methods.episodes_loop import EpisodesLoop
+from vla_stack.methods.off_policy import learner as learners
+from vla_stack.methods.on_flow.learner import FlowLearner, means
+from vla_stack.methods.on_flow.rollouts import Explorer, Lived, demonstrations
+from vla_stack.policies.chunk_policy import ChunkPolicy
+from vla_stack.rollout.records import EpisodeRecord
+from vla_stack.schema import PolicySpec
+from vla_stack.training import checkpoint as ckpt
+from vla_stack.training.recipe import Recipe
+
+
+class FlowLoop(EpisodesLoop[Lived]):
+    """See :class:`EpisodesLoop`."""
+
+    def __init__(self, recipe: Recipe, run_dir: Path) -> None:
+        super().__init__(recipe, run_dir)
+        base, r = self.policy.policy.requires_grad_(False).eval(), self.method
+        steps = int(self.policy.spec.extras["n_action_steps"])
+        if self.policy.spec.history:
+            raise UserError(
+                f"{recipe.policy.pretrained} reads earlier observations, which are not kept", "train it with history=0"
+            )
+        first = self.first()
+        with torch.no_grad():
+            seen = base.observed(base.encode(first), first).shape[-1]
+        self.learner: FlowLearner = r.learner(base, seen, steps, None, recipe.seed)
+        self.explorer: Explorer = Explorer(self._around(self.learner.network(learnt=False, explores=True)))
+        if r.remembers:
+            root = Path(recipe.data.root[0])
+            self.learner.offline = demonstrations(self.explorer, root, recipe.data.episodes, steps, r.reward, r.gamma)
+        self.resume()
+
+    def practise(self, seeds: Sequence[int]) -> Lived:
+        """One episode a seed, in the order of the seeds; in the warm-up the base acts as it is."""
+        self.explorer.alone = self.iteration < self.method.warmup
+        return super().practise(seeds)
+
+    def experience(self, records: Sequence[EpisodeRecord]) -> Lived:
+        return self.explorer.experience(records, self.method.reward, self.method.gamma)
+
+    def update(self, data: Lived, generator: torch.Generator) -> dict[str, float]:
+        """Keep the decisions, and learn from all there are, once for each new one."""
+        self.learner.store = self.learner.store.joined(data.decisions)
+        if self.iteration + 1 < self.method.warmup:
+            return {}
+        return means([self.learner.update() for _ in range(data.count)])
+
+    def deployed(self) -> ChunkPolicy:
+        return self._around(self.learner.network(learnt=self.iteration >= self.method.warmup))
+
+    def networks(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.learner.agent.named_parameters()
+
+    def fill(self, directory: Path) -> None:
+        learners.save(self.learner, directory / ckpt.STATE)
+
+    def load(self, checkpoint: Path) -> dict[str, Any]:
+        learners.load(self.learner, checkpoint / ckpt.STATE)
+        facts: dict[str, Any] = json.loads((checkpoint / ckpt.STATE / "state.json").read_text())
+        return facts
+
+    def _around(self, network: Any) -> ChunkPolicy:
+        """A policy around the base, with the base's processors."""
+        spec = self.policy.spec
+        extras = {**spec.extras, "type": network.config.type, "continues": []}
+        around = PolicySpec(spec.robot, spec.horizon, extras=extras)
+        return ChunkPolicy(network.eval(), self.policy.preprocessor, self.policy.postprocessor, around)

@@ -1,0 +1,176 @@
+"""Who acts in practice, and what its episodes were; and demonstrations, as if it had decided in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vla_stack.data.dataset import Dataset, open_dataset
+from vla_stack.envs.making import check_fit
+from vla_stack.errors import UserError
+from vla_stack.evaluation.recorded import observations as recorded
+from vla_stack.evaluation.recorded import recorded_robot
+from vla_stack.methods.episodes_loop import FINAL
+from vla_stack.methods.on_flow.decisions import Decisions, episode, gathered, row
+from vla_stack.methods.practice import ChunkOf, Reward, chunks_of, unpaid
+from vla_stack.policies.chunk_policy import ChunkPolicy
+from vla_stack.policies.decided import Decided
+from vla_stack.rollout.collect import COMMAND_SENT
+from vla_stack.rollout.records import IDLE, EpisodeRecord
+from vla_stack.schema import ACTION, SUCCESS, Chunks, Continuation, Observation, PolicySpec
+
+BATCH = 64  # observations of a dataset that are encoded at once
+
+
+@dataclass(frozen=True)
+class Lived:
+    """An iteration's episodes; see :class:`~vla_stack.methods.episodes_loop.Lived`."""
+
+    decisions: Decisions
+    success: Tensor
+    steps: int
+
+    @property
+    def count(self) -> int:
+        return len(self.decisions)
+
+
+@dataclass
+class Explorer:
+    """The policy as it explores, as the engine asks it; remembers decisions by the seed of their noise.
+
+    Attributes:
+        policy: What acts.
+        alone: Whether its base acts as it is.
+    """
+
+    policy: ChunkPolicy
+    alone: bool = True
+    _decisions: dict[int, Decided] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> PolicySpec:
+        return self.policy.spec
+
+    def infer(
+        self,
+        observations: Sequence[Observation],
+        seeds: Sequence[int],
+        continuations: Sequence[Continuation | None] = (),
+    ) -> Chunks:
+        """Commands of one chunk an observation; plans are not continued."""
+        decided = self.decide(observations, seeds)
+        self._decisions |= {seed: row(decided, i) for i, seed in enumerate(seeds)}
+        return Chunks(self.policy.postprocessor(decided.chunk).float().numpy())
+
+    @torch.no_grad()
+    def decide(self, observations: Sequence[Observation], seeds: Sequence[int]) -> Decided:
+        """What the policy decides, by the seeds of its noise."""
+        return self.policy.policy.decide(self.policy.preprocess(observations), self.policy.noise(seeds), self.alone)
+
+    def experience(self, records: Sequence[EpisodeRecord], reward: Reward, gamma: float) -> Lived:
+        """What episodes were; forgets the decisions.
+
+        Args:
+            records: Episodes, with :class:`~vla_stack.methods.episodes_loop.FinalObservation` among their recorders.
+            reward: See :func:`~vla_stack.methods.practice.chunks_of`.
+            gamma: Discount of a step.
+        """
+        asked = [record for record in records if (record.chunks != IDLE).any()]
+        cut = [record for record in asked if not record.success]
+        seeds = [int(np.random.SeedSequence((r.seed, r.steps)).generate_state(1)[0]) for r in cut]
+        final = self.decide([r.attached[FINAL] for r in cut], seeds) if cut else None
+        ends = {record.seed: i for i, record in enumerate(cut)}
+        parts = []
+        for record in asked:
+            chunks = list(chunks_of(record, reward, gamma))
+            rows = [self._decisions[chunk.noise] for chunk in chunks]
+            if final is not None and record.seed in ends:
+                rows.append(row(final, ends[record.seed]))
+            parts.append(Decisions.of(gathered(rows), *episode(rows, chunks, record.success, gamma)))
+        self._decisions.clear()
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole.joined(part)
+        success = torch.tensor([record.success for record in records])
+        return Lived(whole, success, sum(record.steps for record in records))
+
+
+def demonstrations(
+    explorer: Explorer, root: Path, episodes: Sequence[int] | None, steps: int, reward: Reward, gamma: float
+) -> Decisions:
+    """Recorded episodes as decisions, one at each frame, with what the policy saw and would have offered there.
+
+    A decision's actions are the ``steps`` commands from its frame on, as the policy normalises them; the commands that
+    were sent, where a dataset tells them from the labels. What follows is the frame after them, so decisions overlap
+    and every frame teaches. Success ends an episode; of one without, the decisions that reach its end are left out.
+
+    Args:
+        explorer: Who decides.
+        root: Dataset of the policy's robot.
+        episodes: Which; None: all.
+        steps: Actions of a chunk that are executed.
+        reward: ``step`` or ``success``.
+        gamma: Discount of a step.
+
+    Raises:
+        UserError: There is no such dataset, it does not fit the policy, or it does not say what succeeded.
+    """
+    dataset, policy = open_dataset(root), explorer.policy
+    check_fit(recorded_robot(dataset), policy.spec.robot, str(root))
+    if SUCCESS not in dataset.columns:
+        raise UserError(f"{root} has no column '{SUCCESS}': nobody recorded what succeeded", "record it with `vla`")
+    chosen = range(dataset.num_episodes) if episodes is None else episodes
+    parts: list[Decisions] = []
+    for number in chosen:
+        rows, actions, success = _recorded(explorer, dataset, number)
+        n = len(rows)
+        at = np.arange(n if success else max(0, n - steps))
+        taken = np.minimum(steps, n - at)
+        ended = success & (at + taken == n)
+        paid = [ChunkOf(0, _paid(int(k), bool(e), reward, gamma), int(k)) for k, e in zip(taken, ended, strict=True)]
+        after = np.where(ended, at, np.minimum(at + taken, n - 1))
+        known = gathered(rows)._replace(actions=actions)
+        discount = [0.0 if e else gamma**p.executed for e, p in zip(ended, paid, strict=True)]
+        parts.append(Decisions.of(known, at.tolist(), after.tolist(), [p.reward for p in paid], discount))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.joined(part)
+    if not len(whole):
+        raise UserError(f"{root}: no decision can be made of its episodes", "record some that succeed")
+    return whole
+
+
+def _paid(steps: int, success: bool, reward: Reward, gamma: float) -> float:
+    paid = np.full(steps, float(unpaid(reward)))
+    paid[-1] += float(success)
+    return float((paid * gamma ** np.arange(steps)).sum())
+
+
+def _recorded(explorer: Explorer, dataset: Dataset, number: int) -> tuple[list[Decided], Tensor, bool]:
+    """What the policy would have decided at the frames of an episode up to its success, what was done there, and
+    whether it succeeded."""
+    policy, first, end = explorer.policy, int(dataset.episode_from[number]), int(dataset.episode_to[number])
+    success = np.flatnonzero(dataset.columns[SUCCESS][first:end])
+    end = first + int(success[0]) + 1 if len(success) else end
+    commands = np.asarray(dataset.columns.get(COMMAND_SENT, dataset.columns[ACTION])[first:end], np.float32)
+    seen = [observation for frame, observation in recorded(dataset, policy.spec, [number], 1) if frame < end]
+    made, actions = [], []
+    for batch in _batches(len(seen)):
+        some = [seen[i] for i in batch]
+        decided = explorer.decide(some, [first + int(i) for i in batch])
+        ahead = np.minimum(batch[:, None] + np.arange(policy.spec.horizon), len(commands) - 1)
+        done = policy.preprocess(some, commands[ahead])[ACTION].flatten(1)[:, : decided.actions.shape[1]]
+        made += [row(decided, i) for i in range(len(some))]
+        actions.append(policy.policy.bounded(done))
+    return made, torch.cat(actions), bool(len(success))
+
+
+def _batches(n: int) -> Iterator[NDArray[np.int64]]:
+    return iter(np.array_split(np.arange(n), max(1, -(-n // BATCH))))

@@ -1,0 +1,341 @@
+"""A policy behind openpi's websocket protocol, for robots and simulators that speak it.
+
+The same inference thread as of :class:`~vla_stack.serving.server.PolicyServer` answers, batched over connections. Off
+this machine connections are encrypted (TLS), and only who knows the token gets past the greeting; a browser's pages
+never do. A request that cannot be answered gets one line of text, and the connection goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import http
+import logging
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from vla_stack.errors import UserError
+from vla_stack.schema import ActionChunk, PolicySpec
+from vla_stack.serving.endpoint import is_local, parse
+from vla_stack.serving.events import EventLog
+from vla_stack.serving.metrics import Metrics, MetricsPage
+from vla_stack.serving.openpi import MAX_BYTES, SPEC_KEY, Keys, pack, unpack
+from vla_stack.serving.pace import batch_sizes
+from vla_stack.serving.server import ServerConfig
+from vla_stack.serving.wire import Code, WireError
+from vla_stack.serving.worker import ChunkPolicy, Frames, Job, Mailbox, Result, Worker, load_warm
+
+log = logging.getLogger(__name__)
+logging.getLogger("websockets.server").setLevel(logging.WARNING)  # it would note every connection
+
+GREETING_S = 3.0  # that a connection may take to say what it wants
+TRY_LATER = 1013  # close code, RFC 6455
+
+
+class OpenpiServer:
+    """Serves one policy. Takes its port at once; loads, warms up and listens in :meth:`run`.
+
+    Args:
+        load: Returns the policy; called on the inference thread.
+        endpoint: ``ws://ADDRESS:PORT`` or, with ``certificate``, ``wss://ADDRESS:PORT``; port ``*`` for any free one.
+        config: Limits.
+        keys: Names of keys that differ from ours, see :meth:`~vla_stack.serving.openpi.Keys.of`.
+        token: What ``Authorization: Api-Key`` must say; None asks for none.
+        certificate: PEM files of the certificate and its key.
+        on_ready: Called once, when requests are first answered.
+        log_file: Audit log, see ``events.py``.
+
+    Attributes:
+        endpoint: Address that is bound.
+        metrics: Counters.
+
+    Raises:
+        UserError: The endpoint is in use, can be reached from outside and lacks token or certificate, or the
+            certificate cannot be read.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], ChunkPolicy],
+        endpoint: str = "ws://127.0.0.1:8000",
+        config: ServerConfig = ServerConfig(),
+        keys: Mapping[str, str] | None = None,
+        token: str | None = None,
+        certificate: tuple[Path, Path] | None = None,
+        on_ready: Callable[[PolicySpec], None] | None = None,
+        log_file: str | Path | None = None,
+    ) -> None:
+        self._config, self._named, self._token, self._on_ready = config, dict(keys or {}), token, on_ready
+        self._load = load
+        self._ssl = _context(certificate) if certificate else None
+        self._socket = _bound(endpoint, encrypted=self._ssl is not None, token=token)
+        host, port = self._socket.getsockname()[:2]
+        self.endpoint = f"{'wss' if self._ssl else 'ws'}://{host}:{port}"
+        self._events = EventLog(log_file)
+        self.metrics = Metrics()
+        self._mailbox = Mailbox(config.max_batch)
+        self._sizes = batch_sizes(config.max_batch)
+        note = self._mailbox.note
+        self._worker = Worker(load, self._mailbox.take, self._on_worker, self._on_worker, encode, note, self._sizes)
+        self._waiting: dict[str, asyncio.Future[Result]] = {}  # session -> its request
+        self._policy: ChunkPolicy | None = None
+        self._keys: Keys | None = None
+        self._failure: BaseException | None = None
+        self._stop = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed: asyncio.Event | None = None  # stop, failure or the policy is there
+        self._page: MetricsPage | None = None
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of the metrics page while :meth:`run` runs, None without one."""
+        return self._page.url if self._page else None
+
+    def stop(self) -> None:
+        """Ask :meth:`run` to finish what is in progress and return. Safe from any thread and from a signal handler."""
+        self._stop.set()
+        if self._loop is not None and self._changed is not None:
+            with suppress(RuntimeError):  # the loop is over
+                self._loop.call_soon_threadsafe(self._changed.set)
+
+    def reload(self) -> None:
+        """Load the policy again, beside the one that is served; connections from then on get the new one. A policy that
+        cannot be loaded changes nothing. Returns at once; safe from any thread and from a signal handler.
+        """
+        threading.Thread(target=self._load_beside, name="vla-reload", daemon=True).start()
+
+    def _load_beside(self) -> None:
+        try:
+            self._on_worker(load_warm(self._load, self._sizes))
+        except Exception as e:  # whatever is wrong with the new one, the old one is served on
+            self.metrics.reload("failed")
+            log.error("the policy could not be loaded again, the one before is served on: %s", e)
+
+    def run(self) -> None:
+        """Serve until :meth:`stop`.
+
+        Raises:
+            Exception: Whatever loading or warming up the policy raised.
+        """
+        try:
+            asyncio.run(self._run())
+        finally:
+            self._mailbox.close()
+            self._socket.close()
+            if self._page:
+                self._page.close()
+            if self._worker.ident is not None:  # where it hangs inside the policy, only the end of the process ends it
+                self._worker.join(timeout=1.0)
+            self._events.write("stopped")
+            self._events.close()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _run(self) -> None:
+        self._loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
+        if self._config.metrics_port is not None:
+            self._page = MetricsPage(self.metrics, lambda: True, self._config.metrics_port)
+        self._worker.start()
+        await self._until(lambda: self._policy is not None)
+        if self._over():
+            return
+        async with serve(
+            self._converse,
+            sock=self._socket,
+            ssl=self._ssl,
+            compression=None,  # pictures do not get smaller, and memory of a peer's choosing does not get larger
+            max_size=MAX_BYTES,
+            max_queue=1,
+            open_timeout=GREETING_S,
+            close_timeout=1.0,
+            process_request=self._admit,
+            server_header=None,
+        ):
+            self._begin()
+            await self._until(lambda: False)
+            self.metrics.ready = False
+            await self._drain()
+
+    async def _until(self, happened: Callable[[], bool]) -> None:
+        """Until something happened, or all is over."""
+        assert self._changed is not None
+        while not happened() and not self._over():
+            await self._changed.wait()
+            self._changed.clear()
+
+    def _over(self) -> bool:
+        return self._stop.is_set() or self._failure is not None
+
+    def _begin(self) -> None:
+        assert self._policy is not None
+        spec = self._policy.spec
+        self.metrics.labels = {"model_version": spec.model_version, "robot": spec.robot.name}
+        self.metrics.ready = True
+        self._events.write("ready", model=spec.model_version, robot=spec.robot.name)
+        if self._on_ready:
+            self._on_ready(spec)
+
+    async def _drain(self) -> None:
+        """What is being computed is still sent; leaving ``serve`` then closes the connections."""
+        if self._waiting and self._failure is None:
+            await asyncio.wait(list(self._waiting.values()), timeout=self._config.drain_s)
+        for waiting in self._waiting.values():  # whoever still waits would keep its connection open
+            if not waiting.done():
+                waiting.set_exception(WireError(Code.BUSY, "the server is shutting down"))
+
+    # -- inference thread ---------------------------------------------------------------------------------------------
+
+    def _on_worker(self, item: list[Result] | ChunkPolicy | BaseException) -> None:
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop is over
+            self._loop.call_soon_threadsafe(self._accept, item)
+
+    def _accept(self, item: list[Result] | ChunkPolicy | BaseException) -> None:
+        assert self._changed is not None
+        if isinstance(item, list):
+            self.metrics.batch(len(item))
+            for result in item:
+                waiting = self._waiting.pop(result.job.sid, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(result)
+            return
+        if isinstance(item, BaseException):
+            self._failure = item
+        else:
+            try:
+                self._keys = Keys.of(item.spec.robot, self._named)
+                self._policy = item
+            except UserError as e:
+                self._failure = e
+        self._changed.set()
+
+    # -- a connection -------------------------------------------------------------------------------------------------
+
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
+        """None lets it in."""
+        why = None
+        if request.path == "/healthz":
+            return connection.respond(http.HTTPStatus.OK, "OK\n")
+        given = request.headers.get("Authorization", "")
+        if "Origin" in request.headers:
+            why, status = "a page in a browser", http.HTTPStatus.FORBIDDEN
+        elif self._token is not None and not hmac.compare_digest(given.encode(), f"Api-Key {self._token}".encode()):
+            why, status = "no or another token", http.HTTPStatus.UNAUTHORIZED
+        elif self.metrics.sessions >= self._config.max_sessions:
+            why, status = "too many sessions", http.HTTPStatus.SERVICE_UNAVAILABLE
+        if why is None:
+            return None
+        log.warning("refused a connection: %s", why)
+        self.metrics.reject("connection")
+        self._events.write("refused connection", why=why)
+        return connection.respond(status, f"{why}\n")
+
+    async def _converse(self, connection: ServerConnection) -> None:
+        sid = secrets.token_hex(16)
+        policy, keys = self._policy, self._keys
+        assert policy is not None and keys is not None  # nobody is let in before
+        if self.metrics.sessions >= self._config.max_sessions:  # several were let in at once
+            await connection.close(TRY_LATER, "too many sessions")
+            return
+        self.metrics.sessions += 1
+        self._events.write("hello", sid, model=policy.spec.model_version)
+        try:
+            await connection.send(pack(_metadata(policy.spec, keys)))
+            step = 0
+            async for message in connection:
+                self.metrics.receive("infer")
+                try:
+                    await connection.send(await self._answer(sid, step, message, policy, keys))
+                    step += 1
+                except WireError as e:
+                    self.metrics.reject(e.code.lower())
+                    await connection.send(f"{e.text} [{e.code}]")
+        except ConnectionClosed:
+            pass
+        finally:
+            self.metrics.sessions -= 1
+            self._mailbox.drop(sid)
+            self._waiting.pop(sid, None)
+            self._events.write("end", sid)
+
+    async def _answer(self, sid: str, step: int, message: str | bytes, policy: ChunkPolicy, keys: Keys) -> bytes:
+        received_ns = time.monotonic_ns()
+        if isinstance(message, str):
+            raise WireError(Code.BAD_SCHEMA, "a request is a binary message")
+        if self._stop.is_set():
+            raise WireError(Code.BUSY, "the server is shutting down")
+        observation = keys.observation(unpack(message), policy.spec.robot, step, received_ns)
+        queued_ns = time.monotonic_ns()
+        assert self._loop is not None
+        waiting = self._waiting[sid] = self._loop.create_future()
+        never_ns = received_ns + (1 << 60)
+        self._mailbox.put(Job(b"", sid, 0, step, observation, 0, step, None, received_ns, queued_ns, never_ns, policy))
+        result = await waiting
+        queued = (("decode", queued_ns - received_ns), ("queue", result.begun_ns - queued_ns))
+        if isinstance(result.frames, WireError):
+            self.metrics.observe(*queued)
+            raise result.frames
+        total = time.monotonic_ns() - received_ns
+        self.metrics.observe(*queued, ("infer", result.computed_ns - result.begun_ns), ("total", total))
+        self._events.write("chunk", sid, rid=step, model=policy.spec.model_version, ms=round(total * 1e-6, 3))
+        return bytes(result.frames[0])
+
+
+def encode(chunk: ActionChunk, job: Job) -> Frames:
+    """The reply to a request; ``infer_ms`` is what openpi's own server says beside the actions."""
+    timing = {"infer_ms": (time.monotonic_ns() - job.queued_ns) * 1e-6}
+    return [pack({"actions": chunk.actions, "execute": chunk.execute, "server_timing": timing})]
+
+
+def _metadata(spec: PolicySpec, keys: Keys) -> dict[str, object]:
+    """What a connection is greeted with; ``keys`` for people, the rest for a robot of this project."""
+    expected = {"cameras": dict(keys.cameras), "state": list(keys.state), "task": keys.task}
+    return {SPEC_KEY: spec.to_json(), "keys": expected, "action_horizon": spec.horizon}
+
+
+def _context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(*certificate)
+    except (OSError, ssl.SSLError) as e:
+        files = " and ".join(map(str, certificate))
+        raise UserError(
+            f"no certificate and key in {files}: {e}",
+            "make one with: openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365 "
+            "-subj /CN=HOST -addext subjectAltName=DNS:HOST -keyout key.pem -out cert.pem",
+        ) from None
+    return context
+
+
+def _bound(endpoint: str, encrypted: bool, token: str | None) -> socket.socket:
+    """The socket, which nobody can connect to yet."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme != ("wss" if encrypted else "ws"):
+        raise UserError(
+            f"endpoint '{endpoint}' is not {'wss' if encrypted else 'ws'}://HOST:PORT",
+            "with --tls it is wss://, without ws://, e.g. ws://127.0.0.1:8000",
+        )
+    if not is_local(f"tcp://{rest}") and (token is None or not encrypted):
+        raise UserError(
+            f"{endpoint} can be reached from outside",
+            "give --token FILE and --tls CERTIFICATE KEY, or listen on 127.0.0.1",
+        )
+    family, address = parse(f"tcp://{rest}")
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as e:
+        bound.close()
+        raise UserError(f"cannot listen on {endpoint}: {e.strerror}", "choose another --endpoint") from None
+    return bound

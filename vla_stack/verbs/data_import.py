@@ -1,0 +1,83 @@
+"""``vla data import``: its arguments, and the words that follow."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from vla_stack.errors import UserError
+from vla_stack.verbs.arguments import not_negative, number, positive
+
+EXAMPLES = (
+    "vla data import run1/ run2.mcap --root data/mine --state /joint_states --action /arm/command \\\n"
+    "      --camera front=/camera/image_raw --rate 30 --task 'pick the cube'    # rosbag2 folders, .db3, .mcap",
+    "vla data import night.mcap --root data/night --map map.yaml --split-gap 2    # topics in a file",
+)
+
+
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of import; what is not given is absent, so that a file may say it."""
+    add = parser.add_argument_group("import", "rosbag2 and MCAP recordings as a new dataset").add_argument
+    absent: dict[str, Any] = {"default": argparse.SUPPRESS}
+    add("--root", dest="target", type=Path, metavar="DATASET", help="the new dataset")
+    add("--map", type=Path, metavar="FILE.yaml", help="the keys below in a file; arguments win")
+    add("--state", **absent, metavar="TOPIC", help="JointState as measured")
+    add("--action", **absent, metavar="TOPIC", help="JointState as commanded")
+    add("--rate", dest="rate_hz", type=positive, **absent, help="frames per second of the dataset")
+    add("--camera", action="append", **absent, metavar="NAME=TOPIC", help="Image or CompressedImage; repeatable")
+    add("--task", **absent, help="instruction")
+    add("--task-topic", **absent, metavar="TOPIC", help="String with the instruction, in place of --task")
+    add("--joints", **absent, metavar="A,B,...", help="take these, in this order (all of the action's)")
+    add("--unit", action="append", **absent, metavar="JOINT=UNIT", help="where it is not rad; repeatable")
+    add("--gripper", action="append", **absent, metavar="JOINT=CLOSED:OPEN", help="a gripper's range; repeatable")
+    add("--split-topic", **absent, metavar="TOPIC", help="each message begins an episode")
+    add("--split-gap", type=not_negative, **absent, metavar="SECONDS", help="silence that ends an episode")
+    add("--log-time", action="store_true", **absent, help="time of recording, not of the header")
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """Import, and say what came of it."""
+    if args.target is None:
+        raise UserError("import needs --root DATASET", "for example --root datasets/mine")
+    from vla_stack.data.bags.importing import import_bags  # here: the extra `bags` is not in every installation
+    from vla_stack.data.bags.mapping import BagMap, read_map
+
+    how = BagMap.of((read_map(args.map) if args.map else {}) | _given(args), str(args.map or "the command line"))
+    done = import_bags(args.root, args.target, how, on_bag=lambda path, n: print(f"  {path}: {n} episodes", flush=True))
+    oldest = ", ".join(f"{name} {age * 1e3:.0f} ms" for name, age in done.ages.items())
+    print(
+        f"{args.target}: {done.episodes} episodes, {done.frames} frames at {how.rate_hz:g} Hz. Oldest sample: {oldest}"
+    )
+    if done.late:
+        print(f"  {done.late} messages left out: their time was before that of an earlier one")
+    return 0
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """Keys of a map, as arguments say them."""
+    plain = ("state", "action", "rate_hz", "task", "task_topic", "split_topic", "split_gap", "log_time")
+    values = {key: getattr(args, key) for key in plain if hasattr(args, key)}
+    if hasattr(args, "joints"):
+        values["joints"] = args.joints.split(",")
+    for key, name in (("cameras", "camera"), ("units", "unit"), ("grippers", "gripper")):
+        if hasattr(args, name):
+            values[key] = dict(_pair(f"--{name}", text) for text in getattr(args, name))
+    if "grippers" in values:
+        values["grippers"] = {joint: _ends(joint, text) for joint, text in values["grippers"].items()}
+    return values
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (equals and name and value):
+        raise UserError(f"{option} {text} cannot be read", "write NAME=VALUE")
+    return name, value
+
+
+def _ends(joint: str, text: str) -> list[float]:
+    closed, _, opened = text.partition(":")
+    try:
+        return [number(closed), number(opened)]
+    except argparse.ArgumentTypeError:
+        raise UserError(f"--gripper {joint}={text} cannot be read", "write JOINT=CLOSED:OPEN") from None
