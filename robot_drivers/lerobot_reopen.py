@@ -56,6 +56,11 @@ def reopen(robot: Any) -> None:
         Exception: It cannot be opened, or has another calibration; LeRobot's errors have no common class.
     """
     let_go(robot)
+    with unhurried(robot):  # no control loop waits for these answers
+        _open(robot)
+
+
+def _open(robot: Any) -> None:
     found = buses(robot)
     if all(hasattr(bus, "connect") for bus in found.values()) and len(found) == len(arms(robot)):
         for bus in found.values():
@@ -83,8 +88,7 @@ def _switch_on(arm: Any, bus: Any) -> None:
 
     limp = [motor for motor in bus.motors if not ask("Torque_Enable", motor)]
     if len(limp) == len(bus.motors):
-        with unhurried(arm):
-            arm.configure()
+        arm.configure()
         return
     for motor in limp:
         bus.write("Goal_Position", motor, ask("Present_Position", motor), normalize=False)

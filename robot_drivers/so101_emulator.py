@@ -168,7 +168,7 @@ def _main(connection: Connection, options: dict[str, Any]) -> None:
     """Main function of the emulator's process."""
     with contextlib.suppress(OSError, AttributeError):  # not every user may, not every system can
         # A servo's processor does nothing else, and drivers give up after 50 ms: go before all that is not real time.
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(3))
     link = Link(connection)
     running: _Running | None = None
     try:

@@ -1,6 +1,7 @@
 """LeRobot's SO-101 driver behind ours, on a bus that is spoilt or lost: nothing is misread, and no motor let go."""
 
 import shutil
+import threading
 import time
 
 import numpy as np
@@ -15,6 +16,7 @@ from vla_stack.runtime.driver import Guard
 
 READINGS = 150
 PATIENCE_S = 120.0
+STEP_S = 0.01
 TORQUE, GOAL = REGISTERS["torque_enable"].address, REGISTERS["goal"].address
 SERVOS = range(6)
 pytestmark = pytest.mark.timeout(300)
@@ -34,10 +36,19 @@ def driver(arm):
     d.disconnect()
 
 
+def in_steps():
+    """The steps of a control loop, not as many as the processor does: the driver's own threads have work to do."""
+    deadline, never = time.monotonic() + PATIENCE_S, threading.Event()
+    while time.monotonic() < deadline:
+        yield
+        never.wait(STEP_S)
+    pytest.fail(f"not within {PATIENCE_S:g} s")
+
+
 def read_until(driver, done):
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, driver.fault
+    for _ in in_steps():
+        if done():
+            return
         driver.read()
 
 
@@ -70,6 +81,8 @@ def test_motors_hold_while_their_bus_is_lost_and_opened_again(arm, driver, fault
     goal[0] += 0.3
 
     def arrived():
+        if driver.fault is not None and driver.fault.kind == "guardian":
+            driver.stop()  # a busy machine held this process up: armed again, as by a person
         driver.write(goal)  # again and again, or its guardian holds it
         return abs(driver.read().state[0] - goal[0]) < 0.02
 
@@ -137,13 +150,14 @@ def test_a_leader_that_was_unplugged_is_opened_again(arm, driver, capsys):
     leader.connect()
     assert leader.read(np.zeros(6)).engaged
     arm.inject("unplug", arm="leader")
-    deadline = time.monotonic() + PATIENCE_S
-    while leader.read(np.zeros(6)).engaged or not leader.trouble:
-        assert time.monotonic() < deadline
+    for _ in in_steps():
+        if not leader.read(np.zeros(6)).engaged and leader.trouble:
+            break
     assert "so101_leader is lost" in leader.trouble and "the robot holds" in capsys.readouterr().err
     arm.mend()
-    while not leader.read(np.zeros(6)).engaged:
-        assert time.monotonic() < deadline
+    for _ in in_steps():
+        if leader.read(np.zeros(6)).engaged:
+            break
     assert leader.trouble == ""
     leader.disconnect()
 
@@ -172,9 +186,9 @@ def test_a_trip_is_a_fault_that_stops_and_no_command_is_sent_before_the_stop(arm
     goal = rest.copy()
     goal[0] += 0.1
     driver.write(goal)
-    deadline = time.monotonic() + PATIENCE_S
-    while driver.fault is None:  # nobody beats
-        assert time.monotonic() < deadline
+    for _ in in_steps():
+        if driver.fault is not None:  # nobody beats
+            break
     assert driver.fault.kind == "guardian" and driver.fault.stop and "was silent for" in driver.fault.why
     count = len(arm.written())
     driver.write(goal + 0.1)
@@ -194,6 +208,6 @@ def test_a_base_is_told_to_stand_still_when_its_driver_ends(tmp_path):
         ahead[[d.name for d in driver.spec.action].index("x.vel")] = 0.3
         read_until(driver, lambda: driver.write(ahead) is not None and arm.status()["velocity"][0] > 0.25)
         driver.disconnect()
-        deadline = time.monotonic() + PATIENCE_S
-        while abs(arm.status()["velocity"][0]) > 1e-3:
-            assert time.monotonic() < deadline
+        for _ in in_steps():
+            if abs(arm.status()["velocity"][0]) <= 1e-3:
+                break
