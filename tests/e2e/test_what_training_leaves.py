@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from lerobot.scripts import lerobot_eval
+from recipe_walk import files_handed_the_recipe
 
 import sim.lerobot_env  # noqa: F401  registers `vla_sim` with LeRobot
 from vla_stack import envs
@@ -77,6 +78,9 @@ RECIPES: dict[str, tuple[str, ...]] = {  # {data} and {start} stand for demonstr
 }
 
 
+WALKS = {"reinflow": (12, 5), "wsrl": (16, 6), "expo": (16, 6)}  # at most so many files, in at most so many rooms
+
+
 class Left(NamedTuple):
     """A run, and where its policy acts."""
 
@@ -103,8 +107,13 @@ def train(root: Path, name: str) -> Path:
         if "policy={start}" in recipe:
             recipe = tuple(text.replace("{start}", str(train(root, "imitation"))) for text in recipe)
         recipe = tuple(text.replace("{data}", str(root / "data")) for text in recipe)
-        assert main(["train", *recipe, f"output_dir={root / name}"]) == 0
-        done.touch()
+        command = ["train", *recipe, f"output_dir={root / name}"]
+        walked: list[str] = []
+        if name in WALKS:
+            walked = sorted(files_handed_the_recipe(lambda: main(command)))
+        else:
+            assert main(command) == 0
+        done.write_text("\n".join(walked))
     return root / name
 
 
@@ -117,6 +126,17 @@ def left(request: pytest.FixtureRequest, trained: Path) -> Iterator[Left]:
     yield Left(run, "stack" if request.param == "rac" else "pick", server.endpoint)
     server.stop()
     thread.join()
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_recipe_passes_through_few_files(trained: Path, name: str) -> None:
+    """From `vla train` to the directory that is saved; whoever changes what a recipe means has these to read."""
+    train(trained, name)
+    files = (trained / f"{name}.done").read_text().split()
+    assert {"vla_stack/training/recipe_tree.py", "vla_stack/training/run_dir.py"} < set(files)
+    rooms = {file.split("/")[1] for file in files}
+    most_files, most_rooms = WALKS[name]
+    assert len(files) <= most_files and len(rooms) <= most_rooms, files
 
 
 @pytest.mark.parametrize("left", ["wsrl", "rlpd", "cal_ql", "expo"], indirect=True)
