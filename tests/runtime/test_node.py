@@ -147,6 +147,19 @@ def test_vla_run_drives_the_simulated_arm_and_writes_records(server, tmp_path):
     assert f"log: {tmp_path / 'run.mcap'}, {sum(counts.values())} messages" in output
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["arm"], indirect=True)
+def test_vla_run_says_that_its_robot_has_nothing_to_do(server, tmp_path):
+    process = vla_run(server, tmp_path, "--robot-arg", "max_episode_steps=100000")
+    lines = iter(process.stdout.readline, "")
+    assert any("Hz, naive, policy stay" in line for line in lines)
+    server.kill()
+    line = next(line for line in lines if line.startswith("no action for "))
+    assert "of the last" in line and "-- see what the server says" in line
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=PATIENCE_S)
+
+
 @pytest.mark.parametrize("server", ["numbers"], indirect=True)
 def test_a_recorder_that_hangs_makes_no_tick_wait(server):
     over, frames = threading.Event(), []

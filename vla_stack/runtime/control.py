@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.runtime.clock import Clock
-from vla_stack.runtime.dispatch import Dispatch, Help, Request, State
+from vla_stack.runtime.dispatch import NO_ACTION, Dispatch, Help, Request, State
 from vla_stack.runtime.driver import Driver, EpisodicDriver, Guarded, JointDriver
 from vla_stack.runtime.episode_log import EpisodeLog, Row
 from vla_stack.runtime.executor import Executor
@@ -177,7 +177,7 @@ class ControlLoop:
 
     def _act(self, k: int, obs: Observation, log: EpisodeLog, order: Order) -> None:
         due = self._now = self._due(k, order)
-        state, why, sent = self._outlet.send(k, due, due.action, obs, order.why or "no action is due")
+        state, why, sent = self._outlet.send(k, due, due.action, obs, order.why or NO_ACTION)
         log.states[state.value] += 1
         log.rids.append(due.chunk_rid if state is State.RUN else -1)
         log.actions.append(obs.state[: self._dims] if sent is None else sent)
@@ -193,7 +193,7 @@ class ControlLoop:
             if self._outlet.state is State.STOP or self._clock.now_ns() > at_ns:
                 continue
             self._clock.sleep_until_ns(at_ns, self._beat)
-            self._outlet.send(k, due, self._on_the_way(due, i / self._commands), obs, "no action is due")
+            self._outlet.send(k, due, self._on_the_way(due, i / self._commands), obs, NO_ACTION)
 
     def _on_the_way(self, due: Dispatch, share: float) -> NDArray[np.float32] | None:
         if due.action is None or due.following is None:

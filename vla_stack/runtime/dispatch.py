@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from vla_stack.schema import Continuation
 
+NO_ACTION = "no action is due"  # why a robot holds, or after a while stops, where its policy does not keep up
+
 
 class State(Enum):
     """RUN: the plan is followed. HOLD: nothing to follow, stand still. STOP: safe stop until somebody re-arms."""

@@ -75,6 +75,7 @@ class RobotNode:
         rearm: Asked about once a second while the robot is stopped: may it go on? By default it may not, until
             :meth:`rearm` or the next episode.
         on_state: Called with (tick, state, why) when the robot's state changes.
+        on_beat: Called with the counters, twice a second while a policy drives.
         hello_timeout_s: How long to wait for the server at the start.
         operator: Opens the operator channels; episodes then wait for ``start`` and end as the operator says.
         pictures: In what form they are sent to the server.
@@ -96,6 +97,7 @@ class RobotNode:
         safety: SafetyConfig | None = None,
         rearm: Callable[[], bool] = lambda: False,
         on_state: Callable[[int, str, str], None] | None = None,
+        on_beat: Callable[[Counter[str]], None] = lambda _: None,
         hello_timeout_s: float = 30.0,
         operator: Operator | None = None,
         pictures: Pictures = Pictures(),
@@ -105,7 +107,7 @@ class RobotNode:
         self._server, self._make_driver, self._pictures = server, make_driver, pictures
         self._executor, self._safety = executor or ExecutorConfig(), safety or SafetyConfig()
         self._rearming = AutomaticRearm(rearm, self.rearm)
-        self._on_state, self._hello_timeout_s = on_state, hello_timeout_s
+        self._on_state, self._on_beat, self._hello_timeout_s = on_state, on_beat, hello_timeout_s
         self.counters: Counter[str] = Counter()
         self._process: mp.process.BaseProcess | None = None
         self._client: Client | None = None
@@ -115,12 +117,10 @@ class RobotNode:
         self._recording: FrameQueue | None = None
         self._seen: Observation | None = None  # the newest, for the row that follows it
         self.guard = Guard.NONE
-        self._instruction = ""
         self._told: str | None = None  # instruction, to the operators
-        self._aborting = False
+        self._instruction, self._aborting = "", False
         self.policy: PolicySpec | None = None
-        self._epoch, self._awaited = 0, False
-        self._next_ping = 0.0
+        self._epoch, self._awaited, self._next_ping = 0, False, 0.0
 
     def __enter__(self) -> RobotNode:
         """Start the control process, connect the robot, open a session with the server.
@@ -205,9 +205,8 @@ class RobotNode:
         mode = mode or ("teleop" if self._server is None else "rac")
         if mode not in MODES or (self._server is None and mode != "teleop"):
             raise UserError(f"mode '{mode}' needs a policy server, or is none of {', '.join(MODES)}")
-        self._aborting, self._on_chunk = False, on_chunk
+        self._aborting, self._on_chunk, self._instruction, self._seen = False, on_chunk, "", None
         self._rearming.begin()
-        self._instruction, self._seen = "", None
         self._recording = FrameQueue(on_frame) if on_frame is not None else None
         film = on_observation is not None or on_frame is not None or self._operator is not None
         self._link.send("episode", seed=seed, max_ticks=max_ticks, film=film, record=on_frame is not None, mode=mode)
@@ -364,6 +363,7 @@ class RobotNode:
         if now >= self._next_ping:
             self._next_ping = now + PING_S
             client.ping()
+            self._on_beat(self.counters)
         policy = client.policy or self.policy
         assert policy is not None and self.policy is not None  # there was a HELLO before the first episode
         if policy.model_version != self.policy.model_version:  # between two episodes

@@ -110,6 +110,7 @@ def main(args: argparse.Namespace) -> int:
         replace(safety, workspace={**safety.workspace, **dict(_box(text) for text in args.workspace)}),
         rearm=keys.entered if asks else _yes,
         on_state=session.tell,
+        on_beat=session.beat,
         pictures=pictures,
     )
     args.out.mkdir(parents=True, exist_ok=True)

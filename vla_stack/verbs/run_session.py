@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_stack.errors import UserError
+from vla_stack.runtime.dispatch import NO_ACTION, State
 from vla_stack.runtime.episode_log import Episode
 from vla_stack.runtime.film import Film
 from vla_stack.runtime.frames import Frame
 from vla_stack.runtime.link import ignored_interrupts
 from vla_stack.runtime.monitor import Watch
 from vla_stack.runtime.node import RobotNode
+from vla_stack.runtime.starvation import Starvation
 from vla_stack.schema import ActionChunk, Observation, RobotSpec
 from vla_stack.verbs.robot_arguments import capabilities
 from vla_stack.verbs.terminal import Keys, ask_success
@@ -41,6 +44,7 @@ class Session:
         self._args, self._keys, self._asks = args, keys, asks
         self._alarms = 0  # of the running episode, as is
         self._said: bool | None = None  # of the running episode's success, by the person
+        self._starvation = Starvation(args.mode)
 
     def drive(self, node: RobotNode, i: int) -> dict[str, Any]:
         """Drive episode ``i``; returns its record."""
@@ -79,6 +83,7 @@ class Session:
         if log is not None:
             log.begin_episode(f"episode {i}, seed {args.seed + i}, policy {node.model_version[:12]}")
         self._said = None
+        self._starvation.note(State.HOLD.value)
         with self._keys.one_by_one() if recording else contextlib.nullcontext():
             episode: Episode = node.run_episode(
                 args.seed + i,
@@ -87,6 +92,7 @@ class Session:
                 on_frame if writers else None,
                 on_chunk=on_chunk if takers else None,
             )
+        self._starvation.note(State.STOP.value)
         record = dict(episode.summary)
         if self.watch is not None:
             record["alarms"] = self._alarms
@@ -103,6 +109,8 @@ class Session:
 
     def tell(self, tick: int, state: str, why: str) -> None:
         """Let the person know of a stop, the log of every change of state, and the recording of what is odd."""
+        # Who holds for another reason, as for a person who was called, lacks no action.
+        self._starvation.note(State.STOP.value if state == "hold" and why != NO_ACTION else state)
         if state == "stop":
             print(f"STOP at step {tick}: {why}", flush=True)
             if self._asks:
@@ -112,6 +120,14 @@ class Session:
         # sync holds at every chunk, and any mode before its first
         if self.recording is not None and (state == "stop" or (state == "hold" and self._args.mode != "sync")):
             self.recording.event(f"{state}: {why}")
+
+    def beat(self, counters: Counter[str]) -> None:
+        """Let the person know, and the log, where the policy does not keep up; from time to time while that lasts."""
+        if (line := self._starvation.look(counters)) is None:
+            return
+        print(line, flush=True)
+        if self.log is not None:
+            self.log.event(line, warn=True)
 
     def close(self) -> None:
         """Finish what is written, and say where it is."""
