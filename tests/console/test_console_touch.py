@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from acted_page import ActedPage
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 from toy_console import browser
 
@@ -50,6 +51,26 @@ def test_everything_to_drive_with_is_on_one_screen_and_stays_where_it_is(chromiu
     page.wait_for_timeout(0)
     assert {"type": "estop"} in acted.said[said:]
     assert not [w for w in page.evaluate(CHECKS) if "contrast" in w or " x " in w or "name" in w]
+    acted.close()
+
+
+@pytest.mark.parametrize(("width", "height"), [(360, 640), (844, 390), (1440, 900)])
+def test_axe_finds_nothing_serious(chromium, width, height):
+    acted = ActedPage(chromium, width, height, "hg_dagger", touch=width < 1000)
+    page, axe = acted.page, Axe()
+    acted.show(phase="recovery", resumes="recovery")
+    found = [*axe.run(page).response["violations"]]
+    acted.show(phase="hold", why="newest picture is 0.4 s old", lease="other", holder=3)
+    found += axe.run(page).response["violations"]
+    if width < 1000:
+        page.locator("#more").tap()
+        expect(page.locator("#panel")).to_be_visible()
+        found += axe.run(page).response["violations"]
+    page.locator("#help-button").click()
+    expect(page.locator("#help")).to_be_visible()
+    found += axe.run(page).response["violations"]
+    serious = [v for v in found if v["impact"] in ("serious", "critical")]
+    assert not serious, [(v["id"], v["help"], [n["html"] for n in v["nodes"]]) for v in serious]
     acted.close()
 
 
