@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vla_stack.policies.configuration_vla import VlaConfig
@@ -88,6 +87,8 @@ def adopt_dataset(config: VlaConfig, meta: Any) -> None:
     describe(config, meta)
     if not config.use_relative_actions:
         return
+    import pyarrow.parquet as pq  # no server needs it
+
     columns = [ACTION, OBS_STATE, "episode_index"]
     tables = [pq.read_table(path, columns=columns) for path in sorted((Path(meta.root) / "data").rglob("*.parquet"))]
     action, state, episode = (np.concatenate([np.stack(t[c].to_numpy()) for t in tables]) for c in columns)

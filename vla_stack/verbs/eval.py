@@ -22,6 +22,7 @@ from vla_stack.evaluation.monitoring import Listening, monitored, policy_feature
 from vla_stack.evaluation.provenance import provenance
 from vla_stack.evaluation.suite import SUITES, Terms, run_suite, splits_of
 from vla_stack.evaluation.suite import table as table_of_splits
+from vla_stack.light_torch import import_torch
 from vla_stack.ray_cluster import cluster
 from vla_stack.rollout.engine import ChunkPolicy
 from vla_stack.rollout.latency import JITTERS, parse_latencies
@@ -104,6 +105,7 @@ def main(args: argparse.Namespace) -> int:
     resolve_policy(args.policy)  # before torch is loaded
     for env_id in args.env or ():
         check_id(env_id)
+    import_torch()
     from vla_stack.policies.reading import find_device
 
     args.device = str(find_device(args.device))  # first, and what a report says
@@ -325,7 +327,9 @@ def _workers(args: argparse.Namespace) -> int:
     if args.workers is not None:
         return max(0, args.workers)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, args.num_envs, 16)
+    fitting = min(cores, args.num_envs, args.episodes, 16)
+    # A single process beside this one would only be waited for.
+    return fitting if fitting > 1 or args.rollouts == "ray" else 0
 
 
 @contextmanager
