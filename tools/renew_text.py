@@ -22,8 +22,8 @@ from vla_stack.policies.directory import resolve_policy, write_manifest
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_text import HashTokenizerStep, TokenizerStep
 from vla_stack.policies.reading import find_weights, read_config, read_processors
-from vla_stack.policies.text import learn_tokenizer
 from vla_stack.policies.weights import read_weights
+from vla_stack.policies.words import learn_tokenizer
 
 TEXT = "prefix.text."
 

@@ -37,7 +37,7 @@ with light(_PACKAGES, _LATER):
     from lerobot.processor.batch_processor import AddBatchDimensionProcessorStep
     from lerobot.processor.device_processor import DeviceProcessorStep
     from lerobot.processor.factory import make_default_policy_processor_steps, make_policy_processor_pipelines
-    from lerobot.processor.normalize_processor import NormalizerProcessorStep
+    from lerobot.processor.normalize_processor import NormalizerProcessorStep, UnnormalizerProcessorStep
     from lerobot.processor.pipeline import PolicyProcessorPipeline, ProcessorStep, ProcessorStepRegistry
     from lerobot.processor.relative_action_processor import AbsoluteActionsProcessorStep, RelativeActionsProcessorStep
     from lerobot.processor.rename_processor import RenameObservationsProcessorStep
@@ -65,6 +65,7 @@ __all__ = [
     "RelativeActionsProcessorStep",
     "RenameObservationsProcessorStep",
     "TransitionKey",
+    "UnnormalizerProcessorStep",
     "get_policy_class",
     "import_type",
     "lightly",

@@ -22,8 +22,8 @@ from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_text import prompts, read_tokenizer
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.policies.text import tokenizer
 from vla_stack.policies.transformer import attention
+from vla_stack.policies.words import tokenizer
 from vla_stack.schema import ACTION, OBS_STATE, SchemaError, image_key
 
 WRIST = image_key("wrist")

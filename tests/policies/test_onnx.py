@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +13,11 @@ from small_vla import make_observations, make_policy, make_stats
 from vla_stack.cli import main as vla
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.plain_export import plain_of
+from vla_stack.policies.plain_policy import TOKENS, TOKENS_MASK, Plain, load_plain
+from vla_stack.policies.processor_gripper import BinaryGripperStep
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.schema import Continuation
+from vla_stack.schema import Continuation, SchemaError
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +51,86 @@ def test_a_prefix_is_kept(both):
     wanted, got = (policy.infer(observations, [3, 4], plans).actions for policy in both)
     np.testing.assert_allclose(got, wanted, atol=1e-5)
     np.testing.assert_allclose(got[:, :2], [plan.actions[:2] for plan in plans], atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def plain(directories):
+    return load_plain(directories[1], threads=1)
+
+
+def test_without_torch_it_is_the_same_policy(both, plain):
+    exported, observations, seeds = both[1], make_observations(3), [0, 7, 2**40 + 1]
+    assert plain.spec == exported.spec
+    first = exported.infer(observations, seeds).actions
+    np.testing.assert_allclose(plain.infer(observations, seeds).actions, first, atol=1e-5)
+    plans = [Continuation("prefix", a[1:], 2, 2) for a in first]
+    wanted = exported.infer(observations, [3, 4, 5], plans).actions
+    np.testing.assert_allclose(plain.infer(observations, [3, 4, 5], plans).actions, wanted, atol=1e-5)
+    some = plain.infer(observations, seeds, [None, plans[1], None]).actions  # a batch may mix them
+    np.testing.assert_allclose(some[[0, 2]], first[[0, 2]], atol=1e-5)
+    np.testing.assert_allclose(some[1, :2], plans[1].actions[:2], atol=1e-5)
+
+
+def test_without_torch_it_refuses_what_the_other_refuses(both, plain):
+    long = " ".join("word" for _ in range(200))
+    for policy in (both[1], plain):
+        with pytest.raises(UserError, match="the policy reads"):
+            policy.infer(make_observations(1, task=long), [0])
+        with pytest.raises(SchemaError, match="camera 'front' is missing"):
+            policy.infer([replace(make_observations(1)[0], images={})], [0])
+    with pytest.raises(SchemaError, match="continues no plan by 'rtc'"):
+        plain.infer(make_observations(1), [0], [Continuation("rtc", np.zeros((8, 5), np.float32), 1, 1)])
+
+
+def test_processors_that_do_more_need_torch(both):
+    assert plain_of(both[0]) is not None
+    steps = both[0].preprocessor.steps
+    for changed in (steps[1:], [*steps, steps[-1]], [*steps[:-1], make_gripper_step(), steps[-1]]):
+        preprocessor = SimpleNamespace(steps=changed)
+        chunks = SimpleNamespace(**{**vars(both[0]), "preprocessor": preprocessor})
+        assert plain_of(chunks) is None
+
+
+def make_gripper_step():
+    return BinaryGripperStep([4], [0.0], [1.0])
+
+
+@pytest.mark.parametrize("text", ["hash", "bpe"])
+def test_words_become_the_same_tokens(text, tmp_path):
+    policy = make_policy(text=text)
+    for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
+        part.save_pretrained(tmp_path)
+    chunks = load_policy(tmp_path)
+    plain = Plain.from_json(json.loads(json.dumps(plain_of(chunks).to_json())))
+    texts = ["Pick up, the RED cube!", "", " push "]
+    batch = chunks.preprocess([make_observations(1, task=task)[0] for task in texts])
+    for got, name in zip(plain.tokens(texts), (TOKENS, TOKENS_MASK), strict=True):
+        np.testing.assert_array_equal(got, batch[name].numpy())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"state_mean": [0.0]},
+        {"action_std": [float("nan")] * 5},
+        {"words": 0},
+        {"tokenizer": "", "buckets": 0},
+        {"tokenizer": "{"},
+        {"spec": {}},
+        {"epsilon": None},
+    ],
+)
+def test_damage_of_what_surrounds_a_graph_is_named(directories, tmp_path, wrong):
+    copy = tmp_path / "copy"
+    shutil.copytree(directories[1], copy)
+    tree = json.loads((copy / "onnx.json").read_text())
+    tree["plain"] |= wrong
+    (copy / "onnx.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="onnx.json is not what was saved"):
+        load_plain(copy, threads=1)
+    (copy / "manifest.json").unlink()
+    with pytest.raises(UserError, match="onnx.json is damaged.*export the policy again"):
+        load_plain(copy, threads=1)
 
 
 def test_it_describes_itself(directories, both):

@@ -16,7 +16,7 @@ from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.directory import write_manifest
 from vla_stack.policies.processor_text import LEVELS, TokenizerStep, share_of
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.policies.text import PAD, learn_tokenizer, token_ids, tokenizer
+from vla_stack.policies.words import PAD, learn_tokenizer, token_ids, tokenizer
 
 COLOURS, THINGS = ("red", "green", "blue"), ("cube", "cup", "bowl")
 SENTENCES = [f"{verb} the {c} {t}" for verb in ("pick up", "grab") for c in COLOURS for t in THINGS]

@@ -11,9 +11,9 @@ from vla_stack.policies import flow
 from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.policies.text import hash_words
 from vla_stack.policies.transformer import attention
 from vla_stack.policies.vision import ImageEncoder
+from vla_stack.policies.words import hash_words
 from vla_stack.schema import ACTION, OBS_STATE, SchemaError, image_key
 
 

@@ -13,7 +13,7 @@ from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.continuation import continuing_modes
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
-from vla_stack.policies.onnx_policy import MANIFEST
+from vla_stack.policies.onnx_files import check_backend
 
 BACKENDS = ("torch", "compile", "graph", "onnx")
 
@@ -35,11 +35,7 @@ def load_with(
         UserError: The directory is not what the backend takes, the policy is no flow policy, or the device has no
             graphs.
     """
-    exported = (path / MANIFEST).is_file()
-    if backend == "onnx" and not exported:
-        raise UserError(f"{path} holds no exported graphs", f"make them: vla export --policy {path} --out DIR")
-    if backend != "onnx" and exported:
-        raise UserError(f"{path} is an exported policy, '{backend}' needs its weights", "use --backend onnx")
+    check_backend(backend, path)
     chunks = load_policy(path, device, embodiment, frozen=True)
     if backend in ("compile", "graph"):
         _compile(chunks)

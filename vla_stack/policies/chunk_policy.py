@@ -249,7 +249,7 @@ def load_policy(
     if frozen and isinstance(policy, FlowPolicy):
         policy.for_inference()
     pre, post = source.processors(served)
-    normalisation = source.digest("policy_p*processor*.safetensors")
+    normalisation = source.normalisation
     extras = {
         "type": config.type,
         "n_action_steps": getattr(config, "n_action_steps", 1),

@@ -27,6 +27,7 @@ MANIFEST, SIGNATURE = "manifest.json", "signature.json"
 LOADED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".onnx", ".data")  # what a loader reads; nothing runs
 FILES = tuple(f"*{suffix}" for suffix in LOADED)  # of a repository: nothing that could run
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # of a repository: a name, or an owner and a name
+STATISTICS, GRAPHS = "policy_p*processor*.safetensors", "*.onnx*"  # files of a policy whose hash says which they are
 LARGEST = 1 << 20  # bytes of a JSON file that describes a policy; the largest known have some thousand
 
 
@@ -118,6 +119,16 @@ def read_json(file: Path) -> Any:
         raise UserError(f"{file} is nested too deeply") from None
     except UnicodeDecodeError as e:
         raise UserError(f"{file} is no text ({e.reason})") from None
+
+
+def digest(directory: Path, pattern: str) -> str:
+    """Digits of one SHA-256 over the files of a pattern."""
+    found = hashlib.sha256()
+    for file in sorted(directory.glob(pattern)):
+        with file.open("rb") as f:
+            while block := f.read(1 << 22):
+                found.update(block)
+    return found.hexdigest()[:16]
 
 
 def write_manifest(directory: Path) -> None:

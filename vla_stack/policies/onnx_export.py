@@ -42,7 +42,9 @@ from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_state import StateFlowPolicy, StateGaussianPolicy
 from vla_stack.policies.modeling_steered import SteeredPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
-from vla_stack.policies.onnx_policy import CHUNK, FIXED, IS_FIXED, MANIFEST, PREFIX, STEP, Manifest, OnnxPolicy
+from vla_stack.policies.onnx_files import CHUNK, FIXED, IS_FIXED, MANIFEST, PREFIX, STEP, Manifest
+from vla_stack.policies.onnx_policy import OnnxPolicy
+from vla_stack.policies.plain_export import plain_of
 from vla_stack.policies.reading import find_weights, read_config
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import ACTION_DIM_IS_PAD, Observation
@@ -115,7 +117,11 @@ def export(source: Path, out: Path) -> Manifest:
     if len(getattr(read_config(source, "cpu"), "embodiments", ())) > 1:
         raise UserError(f"{source} drives several robots, which graphs cannot", REMEDY)
     chunks = load_policy(source)
+    plain = plain_of(chunks)
     manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), out)
+    if plain is not None and manifest.graphs == [CHUNK]:
+        manifest = replace(manifest, plain=plain.to_json())
+        _save(manifest, out)
     weights = find_weights(source)
     for file in source.iterdir():
         if file.is_file() and file != weights and file.suffix in (".json", ".safetensors", ".txt", ".model"):
@@ -177,14 +183,18 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
         max_delay=policy.max_delay,
         cosine_served=_cosine(served, wanted),
     )
-    (out / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+    _save(manifest, out)
     try:
         manifest = compare(OnnxPolicy(out, policy.config), batch, noise, wanted)
     except BaseException:
         (out / MANIFEST).unlink()
         raise
-    (out / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+    _save(manifest, out)
     return manifest
+
+
+def _save(manifest: Manifest, out: Path) -> None:
+    (out / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
 
 
 def _write_chunk(policy: Any, batch: dict[str, Tensor], noise: Float[Tensor, "b h a"], out: Path) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from vla_stack.lerobot_core import (
     TransitionKey,
 )
 from vla_stack.policies.configuration_vla import VlaConfig
-from vla_stack.policies.text import PAD, hash_words, learn_tokenizer, token_ids
+from vla_stack.policies.words import PAD, hash_words, learn_tokenizer, prompt, sub_words
 from vla_stack.schema import OBS_STATE
 
 Features = dict[PipelineFeatureType, dict[str, PolicyFeature]]
@@ -81,17 +81,7 @@ class TokenizerStep(ProcessorStep):
         Raises:
             UserError: A text is longer.
         """
-        rows = []
-        for text in texts:
-            row = token_ids(self.content, text, share)
-            rows.append(row if len(row) <= self.length else token_ids(self.content, text))
-        longest = max(range(len(rows)), key=lambda i: len(rows[i]))
-        if len(rows[longest]) > self.length:
-            raise UserError(
-                f"instruction of {len(rows[longest])} tokens ('{texts[longest].strip()[:40]}...'), "
-                f"the policy reads {self.length}",
-                "shorten it, or train with a larger max_tokens",
-            )
+        rows = sub_words(self.content, texts, self.length, share)
         return padded(rows, PAD, self.length), padded([[1] * len(row) for row in rows], 0, self.length).bool()
 
     def get_config(self) -> dict[str, Any]:
@@ -190,7 +180,7 @@ def read_tokenizer(source: str) -> bytes:
 def prompts(tasks: Sequence[str], state: Float[Tensor, "b s"] | None) -> list[str]:
     """Prompt of each instruction; with ``state`` in [-1, 1], as 256 bins a dimension, in the words of pi0.5."""
     if state is None:
-        return [f"{task.strip()}\n" for task in tasks]
+        return [prompt(task) for task in tasks]
     bins = ((state.cpu().float().clamp(-1.0, 1.0) + 1.0) * (STATE_BINS / 2)).long().clamp(max=STATE_BINS - 1)
     rows = (" ".join(map(str, row)) for row in bins.tolist())
     return [f"Task: {task.strip()}, State: {row};\nAction: " for task, row in zip(tasks, rows, strict=True)]

@@ -10,7 +10,6 @@ reads it.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -34,8 +33,18 @@ from vla_stack.lerobot_core import (
     lerobot_types,
     make_pre_post_processors,
 )
-from vla_stack.policies.directory import CONFIG, WEIGHTS, check_manifest, not_on_hub, read_json, resolve_policy
-from vla_stack.policies.onnx_policy import MANIFEST as GRAPHS
+from vla_stack.policies.directory import (
+    CONFIG,
+    GRAPHS,
+    STATISTICS,
+    WEIGHTS,
+    check_manifest,
+    digest,
+    not_on_hub,
+    read_json,
+    resolve_policy,
+)
+from vla_stack.policies.onnx_files import MANIFEST as EXPORTED
 from vla_stack.policies.onnx_policy import OnnxPolicy
 from vla_stack.policies.registry import LEROBOTS, STEPS, is_extension, is_known, known_types, policy_class
 from vla_stack.registry import POLICIES
@@ -75,21 +84,17 @@ class PolicyDirectory:
     @property
     def exported(self) -> bool:
         """Whether it holds graphs in place of weights."""
-        return (self.path / GRAPHS).is_file()
+        return (self.path / EXPORTED).is_file()
 
     @property
     def version(self) -> str:
         """Digits of the SHA-256 of what computes: its weights, or its graphs."""
-        return self.digest("*.onnx*") if self.exported else self.digests[WEIGHTS][:16]
+        return digest(self.path, GRAPHS) if self.exported else self.digests[WEIGHTS][:16]
 
-    def digest(self, pattern: str) -> str:
-        """Digits of one SHA-256 over the files of a pattern."""
-        digest = hashlib.sha256()
-        for file in sorted(self.path.glob(pattern)):
-            with file.open("rb") as f:
-                while block := f.read(1 << 22):
-                    digest.update(block)
-        return digest.hexdigest()[:16]
+    @property
+    def normalisation(self) -> str:
+        """Digits of the SHA-256 of its statistics."""
+        return digest(self.path, STATISTICS)
 
     def policy(self) -> Any:
         """The policy, in evaluation mode."""

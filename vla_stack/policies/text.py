@@ -1,91 +1,15 @@
-"""Instructions to tokens, and tokens to vectors that say in which order they stood.
-
-Words are split into sub-words by a byte-level BPE (Sennrich et al. 2016) that is learnt from the instructions of the
-training data: a frequent word is one token, a word that was never seen is made of known pieces, and no text is out of
-vocabulary, for the pieces begin at single bytes. Case and punctuation are dropped. The tokenizer is the content of a
-``tokenizer.json`` of Hugging Face's ``tokenizers``, kept as a tensor in the state of the policy's preprocessor.
-
-The earlier way, ``text=hash``, takes a word's CRC-32 modulo the number of buckets.
-"""
+"""Tokens of an instruction to vectors that say in which order they stood; ``words.py`` makes the tokens."""
 
 from __future__ import annotations
 
-import json
-import re
-import zlib
-from collections.abc import Iterable
-from functools import lru_cache
-
 import torch
 from jaxtyping import Bool, Float, Int
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor, nn
 
-from vla_stack.errors import UserError
 from vla_stack.policies.transformer import Block
 
-PAD = 0
 SMALLEST_VOCABULARY = 257  # padding and every byte
 DEPTH = {"hash": 1, "bpe": 2}  # transformer blocks: pieces have to become words before words can become a sentence
-
-
-def learn_tokenizer(instructions: Iterable[str], vocabulary: int) -> bytes:
-    """Content of a ``tokenizer.json`` whose pieces are those of some instructions; the same whatever their order.
-
-    Args:
-        instructions: Texts of the training data; without any, each byte is a token.
-        vocabulary: Most tokens that it may know, padding and the 256 bytes included.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    words = normalizers.Replace(Regex(r"\W+"), " ")
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Lowercase(), words, normalizers.Strip()]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=["<pad>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(sorted(set(instructions)), trainer)
-    return tokenizer.to_str().encode()
-
-
-@lru_cache(maxsize=256)
-def tokenizer(content: bytes, share: float = 1.0) -> Tokenizer:
-    """The tokenizer of a ``tokenizer.json``, with the first ``share`` of its merges alone."""
-    if share < 1.0:
-        tree = json.loads(content)
-        merges = tree["model"]["merges"]
-        tree["model"]["merges"] = merges[: int(share * len(merges))]
-        content = json.dumps(tree).encode()
-    made = Tokenizer.from_str(content.decode())
-    made.no_padding()
-    made.no_truncation()
-    return made
-
-
-@lru_cache(maxsize=1 << 16)
-def token_ids(content: bytes, text: str, share: float = 1.0) -> tuple[int, ...]:
-    """Tokens of a text by :func:`tokenizer`."""
-    return tuple(tokenizer(content, share).encode(text).ids)
-
-
-@lru_cache(maxsize=4096)
-def hash_words(instruction: str, buckets: int, length: int) -> tuple[int, ...]:
-    """Token ids of an instruction, right-padded with 0 to ``length``.
-
-    Raises:
-        UserError: The instruction has more than ``length`` words.
-    """
-    words = re.findall(r"\w+", instruction.lower())
-    if len(words) > length:
-        raise UserError(
-            f"instruction of {len(words)} words ('{instruction[:40]}...'), the policy reads {length}",
-            "shorten it, or train with a larger max_words",
-        )
-    ids = [1 + zlib.crc32(word.encode()) % (buckets - 1) for word in words]
-    return tuple(ids + [PAD] * (length - len(ids)))
 
 
 class TextEncoder(nn.Module):

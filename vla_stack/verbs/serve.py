@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_stack.errors import UserError
+from vla_stack.light_torch import collecting_later, import_torch
 from vla_stack.policies.directory import resolve_policy
+from vla_stack.policies.onnx_files import MANIFEST, check_backend
 from vla_stack.schema import PolicySpec
 from vla_stack.serving.pace import batch_sizes
 from vla_stack.serving.server import PolicyServer, ServerConfig
@@ -79,12 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-sessions", type=count, default=64, help="robots at the same time, at most (default: %(default)s)"
     )
     parser.add_argument(
-        "--threads", type=count, default=os.cpu_count(), help="torch threads (default: all cores, %(default)s)"
+        "--threads", type=count, default=os.cpu_count(), help="that compute (default: all cores, %(default)s)"
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    resolve_policy(args.policy)  # says at once what is wrong with it
+    check_backend(args.backend, resolve_policy(args.policy))  # says at once what is wrong with it
     logging.basicConfig(level=logging.INFO, format="vla serve: %(message)s", stream=sys.stderr)
 
     def announce(policy: PolicySpec) -> None:
@@ -152,13 +154,20 @@ def load_directory(
     backend: str | None = None,
     sizes: tuple[int, ...] = BATCHES,
 ) -> ChunkPolicy:
-    """The policy in a LeRobot policy directory, with torch limited to ``threads`` threads. Imports torch."""
+    """The policy in a LeRobot policy directory, computed by ``threads`` threads. Imports torch where it is needed."""
+    from vla_stack.policies.plain_policy import load_plain
+
+    backend = backend or ("onnx" if (path / MANIFEST).is_file() else "torch")
+    if backend == "onnx" and device == "cpu" and embodiment is None and (plain := load_plain(path, threads)):
+        return plain
+    # Threads that spin while they wait take the robot's core: on a busy machine they took 12 s of CPU before READY.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import_torch()
     import torch
 
     from vla_stack.policies.backends import load_with
-    from vla_stack.policies.onnx_policy import MANIFEST
 
     torch.set_num_threads(threads)
-    with contextlib.redirect_stdout(sys.stderr):  # LeRobot reports on stdout, where READY should be the only line
-        backend = backend or ("onnx" if (path / MANIFEST).is_file() else "torch")
+    # LeRobot reports on stdout, where READY should be the only line.
+    with contextlib.redirect_stdout(sys.stderr), collecting_later():
         return load_with(backend, path, device, embodiment, sizes)
