@@ -148,6 +148,15 @@ class Connection:
         if not n:
             raise ConnectionError(self._trouble or CLOSED)
 
+    def check(self) -> None:
+        """Notice a reset while there is more to take than may come; reading would tell only after all of that.
+
+        Raises:
+            ConnectionError: The peer has left.
+        """
+        if self._trouble or self._stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise ConnectionError(self._trouble or CLOSED)
+
     def take(self, now_ns: int) -> Frames | None:
         """The next message of what was read; None where there is none, or the peer has used up its allowance.
 

@@ -8,6 +8,7 @@ peers cost a bounded amount of memory and time, whoever they are:
   which the one that has been silent longest makes room for a newcomer;
 - who has may send messages up to the listener's limit, at the listener's rate;
 - what exceeds a rate is not read, so that it stays with the sender;
+- strangers have one turn among them in a call (``turns.py``): to be accepted, to be read and to say one message;
 - a peer that does not read loses what is sent to it, and then its connection.
 """
 
@@ -31,6 +32,7 @@ from vla_stack.serving.connection import Connection, Frames
 from vla_stack.serving.curve import CurveServer
 from vla_stack.serving.endpoint import parse
 from vla_stack.serving.rates import Allowance
+from vla_stack.serving.turns import READ, WRITE, Turns
 from vla_stack.serving.zmtp import Mechanism, Null, ProtocolError
 
 log = logging.getLogger(__name__)
@@ -42,11 +44,11 @@ STRANGERS, PER_ADDRESS, PER_KEY = (
 )  # connections that nobody has vouched for: in all, from one place, of one key
 STRANGER_BYTES, STRANGER_HZ, STRANGER_BURST = 512 << 10, 20.0, 5.0  # of one of them: size and rate of its messages
 SILENT_NS = 5_000_000_000
-BACKLOG, ACCEPTED = 512, 4  # connections that wait to be accepted, and that are accepted at once
-STRANGERS_A_TURN = 4  # that are read or heard in one call: who was vouched for waits for no more
+BACKLOG = 512  # connections that wait to be accepted
 MESSAGES = 8  # of one peer before the others have their turn
 HOUSEKEEPING_NS = 200_000_000
 REFUSALS_HZ = 1.0  # lines about refusals in the log
+DOOR, WAKE = b"", b"wake"  # names of no peer
 Buffers = Sequence[bytes | memoryview]
 
 
@@ -97,19 +99,18 @@ class Listener:
         self._unready: dict[bytes, Connection] = {}  # before the end of the handshake
         self._vouched: set[bytes] = set()
         self._held: dict[bytes, Connection] = {}  # with messages that had to wait their turn
-        self._masks: dict[bytes, int] = {}  # what the selector waits for
         self._count = 0
         self._kept_ns = 0  # time of the last housekeeping
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listening, selectors.EVENT_READ, b"")
+        self._turns = Turns()
+        self._turns.watch(DOOR, self._listening, READ)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ, b"wake")
+        self._turns.watch(WAKE, self._woken, READ, stranger=False)
 
     def fileno(self) -> int:
         """Readable when :meth:`receive` has something to do; not only then, so call it now and then in any case."""
-        return self._selector.fileno()  # type: ignore[attr-defined, no-any-return]
+        return self._turns.fileno()
 
     def wake(self) -> None:
         """Let :meth:`receive` return at once. Any thread."""
@@ -127,6 +128,7 @@ class Listener:
             self._vouched.discard(peer)
             connection.max_bytes = min(STRANGER_BYTES, self._max_bytes)
             connection.allowance = Allowance(STRANGER_HZ, STRANGER_BURST)
+        self._watch(peer, connection)
 
     def receive(self, timeout_s: float = 0.0) -> list[Mail]:
         """What has come, those first that were vouched for; waits at most ``timeout_s`` for something to. May return
@@ -135,28 +137,19 @@ class Listener:
         now_ns = time.monotonic_ns()
         if now_ns - self._kept_ns > HOUSEKEEPING_NS:
             self._keep_house(now_ns)
-        mail = self._resume(now_ns)
+        mail: list[Mail] = []
+        for name in self._held.keys() & self._vouched:  # what it said before comes before what it says now
+            if self.peers[name].allowance.has(now_ns):
+                mail += self._take(name, self.peers[name], now_ns)
         wait_s = 0.0 if mail else min(timeout_s, 0.02 if self._held else HOUSEKEEPING_NS * 1e-9)
-        strangers = 0
-        for event, mask in self._selector.select(wait_s):
-            name = event.data
-            if name and name != b"wake" and name not in self._vouched and mask & selectors.EVENT_READ:
-                strangers += 1
-                if strangers > STRANGERS_A_TURN:
-                    continue  # it is still readable in the next turn
-            if name == b"":
+        for name, mask in self._turns.next(wait_s, self._waiting):
+            if name == DOOR:
                 self._accept()
-            elif name == b"wake":
+            elif name == WAKE:
                 with suppress(OSError):
                     self._woken.recv(1024)
             elif (connection := self.peers.get(name) or self._unready.get(name)) is not None:
-                if mask & selectors.EVENT_WRITE:
-                    connection.flush()
-                    self._watch(name, connection)
-                if mask & selectors.EVENT_READ:
-                    mail += self._read(name, connection)
-        if len(mail) > 1 and self._vouched:
-            mail.sort(key=lambda message: message.peer not in self._vouched)
+                mail += self._attend(name, connection, mask)
         return mail
 
     def send(self, peer: bytes, frames: Buffers, newest: bool = False) -> bool:
@@ -181,7 +174,7 @@ class Listener:
                 return
             with selectors.DefaultSelector() as selector:
                 for name, connection in writing:
-                    selector.register(connection, selectors.EVENT_WRITE, name)
+                    selector.register(connection, WRITE, name)
                 for event, _ in selector.select(left):
                     self.peers[event.data].flush()
                     self._watch(event.data, self.peers[event.data])
@@ -192,7 +185,7 @@ class Listener:
             connection.close()
         self.peers.clear()
         self._unready.clear()
-        for part in (self._listening, self._woken, self._waker, self._selector):
+        for part in (self._listening, self._woken, self._waker, self._turns):
             part.close()
         if self._path:
             with suppress(OSError):
@@ -222,28 +215,25 @@ class Listener:
         return listening
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTED):
-            try:
-                stream, address = self._listening.accept()
-            except BlockingIOError:
-                return
-            except OSError as e:
-                if e.errno in (errno.EMFILE, errno.ENFILE) and self._unready:
-                    self._drop(next(iter(self._unready)))  # another one needs its file handle
-                return
-            self._count += 1
-            name = self._count.to_bytes(8, "big")
-            mechanism: Mechanism = CurveServer(a.curve, a.admits) if (a := self._admission) else Null()
-            limit, allowance = min(STRANGER_BYTES, self._max_bytes), Allowance(STRANGER_HZ, STRANGER_BURST)
-            connection = Connection(stream, mechanism, b"ROUTER", limit, allowance)
-            connection.address = address[0] if stream.family == socket.AF_INET else ""
-            self._unready[name] = connection
-            self._watch(name, connection)
-            self._make_room(name, connection)
+        try:
+            stream, address = self._listening.accept()
+        except OSError as e:
+            if e.errno in (errno.EMFILE, errno.ENFILE) and self._unready:
+                self._drop(next(iter(self._unready)))  # another one needs its file handle
+            return
+        self._count += 1
+        name = self._count.to_bytes(8, "big")
+        mechanism: Mechanism = CurveServer(a.curve, a.admits) if (a := self._admission) else Null()
+        limit, allowance = min(STRANGER_BYTES, self._max_bytes), Allowance(STRANGER_HZ, STRANGER_BURST)
+        connection = Connection(stream, mechanism, b"ROUTER", limit, allowance)
+        connection.address = address[0] if stream.family == socket.AF_INET else ""
+        self._unready[name] = connection
+        self._watch(name, connection)
+        self._make_room(name, connection)
 
     def _make_room(self, newcomer: bytes, connection: Connection) -> None:
-        """Where there are too many strangers, of the newcomer's key or address or in all, drop those that have left,
-        else the one that has been silent longest. Those who have said something and those who have not yet have half of
+        """Where there are too many strangers, of the newcomer's key or address or in all, drop one that has left, else
+        the one that has been silent longest. Those who have said something and those who have not yet have half of
         the places each, so that the other kind crowds out neither newcomers nor watchers, who speak now and then.
         """
         strangers = [(n, c) for n, c in self.peers.items() if n not in self._vouched]
@@ -257,7 +247,7 @@ class Listener:
         if not crowded and len(strangers) <= STRANGERS:
             return
         others = {n: c for n, c in (alike if crowded else strangers) if n != newcomer}
-        for name in _ended(others) or _silent_longest(others):
+        for name in _ended(others)[:1] or _silent_longest(others):
             self._drop(name)
 
     def _drop(self, name: bytes) -> None:
@@ -265,8 +255,7 @@ class Listener:
         if connection is not None:
             self._vouched.discard(name)
             self._held.pop(name, None)
-            if self._masks.pop(name, 0):
-                self._selector.unregister(connection)
+            self._turns.forget(name)
             connection.close()
 
     def _keep_house(self, now_ns: int) -> None:
@@ -277,23 +266,23 @@ class Listener:
                 self._drop(name)
 
     def _watch(self, name: bytes, connection: Connection) -> None:
-        mask = (name not in self._held) * selectors.EVENT_READ | connection.waiting * selectors.EVENT_WRITE
-        before = self._masks.get(name, 0)
-        if mask == before:
-            return
-        if not before:
-            self._selector.register(connection, mask, name)
-        elif mask:
-            self._selector.modify(connection, mask, name)
-        else:
-            self._selector.unregister(connection)
-        self._masks[name] = mask
+        mask = (name not in self._held) * READ | connection.waiting * WRITE
+        self._turns.watch(name, connection, mask, name not in self._vouched)
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def _read(self, name: bytes, connection: Connection) -> list[Mail]:
+    def _attend(self, name: bytes, connection: Connection, mask: int) -> list[Mail]:
+        """What a connection does in its turn."""
+        if mask & WRITE:
+            connection.flush()
+            self._watch(name, connection)
+        if not mask & READ:
+            return []
         try:
-            connection.read()
+            if name in self._held:
+                connection.check()
+            else:
+                connection.read()
         except ConnectionError:
             self._drop(name)
             return []
@@ -322,18 +311,10 @@ class Listener:
         self._watch(name, connection)
         return mail
 
-    def _resume(self, now_ns: int) -> list[Mail]:
-        """Messages that had to wait."""
-        mail: list[Mail] = []
-        strangers = 0
-        for name, connection in list(self._held.items()):
-            if strangers == STRANGERS_A_TURN and name not in self._vouched:
-                continue
-            if connection.allowance.has(now_ns):
-                strangers += name not in self._vouched
-                self._held[name] = self._held.pop(name)  # to the end: the others are next
-                mail += self._take(name, connection, now_ns)
-        return mail
+    def _waiting(self) -> list[bytes]:
+        """Strangers with messages that had to wait and may come now."""
+        now_ns = time.monotonic_ns()
+        return [n for n, c in self._held.items() if n not in self._vouched and c.allowance.has(now_ns)]
 
     def _refuse(self, connection: Connection, why: ProtocolError) -> None:
         if not connection.ready and self._refusals.admit(time.monotonic_ns()):
