@@ -11,7 +11,7 @@ from aiohttp import ClientSession, CookieJar, WSServerHandshakeError
 from console_rig import PATIENCE_S, Rig, heard
 
 from vla_stack.console import door as doors
-from vla_stack.console.door import Visitors, opened
+from vla_stack.console.door import Door, Visitors, opened
 from vla_stack.console.gateway import PAGES_OF_ONE
 from vla_stack.console.page import ANSWERS, COMMANDS_AT_ONCE, PAGE_BURST, Page
 from vla_stack.console.stopping import StopLines, Stopper
@@ -207,6 +207,38 @@ def test_silent_connections_make_room_and_who_has_a_session_keeps_its_place(tmp_
             assert (await heard(page, "pong"))["t"] == 5
             for _, writer in silent:
                 writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_is_accepted_in_a_turn_of_the_loop_and_who_is_silent_is_no_more_than_a_socket():
+    async def scenario():
+        made = []
+
+        def serve():
+            made.append(asyncio.Protocol())
+            return made[-1]
+
+        door = Door()
+        await door.open(serve, "127.0.0.1", 0)
+        address = door._listening[0].getsockname()
+        crowd = [socket.create_connection(address) for _ in range(20)]
+        before = 0
+        async with asyncio.timeout(PATIENCE_S):
+            while before < len(crowd):
+                await asyncio.sleep(0)
+                assert len(door._strangers) - before <= 1
+                before = len(door._strangers)
+            assert not made
+            for stream in crowd[:9]:
+                stream.close()
+            crowd[9].sendall(b"x")
+            while not made or len(door._strangers) > len(crowd) - 9:
+                await asyncio.sleep(0)
+        assert len(made) == 1  # of who has said something, not of who has left
+        await door.close()
+        for stream in crowd:
+            stream.close()
 
     asyncio.run(scenario())
 
