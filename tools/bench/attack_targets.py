@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing as mp
 import os
 import tempfile
@@ -57,9 +58,11 @@ class Arm:
 def serve_policy(pipe: Any, keys: KeyFolder | None) -> None:
     from vla_stack.serving.server import PolicyServer
 
-    server = PolicyServer(
-        lambda: NullPolicy(), "tcp://127.0.0.1:*", keys=keys, on_ready=lambda _: pipe.send(server.endpoint)
-    )
+    def on_ready(_: PolicySpec) -> None:
+        gc.freeze()  # as `vla serve` does
+        pipe.send(server.endpoint)
+
+    server = PolicyServer(lambda: NullPolicy(), "tcp://127.0.0.1:*", keys=keys, on_ready=on_ready)
     server.run()
 
 
