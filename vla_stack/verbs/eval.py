@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import product
@@ -105,6 +106,7 @@ def main(args: argparse.Namespace) -> int:
     resolve_policy(args.policy)  # before torch is loaded
     for env_id in args.env or ():
         check_id(env_id)
+    print(f"loading {args.policy}", file=sys.stderr, flush=True)  # which may take a while
     import_torch()
     from vla_stack.policies.reading import find_device
 

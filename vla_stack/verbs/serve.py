@@ -27,6 +27,8 @@ from vla_stack.verbs.openpi_arguments import add_openpi_arguments, new_token, re
 if TYPE_CHECKING:
     from vla_stack.serving.openpi_server import OpenpiServer
 
+log = logging.getLogger(__name__)
+
 HELP = "Serve a policy to robots over ZeroMQ, or over openpi's websocket protocol."
 ENDPOINTS = {"vla": "tcp://127.0.0.1:5555", "openpi": "ws://127.0.0.1:8000"}
 EXAMPLES = (
@@ -157,6 +159,7 @@ def load_directory(
     """The policy in a LeRobot policy directory, computed by ``threads`` threads. Imports torch where it is needed."""
     from vla_stack.policies.plain_policy import load_plain
 
+    log.info("loading %s", path)  # which may take a while
     backend = backend or ("onnx" if (path / MANIFEST).is_file() else "torch")
     if backend == "onnx" and device == "cpu" and embodiment is None and (plain := load_plain(path, threads)):
         return plain
