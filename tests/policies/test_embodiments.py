@@ -13,7 +13,8 @@ from vla_stack.errors import UserError
 from vla_stack.policies.backends import load_with
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.continuation import continue_chunk
-from vla_stack.policies.embodiment import OBS_EMBODIMENT, Embodiment, relative_dims, select
+from vla_stack.policies.directory import choose_robot
+from vla_stack.policies.embodiment import OBS_EMBODIMENT, Embodiment, relative_dims
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
@@ -221,12 +222,12 @@ def test_gradients_leave_out_padding(policy, processors):
 
 
 def test_select_names_what_there_is():
-    both = (BIG, SMALL)
-    assert select(both, "small", "run") == 1 and select((BIG,), None, "run") == 0
+    both = [BIG.name, SMALL.name]
+    assert choose_robot(both, "small", "run") == 1 and choose_robot([BIG.name], None, "run") == 0
     with pytest.raises(UserError, match="--embodiment: big, small"):
-        select(both, None, "run")
+        choose_robot(both, None, "run")
     with pytest.raises(UserError, match="no embodiment 'tiny' -- it has big, small"):
-        select(both, "tiny", "run")
+        choose_robot(both, "tiny", "run")
     assert Embodiment.from_json(BIG.to_json()) == BIG
 
 

@@ -1,5 +1,6 @@
 """``vla eval`` from the command line to the files it leaves."""
 
+import argparse
 import json
 
 import eval_fakes
@@ -110,3 +111,13 @@ def test_all_means_the_modes_that_the_policy_has(fake_policy, tmp_path, capsys):
 def test_a_delay_that_is_none_is_refused(text):
     with pytest.raises(UserError, match="is no delay"):
         parse_latencies(text, 10)
+
+
+def test_a_process_beside_this_one_is_for_several_episodes(monkeypatch):
+    monkeypatch.setattr(verb.os, "sched_getaffinity", lambda _: range(4), raising=False)
+    parser = argparse.ArgumentParser()
+    verb.add_arguments(parser)
+    for given, workers in ((["--episodes", "1"], 0), (["--episodes", "3"], 3), ([], 4), (["--num-envs", "1"], 0)):
+        assert verb._workers(parser.parse_args(given)) == workers
+    assert verb._workers(parser.parse_args(["--episodes", "1", "--rollouts", "ray"])) == 1
+    assert verb._workers(parser.parse_args(["--episodes", "1", "--workers", "2"])) == 2

@@ -102,6 +102,8 @@ def invocations(folder: Path) -> list[tuple[list[str], str]]:
         *((["serve", "--policy", path], path) for path in (nothing, file, empty)),
         (["serve", "--policy", "shiped"], "shiped"),
         (["serve", "--backend", "jax"], "jax"),
+        (["serve", "--backend", "onnx"], "no exported graphs"),
+        *(([verb, "--embodiment", "nobody"], "nobody") for verb in ("serve", "eval")),
         *((["eval", "--policy", path], path) for path in (nothing, file, empty)),
         (["eval", "--mode", "fast"], "fast"),
         (["compare", "shipped"], "shipped"),

@@ -22,7 +22,8 @@ from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.continuation import Continuing, continue_chunk, continuing_modes
 from vla_stack.policies.contract import FlowPolicy, NoisePolicy
-from vla_stack.policies.embodiment import Embodiment, select
+from vla_stack.policies.directory import choose_robot
+from vla_stack.policies.embodiment import Embodiment
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.past import PAST_TOKENS, PRESENT_TOKENS
 from vla_stack.policies.reading import PolicyDirectory
@@ -241,7 +242,8 @@ def load_policy(
             "train it with policy.options.n_obs_steps=1",
         )
     embodiments = [Embodiment.from_json(d) for d in getattr(config, "embodiments", ())]
-    served = select(embodiments, embodiment, str(source.path)) if embodiments or embodiment else None
+    names = [e.name for e in embodiments]
+    served = choose_robot(names, embodiment, source.path) if embodiments or embodiment else None
     robot = robot_spec(config, source.path) if served is None else embodiments[served].robot
     if frozen and isinstance(native := base_config(config), VlaConfig) and native.train_backbone == "lora":
         native.train_backbone = "expert_only"  # whose loading absorbs adapters

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,31 @@ def read_json(file: Path) -> Any:
         raise UserError(f"{file} is nested too deeply") from None
     except UnicodeDecodeError as e:
         raise UserError(f"{file} is no text ({e.reason})") from None
+
+
+def choose_robot(names: Sequence[str], name: str | None, where: str | Path) -> int:
+    """Index of the robot that a person named, of those a policy drives; none needs to be named where there is one.
+
+    Raises:
+        UserError: There are several and none is named, or there is none of that name.
+    """
+    if name is None and len(names) == 1:
+        return 0
+    if name is None:
+        raise UserError(f"{where} drives several robots", f"choose one with --embodiment: {', '.join(names)}")
+    if name not in names:
+        raise UserError(f"{where} has no embodiment '{name}'", f"it has {', '.join(names) or 'one robot alone'}")
+    return names.index(name)
+
+
+def check_robot(directory: Path, name: str | None) -> None:
+    """:func:`choose_robot` by what a configuration says before it is loaded; one that is damaged is its loader's."""
+    try:
+        names = [str(robot["name"]) for robot in read_json(directory / CONFIG).get("embodiments", ())]
+    except (UserError, ValueError, TypeError, KeyError, AttributeError):
+        return
+    if names or name is not None:
+        choose_robot(names, name, directory)
 
 
 def digest(directory: Path, pattern: str) -> str:

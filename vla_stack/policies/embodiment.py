@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 
 OBS_EMBODIMENT = "observation.embodiment"  # int64 [b], index into VlaConfig.embodiments
@@ -57,22 +56,6 @@ def relative_dims(robot: RobotSpec, exclude: Sequence[str]) -> tuple[bool, ...]:
     """
     possible = robot.action_kind == "absolute" and len(robot.state) >= len(robot.action)
     return tuple(possible and not any(part.lower() in d.name.lower() for part in exclude) for d in robot.action)
-
-
-def select(embodiments: Sequence[Embodiment], name: str | None, where: str) -> int:
-    """Index of the embodiment that a person named; none needs to be named where there is one.
-
-    Raises:
-        UserError: There are several and none is named, or there is none of that name.
-    """
-    names = [e.name for e in embodiments]
-    if name is None and len(names) == 1:
-        return 0
-    if name is None:
-        raise UserError(f"{where} drives several robots", f"choose one with --embodiment: {', '.join(names)}")
-    if name not in names:
-        raise UserError(f"{where} has no embodiment '{name}'", f"it has {', '.join(names) or 'one robot alone'}")
-    return names.index(name)
 
 
 def has_dims(sizes: Sequence[int], width: int) -> Bool[Tensor, "e width"]:

@@ -99,11 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from vla_stack.policies.directory import resolve_policy
+    from vla_stack.policies.directory import check_robot, resolve_policy
 
     check_suite(args)
     check_open_loop(args)
-    resolve_policy(args.policy)  # before torch is loaded
+    check_robot(resolve_policy(args.policy), args.embodiment)  # before torch is loaded
     for env_id in args.env or ():
         check_id(env_id)
     print(f"loading {args.policy}", file=sys.stderr, flush=True)  # which may take a while

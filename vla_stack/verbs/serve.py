@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from vla_stack.errors import UserError
 from vla_stack.light_torch import collecting_later, import_torch
-from vla_stack.policies.directory import resolve_policy
+from vla_stack.policies.directory import check_robot, resolve_policy
 from vla_stack.policies.onnx_files import MANIFEST, check_backend
 from vla_stack.schema import PolicySpec
 from vla_stack.serving.pace import batch_sizes
@@ -88,7 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    check_backend(args.backend, resolve_policy(args.policy))  # says at once what is wrong with it
+    path = resolve_policy(args.policy)  # says at once what is wrong with it
+    check_backend(args.backend, path)
+    check_robot(path, args.embodiment)
     logging.basicConfig(level=logging.INFO, format="vla serve: %(message)s", stream=sys.stderr)
 
     def announce(policy: PolicySpec) -> None:
