@@ -12,7 +12,7 @@ from small_vla import make_observations, make_policy, make_stats
 
 from vla_stack.cli import main as vla
 from vla_stack.errors import UserError
-from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.plain_export import plain_of
 from vla_stack.policies.plain_policy import TOKENS, TOKENS_MASK, Plain, load_plain
 from vla_stack.policies.processor_gripper import BinaryGripperStep
@@ -86,9 +86,8 @@ def test_processors_that_do_more_need_torch(both):
     assert plain_of(both[0]) is not None
     steps = both[0].preprocessor.steps
     for changed in (steps[1:], [*steps, steps[-1]], [*steps[:-1], make_gripper_step(), steps[-1]]):
-        preprocessor = SimpleNamespace(steps=changed)
-        chunks = SimpleNamespace(**{**vars(both[0]), "preprocessor": preprocessor})
-        assert plain_of(chunks) is None
+        policy, behind, spec = both[0].policy, both[0].postprocessor, both[0].spec
+        assert plain_of(ChunkPolicy(policy, SimpleNamespace(steps=changed), behind, spec)) is None
 
 
 def make_gripper_step():
@@ -101,7 +100,9 @@ def test_words_become_the_same_tokens(text, tmp_path):
     for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
         part.save_pretrained(tmp_path)
     chunks = load_policy(tmp_path)
-    plain = Plain.from_json(json.loads(json.dumps(plain_of(chunks).to_json())))
+    found = plain_of(chunks)
+    assert found is not None
+    plain = Plain.from_json(json.loads(json.dumps(found.to_json())))
     texts = ["Pick up, the RED cube!", "", " push "]
     batch = chunks.preprocess([make_observations(1, task=task)[0] for task in texts])
     for got, name in zip(plain.tokens(texts), (TOKENS, TOKENS_MASK), strict=True):
