@@ -88,8 +88,6 @@ class VlaConfig(PreTrainedConfig):
         state_input: ``token`` projects the state to one prefix token; ``prompt`` writes it into the instruction as one
             of 256 bins a dimension (pi0.5), which bounds it to the range of its 1 % and 99 % quantiles.
         max_tokens: Longest instruction in sub-words, or longest prompt in tokens of the backbone.
-        keyframe: Whether there is a head that predicts the action at the next keyframe, for training alone; set by the
-            method that trains it (``methods/imitation``).
         head: ``flow`` denoises a chunk; the others predict it in one step from learnt queries: ``regression`` (L1),
             ``gaussian`` (independent normal per entry) or ``bins`` (a distribution over 256 bins per entry).
         gripper: ``binary`` sends and learns the gripper's extremes alone, ``continuous`` what lies between as well.
@@ -140,7 +138,6 @@ class VlaConfig(PreTrainedConfig):
     state_input: str = "token"
     max_tokens: int = 32
 
-    keyframe: bool = False
     head: str = "flow"
     gripper: str = "continuous"
 

@@ -57,9 +57,6 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
         if config.head != "flow":
             self.expert.embed = Query(config.expert_width)
             self.expert.head = HEADS[config.head](config.expert_width, self.action_dim, config.action_limit)
-        self.keyframe: nn.Linear | None = None
-        if config.keyframe:
-            self.learn_keyframes()
         self.unrolled: UnrolledExpert | None = None
         self._queue, self._past = ActionQueue(), Recollection(config.history_ages)
 
@@ -114,21 +111,6 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
     @property
     def inference_steps(self) -> int:
         return self.config.num_inference_steps
-
-    @property
-    def sees_anew(self) -> bool:
-        """Whether its eyes are trained from nothing, not those of a pretrained model."""
-        return not self.config.backbone
-
-    def learn_keyframes(self) -> None:
-        """Have a head that predicts the action at the next keyframe from the features; a new one where there is none.
-
-        Nothing but a loss reads it.
-        """
-        if self.keyframe is None:
-            self.config.keyframe = True
-            device = next(self.parameters()).device
-            self.keyframe = nn.Linear(self.config.width, self.action_dim, device=device)
 
     # --- One-step heads and the backbone's language -----------------------------------------------------------------
 

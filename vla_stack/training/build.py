@@ -15,7 +15,6 @@ from lerobot.utils.feature_utils import dataset_to_policy_features
 from torch import Tensor, nn
 
 from vla_stack.data.features import read_robot_spec
-from vla_stack.data.keyframes import add_keyframes
 from vla_stack.data.stats import RELATIVE_ACTION, load_stats
 from vla_stack.errors import UserError, check_options, first_line
 from vla_stack.lerobot_core import (
@@ -30,7 +29,6 @@ from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig  # its import registers the policy type `vla`
 from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.policies.directory import resolve_source
-from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.reading import read_config, read_processors
 from vla_stack.policies.registry import is_known, known_types, pads
 from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
@@ -109,7 +107,6 @@ def build(
     rank: int = 0,
     checkpoint: Path | None = None,
     fits: Fits | None = None,
-    keyframes: bool = False,
 ) -> Parts:
     """Make everything that a recipe names.
 
@@ -120,8 +117,6 @@ def build(
         rank: Process index; each rank reads its own order of the data.
         checkpoint: Continue from this checkpoint's policy directory.
         fits: Refuses a policy that the loss is not for.
-        keyframes: Give a native policy of one robot, whose eyes are trained from nothing, a head that predicts the
-            action at the next keyframe, and the demonstrations that action.
 
     Raises:
         UserError: Unknown policy type or option, or one that the method is not for; dataset or policy directory that
@@ -158,11 +153,6 @@ def build(
             pre, post = read_processors(keep, config, device.type)
         else:
             pre, post = new_processors(config, dataset_stats(sources, metas, config), metas)
-    if keyframes and isinstance(policy, VlaPolicy) and policy.sees_anew and is_plain(config, sources):
-        arm = sources[0].embodiment
-        grippers = [i for i, dim in enumerate(arm.robot.action) if dim.kind == "gripper"]
-        add_keyframes([source.dataset for source in sources], grippers, np.array(arm.relative, bool))
-        policy.learn_keyframes()
     inputs = base_config(config).input_features or {}
     cameras = [key.removeprefix(f"{OBS_IMAGES}.") for key in inputs if key.startswith(f"{OBS_IMAGES}.")]
     if odd := set(recipe.data.augmentation.camera_shift) - set(cameras):

@@ -94,9 +94,9 @@ class Trainer:
                 message = f"{resume} is of a run in {len(loaders)} processes, this is one in {placement.world}"
                 raise UserError(message, "resume with as many; processes= and torchrun say how many")
             parts.loader.load_state_dict(loaders[placement.rank])
-        # Some parameters may have no part in a loss: a language model's output head, the head of keyframes.
+        # Of a pretrained model some parameters may have no part in a loss, a language model's output head, say.
         config = base_config(self.policy.config) if placement.world > 1 else None
-        native = isinstance(config, VlaConfig) and not config.backbone and not config.keyframe
+        native = isinstance(config, VlaConfig) and not config.backbone
         self.objective = placement.prepare(Objective(self.policy, parts.loss), all_used=native)
         self.generator = torch.Generator(placement.device)
         self.checkpoint: Path | None = resume

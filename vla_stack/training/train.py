@@ -22,7 +22,7 @@ from vla_stack.training.run_dir import write_recipe
 from vla_stack.training.side_by_side import side_by_side
 
 
-def train(recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None = None, keyframes: bool = False) -> Path:
+def train(recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None = None) -> Path:
     """Train in ``run_dir``, from its last intact checkpoint where it has one.
 
     Args:
@@ -30,7 +30,6 @@ def train(recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None = None, k
         loss: What is minimised.
         run_dir: Run directory.
         fits: Refuses a policy that the loss is not for.
-        keyframes: The loss predicts keyframes, see ``build``.
 
     Returns:
         The final checkpoint.
@@ -40,12 +39,12 @@ def train(recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None = None, k
         KeyboardInterrupt: A signal stopped it, after a checkpoint.
     """
     if find_device(recipe.device).type != "cpu":
-        return _train(recipe, recipe, loss, run_dir, fits, keyframes)
+        return _train(recipe, recipe, loss, run_dir, fits)
     with side_by_side(recipe, run_dir) as own:
-        return _train(recipe, own, loss, run_dir, fits, keyframes)
+        return _train(recipe, own, loss, run_dir, fits)
 
 
-def _train(whole: Recipe, recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None, keyframes: bool) -> Path:
+def _train(whole: Recipe, recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None) -> Path:
     """``whole`` is what the run is, ``recipe`` this process's part of it."""
     begin = time.monotonic()
     placement = place(recipe.device)
@@ -54,7 +53,7 @@ def _train(whole: Recipe, recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits 
         whole, recipe = replace(whole, precision=precision), replace(recipe, precision=precision)
     threads = use_threads(recipe.threads)
     checkpoint = ckpt.latest(run_dir / "checkpoints")
-    parts = build(recipe, loss, placement.device, placement.rank, checkpoint, fits, keyframes)
+    parts = build(recipe, loss, placement.device, placement.rank, checkpoint, fits)
     trainer = Trainer(recipe, parts, placement, run_dir, checkpoint)
     if placement.is_main:
         write_recipe(whole, run_dir)

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vla_stack.data.keyframes import KEYFRAME
 from vla_stack.methods.imitation import heads
 from vla_stack.policies import flow
 from vla_stack.policies.contract import FlowPolicy
@@ -31,7 +29,6 @@ def loss(
     draws: int = 2,
     emphasis: Sequence[int] = (),
     reweight: bool = False,
-    keyframe: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean squared error of the velocity at random times on the path from each demonstrated chunk to noise.
 
@@ -48,7 +45,6 @@ def loss(
             used here, without the mixture, to tell one effect from the other.
         reweight: Where a chunk's first steps are given, steps that the policy gets wrong count more
             (:func:`online_weights`).
-        keyframe: Weight of :func:`keyframe_error`, where the policy has a head for it and the batch targets.
 
     Returns:
         The loss and ``{"flow_loss": loss}``, detached, and of a mixed batch the loss of each dataset. Where the
@@ -64,8 +60,7 @@ def loss(
         prefix = flow.sample_prefix(len(actions), actions.shape[1], max_delay, generator, actions.device)
         t, valid = torch.where(prefix, 0.0, t[:, None]), valid & ~prefix[..., None]
 
-    seen = policy.encode(batch)
-    context = seen.repeat(draws)
+    context = policy.encode(batch).repeat(draws)
     velocity = policy.velocity(context, flow.interpolate(actions, noise, t), t)[..., : actions.shape[-1]]
     error = (velocity - flow.target(actions, noise)).square()  # [b, h, a]
     if reweight and max_delay:
@@ -73,21 +68,7 @@ def loss(
     if emphasis:
         error = error * step_emphasis(emphasis).to(error)[:, None]
     value = flow.mean_error(error, valid)
-    logged = {"flow_loss": value.detach(), **flow.error_by_source(error, valid, batch)}
-    if keyframe and isinstance(policy, VlaPolicy) and policy.keyframe is not None:
-        distance = keyframe_error(policy.keyframe(policy.features(seen)), batch[KEYFRAME])
-        value, logged = value + keyframe * distance, {**logged, "keyframe_loss": distance.detach()}
-    return value, logged
-
-
-def keyframe_error(predicted: Float[Tensor, "b a"], target: Float[Tensor, "b a"]) -> Tensor:
-    """Mean distance to the action at the next keyframe, in units of its standard deviation; smooth L1.
-
-    A chunk says where to go in a tenth of a second and says it through noise; the next keyframe says at once where the
-    thing is that the instruction means. So an image encoder that starts from nothing learns from it first what to look
-    at (``docs/results/keyframes.json``).
-    """
-    return F.smooth_l1_loss(predicted.float(), target)
+    return value, {"flow_loss": value.detach(), **flow.error_by_source(error, valid, batch)}
 
 
 def online_weights(

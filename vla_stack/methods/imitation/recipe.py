@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vla_stack.errors import UserError
 from vla_stack.training.recipe import PolicyRecipe, Recipe, Training
-from vla_stack.training.recipe_tree import Count, NotNegative
+from vla_stack.training.recipe_tree import Count
 
 if TYPE_CHECKING:
     from vla_stack.lerobot_core import PreTrainedConfig
@@ -24,16 +24,12 @@ class Imitation(Training):
         draws: (noise, time) pairs an observation; the expert is cheap beside the vision encoder that they share.
         emphasis: Horizons whose mixture weighs early steps more; the weights alone are used here.
         reweight: Where a chunk's first steps are given, steps that the policy gets wrong count more.
-        keyframe: Weight of predicting the action at the next keyframe, where a gripper opens or closes
-            (``data/keyframes.py``), from the prefix. For a native policy of one robot without a pretrained backbone;
-            others go without. 0: nothing of it.
     """
 
     name: Literal["imitation"] = "imitation"
     draws: Count = 2
     emphasis: tuple[int, ...] = ()
     reweight: bool = False
-    keyframe: NotNegative = 1.0
 
     def check_recipe(self, recipe: Recipe) -> None:
         """There are demonstrations, and something to evaluate on; raises :class:`UserError`."""
@@ -47,14 +43,13 @@ class Imitation(Training):
         """The loss, with these options."""
         from vla_stack.methods.imitation.loss import loss
 
-        options: dict[str, Any] = {"draws": self.draws, "emphasis": self.emphasis, "reweight": self.reweight}
-        return partial(loss, **options, keyframe=self.keyframe)  # type: ignore[return-value]
+        return partial(loss, draws=self.draws, emphasis=self.emphasis, reweight=self.reweight)  # type: ignore[return-value]
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:
         """Train on the recipe's demonstrations."""
         from vla_stack.training.train import train
 
-        train(recipe, self.loss(), run_dir, self.fits, keyframes=self.keyframe > 0)
+        train(recipe, self.loss(), run_dir, self.fits)
 
 
 def check_supervised(recipe: Recipe) -> None:
