@@ -114,6 +114,19 @@ def test_a_changed_line_makes_exactly_its_figures_stale(tree, freshness, changed
     assert set(found) == stale and all(why == [changed] for why in found.values())
 
 
+def test_what_a_file_holds_is_taken_over_while_nothing_of_it_has_changed(tree, freshness, monkeypatch):
+    path = tree / "results" / "shipped.json"
+    record = json.loads(path.read_text()) | {"data": {"rows": [1]}}
+    path.write_text(json.dumps(record))
+    assert freshness.still_true(path, tree) == {"rows": [1]}
+    assert freshness.still_true(tree / "results" / "none.json", tree) == {}
+    monkeypatch.setenv(freshness.ANEW, "1")
+    assert freshness.still_true(path, tree) == {}
+    monkeypatch.delenv(freshness.ANEW)
+    (tree / "sim" / "pick.py").write_text("XML = 'other.xml'\n")
+    assert freshness.still_true(path, tree) == {}
+
+
 def test_older_files_are_held_against_their_revision(tree, freshness):
     path = tree / "results/shipped.json"
     record = json.loads(path.read_text())

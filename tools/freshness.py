@@ -287,6 +287,15 @@ def changed(record: dict[str, Any], now: Tree) -> list[str]:
     return [path for path, digest in of.items() if now.digest(path) != digest]
 
 
+def still_true(path: Path, root: Path = ROOT) -> dict[str, Any]:
+    """What a result file holds as ``data``, if all that it was made of is what is there now, and what it has of a long
+    measurement need not be measured again; empty otherwise."""
+    if os.environ.get(ANEW) or not path.exists():
+        return {}
+    record = json.loads(path.read_text())
+    return {} if changed(record, Tree(root)) else dict(record["data"])
+
+
 def sources(script: str, previous: Path, reporting: bool, inputs: Iterable[str] = (), root: Path = ROOT) -> Digests:
     """What a result file that is written now is made of.
 
