@@ -38,7 +38,8 @@ import numpy as np
 from guardian_robot import EXECUTE, GIL_S, RATE_HZ, HarmedRobot, harm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import Check, parser, write
+from freshness import still_true
+from results import RESULTS, Check, parser, write
 from robot_drivers.feetech_protocol import signed
 from robot_drivers.feetech_servo import REGISTERS
 from robot_drivers.so101_emulator import Emulator
@@ -297,13 +298,14 @@ def main() -> int:
     args = p.parse_args()
     rows = [row for row in ROWS if not args.names or any(name in row.name for name in args.names)]
     warnings.filterwarnings("ignore", message=".*use of fork.*")
-    found: dict[str, list[dict[str, Any]]] = {row.name: [] for row in rows}
+    before = {} if args.names else still_true(RESULTS / "guardian.json")  # repeats of the same code count
+    found: dict[str, list[dict[str, Any]]] = before.get("rows") or {row.name: [] for row in rows}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         rigs: dict[str, Rig] = {}
         for robot in dict.fromkeys(row.robot for row in rows):
             (Path(folder) / robot).mkdir()
             rigs[robot] = Rig(robot, Path(folder) / robot, stack)
-        for repeat in range(args.repeats):
+        for repeat in range(before.get("repeats", 0), args.repeats):
             for row in rows:
                 seen = started(rigs[row.robot], row)
                 found[row.name].append(seen)
