@@ -174,6 +174,7 @@ def test_a_stop_there_is_a_fault_here_until_whoever_stops_here_goes_on(pair):
 
 def test_a_reading_that_was_long_on_its_way_is_old(tmp_path):
     context, endpoint = zmq.Context(), f"ipc://{tmp_path}/arm"
+    context.linger = 0
     router = context.socket(zmq.ROUTER)
     router.bind(endpoint)
     remote = make_driver("remote", endpoint=endpoint)

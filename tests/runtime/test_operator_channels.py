@@ -173,6 +173,7 @@ def test_what_is_malformed_or_too_big_reaches_nobody_and_breaks_nothing(rig):
     client = rig.client()
     rig.ask(client, "acquire")
     context = zmq.Context()
+    context.linger = 0  # a test that fails leaves it behind, and its end would wait for ever
     socket = context.socket(zmq.DEALER)
     socket.connect(channel(rig.endpoint, "event"))
     bad = [b"", b"\xc1", b"\x91" * 3000, msgpack.packb([1]), msgpack.packb({"id": 1}), msgpack.packb({1: 2})]
@@ -242,6 +243,7 @@ def test_anybody_may_stop_the_robot_with_any_message(rig):
     watcher.estop()  # no lease
     rig.until(lambda: rig.stopped == 1)
     context = zmq.Context()
+    context.linger = 0  # a test that fails leaves it behind, and its end would wait for ever
     socket = context.socket(zmq.DEALER)
     socket.connect(channel(rig.endpoint, "estop"))
     socket.send(b"\xff not msgpack")

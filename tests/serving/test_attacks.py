@@ -205,11 +205,12 @@ def test_who_has_left_makes_room_before_anybody_else(listener, attackers):
     until(lambda: listener.receive(0.005) is None or len(listener._held) == len(gone))
     for peer in gone:
         peer.reset()
-    meanwhile(listener, partial(attackers.Peer, port(listener.endpoint)))
+    newcomer = meanwhile(listener, partial(attackers.Peer, port(listener.endpoint)))
     assert name in listener.peers and len(listener.peers) <= PER_ADDRESS
     until(lambda: listener.receive(0.005) is None or len(listener.peers) == 2)  # each is dropped in its turn
     assert name in listener.peers
     staying.socket.close()
+    newcomer.socket.close()
 
 
 def test_a_key_has_few_connections_and_crowds_out_itself_alone():

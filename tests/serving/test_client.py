@@ -25,6 +25,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self._context = zmq.Context()
+        self._context.linger = 0
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
         self._router.bind("tcp://127.0.0.1:*")

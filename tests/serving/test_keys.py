@@ -46,6 +46,7 @@ def computer(tmp_path, name, server, role=Role.ROBOT) -> KeyFolder:
 def ask(server, folder: KeyFolder, message: Message) -> Message | None:
     """What a raw peer with these keys is answered; None if nothing comes."""
     identity, context = folder.identity(), zmq.Context()
+    context.linger = 0  # a test that fails leaves it behind, and its end would wait for ever
     socket = context.socket(zmq.DEALER)
     socket.curve_publickey, socket.curve_secretkey = identity.public.encode(), identity.secret.encode()
     socket.curve_serverkey = folder.server_key(server.endpoint).encode()
@@ -71,6 +72,7 @@ def test_an_unknown_key_does_not_get_in(server, tmp_path):
 
 def test_a_peer_without_keys_does_not_get_in(server):
     context = zmq.Context()
+    context.linger = 0
     socket = context.socket(zmq.DEALER)
     socket.connect(server.endpoint)
     socket.send_multipart(wire.encode(Message(Kind.PING)))
