@@ -108,12 +108,14 @@ def train(root: Path, name: str) -> Path:
             recipe = tuple(text.replace("{start}", str(train(root, "imitation"))) for text in recipe)
         recipe = tuple(text.replace("{data}", str(root / "data")) for text in recipe)
         command = ["train", *recipe, f"output_dir={root / name}"]
-        walked: list[str] = []
+        codes: list[int] = []
         if name in WALKS:
-            walked = sorted(files_handed_the_recipe(lambda: main(command)))
+            walked = files_handed_the_recipe(lambda: codes.append(main(command)))
         else:
-            assert main(command) == 0
-        done.write_text("\n".join(walked))
+            walked = set()
+            codes.append(main(command))
+        assert codes == [0]
+        done.write_text("\n".join(sorted(walked)))
     return root / name
 
 
