@@ -38,6 +38,7 @@ RAN = re.compile(r"^\*Run .*\*$", re.M)
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 TOKEN = re.compile(r"(?<=token=)[\w-]+")
 BAR = re.compile(r"\d%\||^Loading weights from|^\s*$")  # a progress bar, and what LeRobot says of every policy
+SHELL = re.compile(r"^[A-Z_]+=|[|$;&]")  # of a command that is the shell's
 TIMEOUT_S = 3600.0  # of a command, on a machine that does much else
 HEAD, TAIL = 14, 10  # lines of a long output that are shown
 
@@ -101,7 +102,7 @@ def run(page: Path, folder: Path, short: bool = False) -> list[str]:
             try:
                 if block.kind == "python":
                     text = _python(block.code, names)
-                elif short and not step.ready:
+                elif short and not step.ready and not SHELL.search(step.line):
                     text = _here(step.line)
                 else:
                     text = running.enter_context(_process(step, folder, number))

@@ -23,9 +23,10 @@ from vla_stack.schema import ActionChunk, RobotSpec
 from vla_stack.serving.client import ServerError
 from vla_stack.serving.clients import open_client
 from vla_stack.serving.endpoint import OpenpiAddress
-from vla_stack.serving.openpi import MAX_BYTES, Keys, pack, unpack
-from vla_stack.serving.openpi_server import OpenpiServer
+from vla_stack.serving.openpi import Keys, Openpi, pack, unpack
 from vla_stack.serving.server import ServerConfig
+from vla_stack.serving.trees import MAX_BYTES
+from vla_stack.serving.websocket_server import WebsocketServer
 from vla_stack.serving.wire import WireError
 
 ANY = "ws://127.0.0.1:*"
@@ -33,14 +34,14 @@ KEYS = Keys.of(ROBOT, {})
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., OpenpiServer]]:
+def start() -> Iterator[Callable[..., WebsocketServer]]:
     """``start(policy, ...)`` returns a server that is ready and ends with the test."""
-    running: list[tuple[OpenpiServer, threading.Thread]] = []
+    running: list[tuple[WebsocketServer, threading.Thread]] = []
 
-    def begin(policy=None, **options) -> OpenpiServer:
+    def begin(policy=None, keys=None, **options) -> WebsocketServer:
         ready = threading.Event()
         served = policy or TickPolicy()
-        server = OpenpiServer(lambda: served, ANY, on_ready=lambda _: ready.set(), **options)
+        server = WebsocketServer(lambda: served, Openpi(keys or {}), ANY, on_ready=lambda _: ready.set(), **options)
         thread = threading.Thread(target=server.run)
         thread.start()
         running.append((server, thread))
@@ -249,7 +250,7 @@ def test_off_loopback_it_wants_token_and_certificate():
         ("http://127.0.0.1:1", {}),
     ):
         with pytest.raises(UserError):
-            OpenpiServer(TickPolicy, endpoint, **options)
+            WebsocketServer(TickPolicy, Openpi({}), endpoint, **options)
 
 
 # -- our client -------------------------------------------------------------------------------------------------------

@@ -44,6 +44,36 @@ def test_a_flag_without_a_value_says_how_it_is_written():
         translate_flags(["--robot.port", "/dev/ttyACM0"])
 
 
+def test_options_of_a_robot_come_from_a_file(tmp_path):
+    file = tmp_path / "arm.txt"
+    file.write_text(
+        "# the arm at the window\n--robot.type=so101_follower\n\n  --robot.cameras={front: {fps: 30}}\n--task=tidy up\n"
+    )
+    args = arguments(f"@{file}", "--robot-arg", "rate_hz=10")
+    assert driver_arguments(args) == {
+        "robot_type": "so101_follower",
+        "cameras": {"front": {"fps": 30}},
+        "rate_hz": 10,
+        "task": "tidy up",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "arm.txt: No such file or directory -- @FILE stands for"),
+        ("--robot.type=so101_follower\nport=/dev/ttyACM0\n", "arm.txt, line 2: 'port=/dev/ttyACM0' is no option"),
+        (b"\xff\xfe", "arm.txt: not a text"),
+    ],
+)
+def test_a_file_of_options_that_is_none_is_named(tmp_path, text, why):
+    file = tmp_path / "arm.txt"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=why):
+        arguments(f"@{file}")
+
+
 def test_real_robots_start_softly_and_limits_reach_the_driver(tmp_path):
     assert robot_safety(arguments()).soft_start_s == 0.0
     assert robot_safety(arguments("--robot", "lerobot")).soft_start_s == 1.0

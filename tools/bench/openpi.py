@@ -52,12 +52,20 @@ class Slow(Null):
 
 def served(pipe: Any, make: Callable[[], Any], openpi: bool) -> None:
     """Main function of a server's process."""
-    from vla_stack.serving.openpi_server import OpenpiServer
+    from vla_stack.serving.openpi import Openpi
     from vla_stack.serving.server import PolicyServer, ServerConfig
+    from vla_stack.serving.websocket_server import WebsocketServer
 
     config = ServerConfig(max_rate_hz=1e9, idle_s=1e6)
-    kind, endpoint = (OpenpiServer, "ws://127.0.0.1:*") if openpi else (PolicyServer, ANY)
-    server = kind(make, endpoint, config, on_ready=lambda _: pipe.send(server.endpoint))  # type: ignore[operator]
+
+    def ready(_: Any) -> None:
+        pipe.send(server.endpoint)
+
+    server: PolicyServer | WebsocketServer
+    if openpi:
+        server = WebsocketServer(make, Openpi({}), "ws://127.0.0.1:*", config, on_ready=ready)
+    else:
+        server = PolicyServer(make, ANY, config, on_ready=ready)
     server.run()
 
 

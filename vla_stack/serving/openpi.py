@@ -11,10 +11,10 @@ Names of keys differ from robot to robot. Slashes, dots and nesting are one: ``o
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
-from vla_stack.schema import F4, U1, Observation, RobotSpec, SchemaError
+from vla_stack.schema import F4, U1, ActionChunk, Observation, PolicySpec, RobotSpec, SchemaError
+from vla_stack.serving.trees import MAX_TEXT, TYPES, read_array, unpack_tree
 from vla_stack.serving.wire import Code, WireError
 
-MAX_BYTES = 16 << 20  # of a message: two 1920x1080 RGB pictures and more
-MAX_ENTRIES = 256  # of a map or a list
-MAX_TEXT = 4096  # bytes of a string
-MAX_RANK = 5
-TYPES = frozenset({"|u1", "|i1", "|b1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"})
+if TYPE_CHECKING:  # of the server's side, which a robot does without
+    from vla_stack.serving.websocket_server import Session
+    from vla_stack.serving.worker import Frames, Job
+
 SPEC_KEY = "vla_stack"  # metadata: the policy's description, for robots of this project
 
 type Flat = dict[str, Any]  # 'observation/images/front' -> array, text or number
@@ -50,24 +50,7 @@ def unpack(message: bytes) -> dict[str, Any]:
     Raises:
         WireError: It is malformed or too large.
     """
-    if len(message) > MAX_BYTES:
-        raise WireError(Code.BAD_SCHEMA, f"a message of {len(message)} bytes, at most {MAX_BYTES} are taken")
-    try:
-        tree = msgpack.unpackb(
-            message,
-            object_hook=_unpack_array,
-            max_map_len=MAX_ENTRIES,
-            max_array_len=MAX_ENTRIES,
-            max_str_len=MAX_TEXT,
-            max_ext_len=0,
-        )
-    except WireError:
-        raise
-    except Exception as e:  # of msgpack's many, whatever bytes make it raise
-        raise WireError(Code.BAD_SCHEMA, f"no msgpack map of openpi's protocol: {e}"[:300]) from None
-    if not isinstance(tree, dict):
-        raise WireError(Code.BAD_SCHEMA, f"a message is a map, not {type(tree).__name__}")
-    return tree
+    return unpack_tree(message, _unpack_array, "openpi")
 
 
 def _pack_array(value: Any) -> Any:
@@ -95,15 +78,7 @@ def _unpack_array(found: dict[Any, Any]) -> Any:
         return value
     if b"__ndarray__" not in found:
         return found
-    data, dtype, shape = (found.get(key) for key in (b"data", b"dtype", b"shape"))
-    if not isinstance(data, bytes) or dtype not in TYPES or not isinstance(shape, list) or len(shape) > MAX_RANK:
-        raise WireError(Code.BAD_SCHEMA, f"an array needs bytes, one of {sorted(TYPES)} and at most {MAX_RANK} axes")
-    if any(type(n) is not int or not 0 <= n <= MAX_BYTES for n in shape):
-        raise WireError(Code.BAD_SCHEMA, f"an array of shape {shape}"[:200])
-    kind = np.dtype(dtype)
-    if math.prod(shape) * kind.itemsize != len(data):
-        raise WireError(Code.BAD_SCHEMA, f"{dtype}{shape} is not {len(data)} bytes")
-    return np.frombuffer(data, kind).reshape(shape)
+    return read_array(found.get(b"data"), found.get(b"dtype"), found.get(b"shape"))
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -124,18 +99,24 @@ class Keys:
     task: str
 
     @classmethod
-    def of(cls, robot: RobotSpec, named: Mapping[str, str]) -> Keys:
-        """Our own names, LeRobot's with slashes, where nothing else is named.
+    def of(
+        cls,
+        robot: RobotSpec,
+        named: Mapping[str, str],
+        usual: tuple[str, str, str] = ("observation/images", "observation/state", "prompt"),
+    ) -> Keys:
+        """The protocol's usual names where nothing else is named; openpi has none, so ours: LeRobot's with slashes.
 
         Args:
             robot: What is driven.
             named: ``state``, ``task`` or a camera -> key; of ``state`` several, with ``+`` between them.
+            usual: Where cameras are, state and instruction.
 
         Raises:
             UserError: A name is none of these.
         """
-        cameras = {c.name: f"observation/images/{c.name}" for c in robot.cameras}
-        known = {**cameras, "state": "observation/state", "task": "prompt"}
+        cameras = {c.name: f"{usual[0]}/{c.name}" for c in robot.cameras}
+        known = {**cameras, "state": usual[1], "task": usual[2]}
         for name in named:
             if name not in known:
                 raise UserError(f"--keys: the robot has no '{name}'", f"it has {', '.join(known)}")
@@ -236,3 +217,46 @@ def _picture(flat: Flat, key: str, height: int, width: int) -> NDArray[np.uint8]
     if image.dtype != U1:
         raise WireError(Code.BAD_SCHEMA, f"'{key}' is {image.dtype}, expected uint8, or floats in [0, 1]")
     return fit_image(np.ascontiguousarray(image), height, width)
+
+
+# -- a server's side ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Openpi:
+    """The dialect of a :class:`~vla_stack.serving.websocket_server.WebsocketServer`.
+
+    Attributes:
+        named: Names of keys that differ from ours, see :meth:`Keys.of`.
+    """
+
+    named: Mapping[str, str]
+
+    def conversation(self, policy: PolicySpec) -> _Talk:
+        return _Talk(policy, Keys.of(policy.robot, self.named))
+
+    def encode(self, chunk: ActionChunk, job: Job) -> Frames:
+        """The reply to a request; ``infer_ms`` is what openpi's own server says beside the actions."""
+        timing = {"infer_ms": (time.monotonic_ns() - job.queued_ns) * 1e-6}
+        return [pack({"actions": chunk.actions, "execute": chunk.execute, "server_timing": timing})]
+
+
+@dataclass
+class _Talk:
+    policy: PolicySpec
+    keys: Keys
+    step: int = 0  # requests that were answered
+
+    def greeting(self) -> bytes:
+        """``keys`` for people, the rest for a robot of this project."""
+        expected = {"cameras": dict(self.keys.cameras), "state": list(self.keys.state), "task": self.keys.task}
+        return pack({SPEC_KEY: self.policy.to_json(), "keys": expected, "action_horizon": self.policy.horizon})
+
+    async def answer(self, message: bytes, session: Session) -> bytes:
+        seen = self.keys.observation(unpack(message), self.policy.robot, self.step, session.now_ns)
+        reply = await session.infer(seen)
+        self.step += 1
+        return reply
+
+    def refusal(self, error: WireError) -> str:
+        return f"{error.text} [{error.code}]"

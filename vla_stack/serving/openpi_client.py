@@ -28,7 +28,8 @@ from vla_stack.schema import F4, ActionChunk, Continuation, Observation, PolicyS
 from vla_stack.serving import messages
 from vla_stack.serving.client import ClockOffset, ServerError
 from vla_stack.serving.endpoint import OpenpiAddress
-from vla_stack.serving.openpi import MAX_BYTES, SPEC_KEY, Keys, pack, unpack
+from vla_stack.serving.openpi import SPEC_KEY, Keys, pack, unpack
+from vla_stack.serving.trees import MAX_BYTES
 from vla_stack.serving.wire import Code, WireError
 
 AGAIN_S = 0.2  # between two attempts to connect

@@ -20,6 +20,7 @@ EXAMPLES = (
     "vla emulate so101 --uncalibrated        # then: lerobot-calibrate --robot.type=so101_follower --robot.port=...",
     'echo "loss 0.1" | vla emulate so101      # commands are read from the terminal: type help',
 )
+RATE_HZ = 10.0  # of control
 COMMANDS = """commands:
   reset [SEED]             lay the scene out anew, arm at its start
   status                   success, stage, joint angles, what the bus has seen
@@ -58,9 +59,23 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def write_options(emulator: Emulator) -> dict[str, Path]:
+    """A file of command-line options for each arm, to be given as ``@FILE``; they lie beside its port."""
+    files = {}
+    for arm in emulator.ports:
+        device = "robot" if arm == "follower" else "teleop"
+        fields = {"type": f"so101_{arm}", **emulator.device(arm)}
+        if arm == "follower":
+            fields |= {"rate_hz": RATE_HZ, "cameras": json.dumps(emulator.cameras)}
+        files[arm] = emulator.folder / f"{arm}.txt"
+        files[arm].write_text("".join(f"--{device}.{key}={value}\n" for key, value in fields.items()))
+    return files
+
+
 def next_steps(emulator: Emulator, calibrated: bool) -> str:
     """What to run now, in another terminal."""
-    lines = [f"{name} at {port}" for name, port in emulator.ports.items()]
+    files = write_options(emulator)
+    lines = [f"{name} at {port}, its options in {files[name]}" for name, port in emulator.ports.items()]
     lines += [f"camera {name}: {json.dumps(options)}" for name, options in emulator.cameras.items()]
     lines.append("\nnow, for example:")
     follower = _flags("robot", "follower", emulator)
@@ -70,12 +85,10 @@ def next_steps(emulator: Emulator, calibrated: bool) -> str:
         lines.append(
             f"  lerobot-teleoperate {follower} {_flags('teleop', 'leader', emulator)}   # then: hand leader expert"
         )
-    fields = {**emulator.device(), "cameras": emulator.cameras}
-    given = " ".join(f"--robot-arg '{k}={json.dumps(v)}'" for k, v in fields.items())
-    lines.append(
-        f"  vla run --robot lerobot --robot-arg robot_type=so101_follower --robot-arg rate_hz=10 {given} "
-        "--task 'pick up the red cube'"
-    )
+        lines.append(
+            f"  vla teleop @{files['follower']} @{files['leader']} --task 'pick up the red cube' --root data/mine"
+        )
+    lines.append(f"  vla run @{files['follower']} --task 'pick up the red cube'")
     return "\n".join([*lines, "", COMMANDS])
 
 

@@ -1,4 +1,4 @@
-"""What openpi's protocol needs to be told: which keys a robot's messages have, and the token that both ends know."""
+"""What websocket protocols need to be told: which keys a robot's messages have, and the token that both ends know."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ def add_openpi_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=KEY",
-        help="openpi: key of a camera, of state (several with + between them) or of task in its messages; repeatable "
-        "(default: observation/images/CAMERA, observation/state, prompt)",
+        help="websockets: key of a camera, of state (several with + between them) or of task in its messages; "
+        "repeatable (default, openpi: observation/images/CAMERA, observation/state, prompt; vla-eval: images/CAMERA, "
+        "state, task_description)",
     )
-    parser.add_argument("--token", type=Path, metavar="FILE", help="openpi: file with the token that both ends know")
+    parser.add_argument(
+        "--token", type=Path, metavar="FILE", help="websockets: file with the token that both ends know"
+    )
 
 
 def renamed_keys(args: argparse.Namespace) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 LeRobot's own flags work as well: ``--robot.type=so101_follower --robot.port=/dev/ttyACM0`` is
 ``--robot lerobot --robot-arg robot_type=so101_follower --robot-arg port=/dev/ttyACM0``, and ``--teleop.*`` likewise.
+``@arm.txt`` stands for the options in that file, one a line, as they would stand on the command line without quotes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ SOFT_START_S = 1.0  # of everything but a simulation
 def add_robot_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--robot", default="sim", help=f"{', '.join(ROBOTS.names())} or module:Class (default: %(default)s)")
-    add("--robot-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the driver; repeatable")
+    add(
+        "--robot-arg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="argument of the driver; repeatable. @FILE stands for options in a file, one a line",
+    )
     add("--task", help="sim: name of the task (default: pick); otherwise: the instruction")
     add("--limits", type=Path, metavar="FILE", help="limits of this robot; `vla robot check --write` makes one")
 
@@ -71,8 +78,32 @@ def execution(args: argparse.Namespace, mode: str, seed: int = 0) -> ExecutorCon
     return ExecutorConfig(mode, args.execute, hold_s=args.hold_s, interpolate=args.interpolate, seed=seed)
 
 
+def options_of(file: Path) -> list[str]:
+    """The options in a file, one a line; empty lines and those that begin with ``#`` are none.
+
+    Raises:
+        UserError: It cannot be read, or a line is no option.
+    """
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as e:
+        why = e.strerror if isinstance(e, OSError) else "not a text"
+        raise UserError(f"@{file}: {why}", "@FILE stands for the options in a file, one a line") from None
+    for number, line in enumerate(lines, 1):
+        if line and line[0] not in "-#":
+            raise UserError(
+                f"{file}, line {number}: '{line[:40]}' is no option", "write one option a line, --KEY=VALUE"
+            )
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def translate_flags(argv: Sequence[str]) -> list[str]:
-    """LeRobot's ``--robot.KEY=VALUE`` and ``--teleop.KEY=VALUE`` as ours; everything else stays."""
+    """The options of ``@FILE`` in its place, LeRobot's ``--robot.KEY=VALUE`` and ``--teleop.KEY=VALUE`` as ours.
+
+    Raises:
+        UserError: There is no such file, or a flag has no value.
+    """
+    argv = [option for text in argv for option in (options_of(Path(text[1:])) if text.startswith("@") else [text])]
     out: list[str] = []
     for i, text in enumerate(argv):
         device = next((d for d in ("robot", "teleop") if text.startswith(f"--{d}.")), None)

@@ -25,17 +25,19 @@ from vla_stack.verbs.arguments import count, device, existing, port
 from vla_stack.verbs.openpi_arguments import add_openpi_arguments, new_token, renamed_keys
 
 if TYPE_CHECKING:
-    from vla_stack.serving.openpi_server import OpenpiServer
+    from vla_stack.serving.websocket_server import WebsocketServer
 
 log = logging.getLogger(__name__)
 
-HELP = "Serve a policy to robots over ZeroMQ, or over openpi's websocket protocol."
-ENDPOINTS = {"vla": "tcp://127.0.0.1:5555", "openpi": "ws://127.0.0.1:8000"}
+HELP = "Serve a policy to robots over ZeroMQ, or over the websocket protocol of openpi or vla-eval."
+WEBSOCKET = "ws://127.0.0.1:8000"
+ENDPOINTS = {"vla": "tcp://127.0.0.1:5555", "openpi": WEBSOCKET, "vla-eval": WEBSOCKET}
 EXAMPLES = (
     "vla serve --policy runs/pick",
     "vla serve --policy shipped --endpoint ipc:///tmp/vla.sock --metrics-port 9100 --threads 4",
     "vla export --policy runs/pick --out runs/pick_onnx && vla serve --policy runs/pick_onnx --backend onnx",
     "vla serve --policy runs/pick --protocol openpi --keys front=observation/image",
+    "vla serve --policy runs/pick --protocol vla-eval    # then, with vla-eval's harness: vla-eval run -c ...",
     "vla serve --protocol openpi --endpoint wss://0.0.0.0:8000 --token token.txt --tls cert.pem key.pem",
     "vla serve --policy runs/pick --log serve.jsonl   # kill -HUP: go over to the run's newest checkpoint",
 )
@@ -49,16 +51,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--embodiment", help="which robot to drive, where the policy was trained on several")
     parser.add_argument(
-        "--protocol", choices=tuple(ENDPOINTS), default="vla", help="ours, or openpi's websocket (default: %(default)s)"
+        "--protocol",
+        choices=tuple(ENDPOINTS),
+        default="vla",
+        help="ours, or the websocket protocol of openpi or of the vla-eval harness (default: %(default)s)",
     )
     parser.add_argument(
         "--endpoint",
         help="where to listen; off loopback `vla keys` are required, or --token and --tls "
-        f"(default: {ENDPOINTS['vla']}, openpi: {ENDPOINTS['openpi']})",
+        f"(default: {ENDPOINTS['vla']}, websockets: {WEBSOCKET})",
     )
     add_openpi_arguments(parser)
     parser.add_argument(
-        "--tls", type=existing, nargs=2, metavar=("CERT", "KEY"), help="openpi: PEM files; the endpoint is then wss://"
+        "--tls",
+        type=existing,
+        nargs=2,
+        metavar=("CERT", "KEY"),
+        help="websockets: PEM files; the endpoint is then wss://",
     )
     parser.add_argument("--metrics-port", type=port, help="loopback port of /metrics, /readyz, /healthz; 0 takes any")
     parser.add_argument(
@@ -111,9 +120,9 @@ def main(args: argparse.Namespace) -> int:
 
     endpoint = args.endpoint or ENDPOINTS[args.protocol]
     config = ServerConfig(args.metrics_port, args.max_sessions, args.max_batch)
-    server: PolicyServer | OpenpiServer
-    if args.protocol == "openpi":
-        server = _openpi_server(args, load, endpoint, config, announce)
+    server: PolicyServer | WebsocketServer
+    if args.protocol != "vla":
+        server = _websocket_server(args, load, endpoint, config, announce)
     else:
         server = PolicyServer(load, endpoint, config, on_ready=announce, log_file=args.log)
     with handled(server):
@@ -121,24 +130,29 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _openpi_server(
+def _websocket_server(
     args: argparse.Namespace,
     load: Callable[[], ChunkPolicy],
     endpoint: str,
     config: ServerConfig,
     announce: Callable[[PolicySpec], None],
-) -> OpenpiServer:
+) -> WebsocketServer:
     try:
-        from vla_stack.serving.openpi_server import OpenpiServer
+        from vla_stack.runtime.executor import default_execute
+        from vla_stack.serving.openpi import Openpi
+        from vla_stack.serving.vla_eval import VlaEval
+        from vla_stack.serving.websocket_server import WebsocketServer
     except ImportError as e:
-        raise UserError(f"--protocol openpi needs a package: {e}", 'pip install "vla-stack[openpi]"') from None
+        raise UserError(f"--protocol {args.protocol} needs a package: {e}", 'pip install "vla-stack[openpi]"') from None
+    keys = renamed_keys(args)
+    dialect = Openpi(keys) if args.protocol == "openpi" else VlaEval(keys, default_execute)
     token = new_token(args.token) if args.token else None
     certificate = tuple(args.tls) if args.tls else None
-    return OpenpiServer(load, endpoint, config, renamed_keys(args), token, certificate, announce, args.log)
+    return WebsocketServer(load, dialect, endpoint, config, token, certificate, announce, args.log)
 
 
 @contextlib.contextmanager
-def handled(server: PolicyServer | OpenpiServer) -> Iterator[None]:
+def handled(server: PolicyServer | WebsocketServer) -> Iterator[None]:
     """SIGINT and SIGTERM stop the server in here, SIGHUP has it load the policy anew; afterwards all is as before."""
     actions: dict[str, Callable[[], None]] = {"SIGINT": server.stop, "SIGTERM": server.stop, "SIGHUP": server.reload}
     numbers = {getattr(signal, name): act for name, act in actions.items() if hasattr(signal, name)}

@@ -1,5 +1,6 @@
-"""A policy behind openpi's websocket protocol, for robots and simulators that speak it.
+"""A policy behind another project's websocket protocol, for robots and simulators that speak it.
 
+What the messages look like is a :class:`Dialect`'s affair (``openpi.py``, ``vla_eval.py``), everything else is here.
 The same inference thread as of :class:`~vla_stack.serving.server.PolicyServer` answers, batched over connections. Off
 this machine connections are encrypted (TLS), and only who knows the token gets past the greeting; a browser's pages
 never do. A request that cannot be answered gets one line of text, and the connection goes on.
@@ -16,22 +17,23 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from vla_stack.errors import UserError
-from vla_stack.schema import ActionChunk, PolicySpec
+from vla_stack.schema import ActionChunk, Observation, PolicySpec
 from vla_stack.serving.endpoint import is_local, parse
 from vla_stack.serving.events import EventLog
 from vla_stack.serving.metrics import Metrics, MetricsPage
-from vla_stack.serving.openpi import MAX_BYTES, SPEC_KEY, Keys, pack, unpack
 from vla_stack.serving.pace import batch_sizes
 from vla_stack.serving.server import ServerConfig
+from vla_stack.serving.trees import MAX_BYTES
 from vla_stack.serving.wire import Code, WireError
 from vla_stack.serving.worker import ChunkPolicy, Frames, Job, Mailbox, Result, Worker, load_warm
 
@@ -42,14 +44,60 @@ GREETING_S = 3.0  # that a connection may take to say what it wants
 TRY_LATER = 1013  # close code, RFC 6455
 
 
-class OpenpiServer:
+class Session(Protocol):
+    """What the server does for one connection.
+
+    Attributes:
+        now_ns: When the message at hand came, the server's clock.
+    """
+
+    now_ns: int
+
+    def restart(self) -> None:
+        """Another episode: what the policy remembers of the one before is forgotten."""
+        ...
+
+    async def infer(self, observation: Observation) -> bytes:
+        """What :meth:`Dialect.encode` makes of the policy's chunk; raises WireError where there is none."""
+        ...
+
+
+class Conversation(Protocol):
+    """One connection's messages."""
+
+    def greeting(self) -> bytes | None:
+        """What is said before anything was asked."""
+        ...
+
+    async def answer(self, message: bytes, session: Session) -> bytes | None:
+        """The answer to a message, where it takes one; raises WireError where it is none of the protocol's."""
+        ...
+
+    def refusal(self, error: WireError) -> str | bytes:
+        """What is said instead of an answer."""
+        ...
+
+
+class Dialect(Protocol):
+    """A protocol's messages."""
+
+    def conversation(self, policy: PolicySpec) -> Conversation:
+        """For a connection; raises UserError where the policy does not fit what the person has said of the messages."""
+        ...
+
+    def encode(self, chunk: ActionChunk, job: Job) -> Frames:
+        """A chunk as one frame of bytes, on the inference thread."""
+        ...
+
+
+class WebsocketServer:
     """Serves one policy. Takes its port at once; loads, warms up and listens in :meth:`run`.
 
     Args:
         load: Returns the policy; called on the inference thread.
+        dialect: The protocol.
         endpoint: ``ws://ADDRESS:PORT`` or, with ``certificate``, ``wss://ADDRESS:PORT``; port ``*`` for any free one.
         config: Limits.
-        keys: Names of keys that differ from ours, see :meth:`~vla_stack.serving.openpi.Keys.of`.
         token: What ``Authorization: Api-Key`` must say; None asks for none.
         certificate: PEM files of the certificate and its key.
         on_ready: Called once, when requests are first answered.
@@ -67,15 +115,15 @@ class OpenpiServer:
     def __init__(
         self,
         load: Callable[[], ChunkPolicy],
+        dialect: Dialect,
         endpoint: str = "ws://127.0.0.1:8000",
         config: ServerConfig = ServerConfig(),
-        keys: Mapping[str, str] | None = None,
         token: str | None = None,
         certificate: tuple[Path, Path] | None = None,
         on_ready: Callable[[PolicySpec], None] | None = None,
         log_file: str | Path | None = None,
     ) -> None:
-        self._config, self._named, self._token, self._on_ready = config, dict(keys or {}), token, on_ready
+        self._config, self._dialect, self._token, self._on_ready = config, dialect, token, on_ready
         self._load = load
         self._ssl = _context(certificate) if certificate else None
         self._socket = _bound(endpoint, encrypted=self._ssl is not None, token=token)
@@ -85,11 +133,10 @@ class OpenpiServer:
         self.metrics = Metrics()
         self._mailbox = Mailbox(config.max_batch)
         self._sizes = batch_sizes(config.max_batch)
-        note = self._mailbox.note
-        self._worker = Worker(load, self._mailbox.take, self._on_worker, self._on_worker, encode, note, self._sizes)
+        take, note, done = self._mailbox.take, self._mailbox.note, self._on_worker
+        self._worker = Worker(load, take, done, done, dialect.encode, note, self._sizes)
         self._waiting: dict[str, asyncio.Future[Result]] = {}  # session -> its request
         self._policy: ChunkPolicy | None = None
-        self._keys: Keys | None = None
         self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -213,7 +260,7 @@ class OpenpiServer:
             self._failure = item
         else:
             try:
-                self._keys = Keys.of(item.spec.robot, self._named)
+                self._dialect.conversation(item.spec)  # of nobody: whether it fits
                 self._policy = item
             except UserError as e:
                 self._failure = e
@@ -241,41 +288,50 @@ class OpenpiServer:
         return connection.respond(status, f"{why}\n")
 
     async def _converse(self, connection: ServerConnection) -> None:
-        sid = secrets.token_hex(16)
-        policy, keys = self._policy, self._keys
-        assert policy is not None and keys is not None  # nobody is let in before
+        policy = self._policy
+        assert policy is not None  # nobody is let in before
         if self.metrics.sessions >= self._config.max_sessions:  # several were let in at once
             await connection.close(TRY_LATER, "too many sessions")
             return
+        talk, session = self._dialect.conversation(policy.spec), _Session(self, policy)
         self.metrics.sessions += 1
-        self._events.write("hello", sid, model=policy.spec.model_version)
+        self._events.write("hello", session.sid, model=policy.spec.model_version)
         try:
-            await connection.send(pack(_metadata(policy.spec, keys)))
-            step = 0
+            if (greeting := talk.greeting()) is not None:
+                await connection.send(greeting)
             async for message in connection:
-                self.metrics.receive("infer")
+                session.now_ns = time.monotonic_ns()
                 try:
-                    await connection.send(await self._answer(sid, step, message, policy, keys))
-                    step += 1
+                    answer = await talk.answer(self._message(message), session)
                 except WireError as e:
                     self.metrics.reject(e.code.lower())
-                    await connection.send(f"{e.text} [{e.code}]")
+                    await connection.send(talk.refusal(e))
+                    continue
+                if answer is not None:
+                    await connection.send(answer)
         except ConnectionClosed:
             pass
         finally:
             self.metrics.sessions -= 1
-            self._mailbox.drop(sid)
-            self._waiting.pop(sid, None)
-            self._events.write("end", sid)
+            self.forget(session.sid)
+            self._events.write("end", session.sid)
 
-    async def _answer(self, sid: str, step: int, message: str | bytes, policy: ChunkPolicy, keys: Keys) -> bytes:
-        received_ns = time.monotonic_ns()
+    def _message(self, message: str | bytes) -> bytes:
+        self.metrics.receive("infer")
         if isinstance(message, str):
             raise WireError(Code.BAD_SCHEMA, "a request is a binary message")
         if self._stop.is_set():
             raise WireError(Code.BUSY, "the server is shutting down")
-        observation = keys.observation(unpack(message), policy.spec.robot, step, received_ns)
-        queued_ns = time.monotonic_ns()
+        return message
+
+    def forget(self, sid: str) -> None:
+        """Drop what waits for a session, and what the policy remembers of it."""
+        self._mailbox.drop(sid)
+        self._waiting.pop(sid, None)
+
+    async def infer(self, sid: str, observation: Observation, policy: ChunkPolicy, received_ns: int) -> bytes:
+        """Ask the inference thread."""
+        queued_ns, step = time.monotonic_ns(), observation.step
         assert self._loop is not None
         waiting = self._waiting[sid] = self._loop.create_future()
         never_ns = received_ns + (1 << 60)
@@ -291,16 +347,19 @@ class OpenpiServer:
         return bytes(result.frames[0])
 
 
-def encode(chunk: ActionChunk, job: Job) -> Frames:
-    """The reply to a request; ``infer_ms`` is what openpi's own server says beside the actions."""
-    timing = {"infer_ms": (time.monotonic_ns() - job.queued_ns) * 1e-6}
-    return [pack({"actions": chunk.actions, "execute": chunk.execute, "server_timing": timing})]
+class _Session:
+    """A connection's :class:`Session`; each episode has a name of its own at the policy."""
 
+    def __init__(self, server: WebsocketServer, policy: ChunkPolicy) -> None:
+        self._server, self._policy = server, policy
+        self.sid, self.now_ns = secrets.token_hex(16), 0
 
-def _metadata(spec: PolicySpec, keys: Keys) -> dict[str, object]:
-    """What a connection is greeted with; ``keys`` for people, the rest for a robot of this project."""
-    expected = {"cameras": dict(keys.cameras), "state": list(keys.state), "task": keys.task}
-    return {SPEC_KEY: spec.to_json(), "keys": expected, "action_horizon": spec.horizon}
+    def restart(self) -> None:
+        self._server.forget(self.sid)
+        self.sid = secrets.token_hex(16)
+
+    async def infer(self, observation: Observation) -> bytes:
+        return await self._server.infer(self.sid, observation, self._policy, self.now_ns)
 
 
 def _context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
