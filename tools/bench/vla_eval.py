@@ -2,8 +2,8 @@
 
     python tools/bench/vla_eval.py [--episodes 50] [--metaworld RUN]
 
-The shipped policy on the tasks that it was trained for; with ``--metaworld`` a policy of the recipe ``metaworld`` on those
-of ``--tasks``. The harness runs as its users run it, ``vla-eval run --no-docker``, and
+The shipped policy on the tasks that it was trained for; with ``--metaworld`` a policy of the recipe ``metaworld`` on
+those of ``--tasks``. The harness runs as its users run it, ``vla-eval run --no-docker``, and
 ``vla serve --protocol vla-eval`` in a process of its own. Policies act from pictures and sentences.
 """
 
