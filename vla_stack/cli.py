@@ -64,6 +64,7 @@ EXTRAS = {  # package -> the smallest extra of pyproject.toml that brings it
     **dict.fromkeys(("matplotlib", "tensorboard", "pyarrow", "av"), "train"),
     **dict.fromkeys(("aiohttp", "cryptography"), "console"),
     **dict.fromkeys(("mcap", "mcap_ros2", "zstandard", "lz4"), "bags"),
+    "zenoh": "ros2",
     "ray": "scale",
     "rerun": "viz",
 }

@@ -111,6 +111,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "lerobot": "robot_drivers.lerobot_robot:LeRobotRobot",  # any robot that LeRobot knows
         "remote": "robot_drivers.remote:RemoteRobot",  # a robot on another computer, which runs `vla robot serve`
         "replay": "robot_drivers.replay:ReplayRobot",  # a recorded episode, open loop
+        "ros2": "robot_drivers.zenoh_robot:ZenohRobot",  # a ROS 2 robot, over Zenoh
     },
     "teleoperators": {
         "keyboard": "robot_drivers.teleop_keyboard:Keyboard",
