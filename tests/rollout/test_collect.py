@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from vla_stack.cli import main
-from vla_stack.data.dataset import open_dataset
+from vla_stack.data.dataset import CHUNK, open_dataset
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.errors import UserError
 from vla_stack.rollout.collect import RECORD, SEED, CollectConfig, collect
+from vla_stack.schema import ACTION
 
 CONFIG = CollectConfig("pick", seed=3, noise=0.3, image_size=16)
 
@@ -128,3 +129,32 @@ def test_options_of_benchmarks_are_refused_for_our_tasks(tmp_path: Path, capsys:
 def test_attempt_seeds_differ_between_tasks_seeds_and_attempts() -> None:
     seeds = [CollectConfig(t, s).env_seed(i) for t in ("pick", "place") for s in (0, 1) for i in range(500)]
     assert len(set(seeds)) == len(seeds)
+
+
+def test_a_clip_is_a_few_frames_of_a_scene_from_a_random_one_on(tmp_path):
+    config = CollectConfig("pick", noise=0.3, image_size=16, clip=3, options={"cameras": ("front",)})
+    tried, _ = collect(config, tmp_path / "clips", 8, workers=0)
+    data = open_dataset(tmp_path / "clips")
+    assert tried == data.num_episodes == 8
+    lengths = data.episode_to - data.episode_from
+    assert lengths.max() == 3 and lengths.sum() == data.num_frames
+    starts = data.columns["observation.state"][data.episode_from]
+    whole = CollectConfig("pick", noise=0.0, image_size=16, options={"cameras": ("front",)})
+    collect(whole, tmp_path / "whole", 8, workers=0)
+    begun = open_dataset(tmp_path / "whole")
+    home = begun.columns["observation.state"][begun.episode_from]
+    far = np.abs(starts - home.mean(axis=0)).max(axis=1) > 3 * np.abs(home - home.mean(axis=0)).max()
+    assert far.any()  # some begin on the way
+    # The label of a frame is what the clean expert does from there: its first action is the frame's own.
+    chunks = data.columns[CHUNK].reshape(data.num_frames, -1, 5)
+    np.testing.assert_allclose(chunks[:, 0], data.columns[ACTION], atol=1e-6)
+
+
+def test_clips_are_continued_where_they_were_stopped(tmp_path):
+    config = CollectConfig("pick", noise=0.3, image_size=16, clip=2, options={"cameras": ("front",)})
+    collect(config, tmp_path / "once", 5, workers=0)
+    collect(config, tmp_path / "twice", 2, workers=0)
+    collect(config, tmp_path / "twice", 5, workers=0)
+    once, twice = open_dataset(tmp_path / "once"), open_dataset(tmp_path / "twice")
+    for key in ("observation.state", ACTION, CHUNK):
+        np.testing.assert_array_equal(once.columns[key], twice.columns[key])

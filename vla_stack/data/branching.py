@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import gymnasium as gym
 
+LONGEST = 500  # control steps of an episode that is driven without pictures
+
 
 class Branches:
     """The clean expert's chunk from each state of an episode.
@@ -26,11 +28,12 @@ class Branches:
 
     Args:
         twin: The same task without cameras, so that a step is physics alone.
-        make_expert: From an environment that has been reset to its clean expert.
+        make_expert: From an environment that has been reset to its clean expert; with ``noise`` and ``seed`` to its
+            perturbed one.
         horizon: Steps of a chunk, H.
     """
 
-    def __init__(self, twin: gym.Env, make_expert: Callable[[gym.Env], Any], horizon: int) -> None:
+    def __init__(self, twin: gym.Env, make_expert: Callable[..., Any], horizon: int) -> None:
         self._twin: Any = twin.unwrapped  # its wrapper's time limit is the episode's, not the branch's
         self._make_expert, self._horizon = make_expert, horizon
 
@@ -70,6 +73,28 @@ class Branches:
             self._states.append(self._twin.get_state())
         steps = len(self._actions)
         return np.stack([self._actions[min(i, steps - 1)] for i in range(self._horizon)]), steps
+
+    def drive(self, seed: int, noise: float) -> list[NDArray[np.float64]]:
+        """An episode of the perturbed expert, without pictures; :meth:`begin` has to follow before :meth:`chunk`.
+
+        Args:
+            seed: Of environment and noise.
+            noise: See ``sim.Expert``.
+
+        Returns:
+            The state before each of its steps until it succeeds; none where it does not.
+        """
+        self._twin.reset(seed=seed)
+        expert = self._make_expert(self._twin, noise=noise, seed=seed)
+        states: list[NDArray[np.float64]] = []
+        while len(states) < LONGEST:
+            states.append(self._twin.get_state())
+            _, _, terminated, _, info = self._twin.step(expert.perturb(expert.act()))
+            if info["is_success"]:
+                return states
+            if terminated:
+                break
+        return []
 
     def close(self) -> None:
         self._twin.close()

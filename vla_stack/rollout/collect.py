@@ -68,6 +68,8 @@ class CollectConfig:
             of the benchmarks, MetaWorld alone has them.
         mixed: What a world model learns from: the behaviours of ``sim.behaviours`` in their shares, failures included,
             and episodes go on for :data:`LINGER` steps after a success.
+        clip: Frames that are recorded of each episode, one after the other from a random one on; 0 records all. What is
+            before is driven without pictures, so that in the same time many more scenes are seen.
         options: Further keyword arguments of the environment, e.g. ``{"cameras": ("top",)}``.
     """
 
@@ -80,6 +82,7 @@ class CollectConfig:
     keep_failures: bool = False
     privileged: bool = False
     mixed: bool = False
+    clip: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
     def env_seed(self, attempt: int) -> int:
@@ -155,11 +158,33 @@ class CollectingAgent:
             self._branch = self._branches[env]
             self._branch.begin(seed)
         self._no_chunk = np.zeros((0, len(episode.robot.action)), np.float32), 0
+        self._frames: range | None = None  # control steps that are recorded; None for all
+        if config.clip:
+            self._frames = self._begin_clip(config, seed)
+
+    def _begin_clip(self, config: CollectConfig, seed: int) -> range:
+        """Put the environment into a random state of an episode that is driven without pictures.
+
+        The engine shows the agent what the reset showed: one step from the state before brings its pictures.
+        """
+        if self._branch is None:
+            raise UserError(f"{config.task}: --clip needs chunk labels", "give --noise and --branch, of a task of ours")
+        if not (states := self._branch.drive(seed, config.noise)):  # it failed
+            return range(0)
+        first = int(np.random.default_rng((seed, 1)).integers(len(states)))
+        self._branch.begin(seed)
+        if first == 0:
+            return range(config.clip)
+        self._env.unwrapped.set_state(states[first - 1])
+        return range(1, 1 + config.clip)
 
     def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
+        recorded = self._frames is None or k in self._frames
+        if self._frames is not None and k >= self._frames.stop:
+            return None
         action = self._expert.act()
-        chunk, length = self._no_chunk if self._branch is None else self._branch.chunk(self._env)
-        return Decision(self._expert.perturb(action), label=(action, chunk, length))
+        chunk, length = self._no_chunk if self._branch is None or not recorded else self._branch.chunk(self._env)
+        return Decision(self._expert.perturb(action), label=(action, chunk, length) if recorded else None)
         yield  # a generator, as agents that ask a policy are
 
     def result(self) -> None:
@@ -174,6 +199,8 @@ class FrameRecorder:
         self._frames: list[Frame] = []
 
     def step(self, event: StepEvent) -> None:
+        if event.decision.label is None:
+            return
         action, chunk, length = event.decision.label
         joints = getattr(self._task, "joint_command", NO_JOINTS)
         sent = event.decision.command
@@ -257,7 +284,9 @@ def collect(
         for record in records:
             tried += 1
             succeeded += record.success
-            if record.success or config.keep_failures or config.mixed:
+            if record.success or config.keep_failures or config.mixed or config.clip:
+                if not record.attached[FRAMES]:
+                    continue  # a clip of an episode that failed
                 _record(recorder, record)
                 have += 1
                 bar.update()
