@@ -42,7 +42,7 @@ def test_a_checkpoint_brings_back_its_slots_bit_for_bit(monkeypatch: pytest.Monk
     policy = nn.Linear(3, 4)
     before, after = make_optimizer(policy, EIGHT), make_optimizer(policy, EIGHT)
     (tmp_path / checkpoint.STATE).mkdir()
-    checkpoint.save_state(tmp_path, policy, before, None)
+    checkpoint.save_state(tmp_path, checkpoint.state_of(policy, before, None))
     (tmp_path / checkpoint.STATE / "state.json").write_text("{}")
     for p in policy.parameters():
         after.state[p] = {}

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "vla_stack" / "configs").glob("*.yaml"))
 SHIPPED = sorted((ROOT / "vla_stack/assets").rglob("recipe.yaml"))
 TOP = {"task", "policy", "method", "data", "eval", "output_dir", "seed", "device"}
-MORE = {"name", "threads", "precision", "processes"}
+MORE = {"name", "threads", "precision", "processes", "sharded"}
 
 
 def all_keys() -> dict[str, Key]:

@@ -14,7 +14,7 @@ import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vla_stack.errors import UserError, first_line
 from vla_stack.policies.directory import write_manifest
 from vla_stack.training.ema import Ema
+from vla_stack.training.placement import gathered
 
 PRETRAINED = "pretrained_model"
 STATE = "training_state"
@@ -123,13 +125,35 @@ def _settle(root: Path) -> None:
         shutil.rmtree(old) if target.exists() else os.rename(old, target)
 
 
-def save_state(directory: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None) -> None:
-    """Write optimiser and, where the policy directory holds averaged weights, the raw ones."""
+def state_of(
+    policy: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None, keep: bool = True
+) -> dict[str, dict[str, Tensor]]:
+    """Optimiser and, where the policy directory holds averaged weights, the raw ones, by the file that they go to.
+
+    Tensors of which every process has a part are gathered one after the other; all ask for them, and whoever is to
+    ``keep`` them has them in the CPU's memory. All others are the policy's and the optimiser's own.
+    """
     parameters = trainable(policy)
-    slots = {f"{key}/{name}": _own(v, p) for name, p in parameters.items() for key, v in optimizer.state[p].items()}
-    _save(slots, directory / _OPTIMIZER_FILE)
+
+    def kept(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        found = {}
+        for name, tensor in tensors:
+            whole = gathered(tensor.detach())
+            if keep:
+                found[name] = whole.to("cpu", copy=True) if isinstance(tensor, DTensor) else whole
+        return found
+
+    slots = ((f"{key}/{name}", _own(v, p)) for name, p in parameters.items() for key, v in optimizer.state[p].items())
+    state = {_OPTIMIZER_FILE: kept(slots)}
     if ema is not None:
-        _save(parameters, directory / _RAW_FILE)
+        state[_RAW_FILE] = kept(iter(parameters.items()))
+    return state
+
+
+def save_state(directory: Path, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write what :func:`state_of` gave."""
+    for file, tensors in state.items():
+        _save(tensors, directory / file)
 
 
 def load_state(directory: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None) -> dict[str, Any]:
@@ -153,7 +177,7 @@ def load_state(directory: Path, policy: nn.Module, optimizer: torch.optim.Optimi
         raw = load_file(directory / _RAW_FILE)
         with torch.no_grad():
             for name, p in parameters.items():
-                p.copy_(raw[name])
+                p.copy_(_shared(raw[name], p))
     return json.loads((directory / _STATE_FILE).read_text())
 
 
@@ -181,7 +205,15 @@ def _placed(value: Tensor, parameter: Tensor, optimizer: torch.optim.Optimizer) 
     if value.dtype != parameter.dtype or value.shape != parameter.shape:  # quantised, or a table of its scales
         return value.to(parameter.device)
     # In the parameter's own memory layout: the fused update walks both side by side.
-    return torch.empty_like(parameter).copy_(value)
+    return torch.empty_like(parameter).copy_(_shared(value, parameter))
+
+
+def _shared(value: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor that every process has read, shared as a parameter is."""
+    if not isinstance(parameter, DTensor):
+        return value
+    value = value.to(parameter.device)
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _steps(root: Path) -> list[Path]:

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from vla_stack.training.placement import here
 
 
 class Ema:
@@ -28,17 +31,19 @@ class Ema:
 
     def restart(self) -> None:
         """Set the average to the present weights."""
-        self._average = [p.detach().clone() for p in self._live]
+        self._average = [here(p.detach()).clone() for p in self._live]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after optimiser step ``step`` (counted from 0)."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self._average, [p.detach() for p in self._live], 1.0 - decay)
+        torch._foreach_lerp_(self._average, [here(p.detach()) for p in self._live], 1.0 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within the context the parameters hold the average. Nothing is copied: storages change places."""
+        """Within the context the parameters hold the average. Nothing is copied: storages change places, but for
+        parameters of which this process has a part alone.
+        """
         self._swap()
         try:
             yield
@@ -47,4 +52,10 @@ class Ema:
 
     def _swap(self) -> None:
         for i, parameter in enumerate(self._live):
-            parameter.data, self._average[i] = self._average[i], parameter.data
+            if isinstance(parameter, DTensor):  # whoever gathers it keeps its storage
+                part = here(parameter.detach())
+                before = part.clone()
+                part.copy_(self._average[i])
+                self._average[i] = before
+            else:
+                parameter.data, self._average[i] = self._average[i], parameter.data

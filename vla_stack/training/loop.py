@@ -30,7 +30,7 @@ from vla_stack.training.build import Batch, Loader, Loss, Objective, preprocesse
 from vla_stack.training.ema import Ema
 from vla_stack.training.log import Log, Window
 from vla_stack.training.mixture import Mixture
-from vla_stack.training.placement import Distributed, Local
+from vla_stack.training.placement import Distributed, Local, gathered
 from vla_stack.training.recipe import OptimizerRecipe, Recipe, Training
 from vla_stack.training.stop import Stop
 from vla_stack.training.text_pairs import PairedLoader
@@ -84,20 +84,21 @@ class Trainer:
         self.training: Training = recipe.method
         self.step = 0
         self.policy = parts.policy.to(placement.device).train()
+        # Of a pretrained model some parameters may have no part in a loss, a language model's output head, say.
+        config = base_config(self.policy.config) if placement.world > 1 else None
+        native = isinstance(config, VlaConfig) and not config.backbone
+        self.objective = placement.prepare(Objective(self.policy, parts.loss), all_used=native)
         self.parameters = list(ckpt.trainable(self.policy).values())
         self.optimizer = make_optimizer(self.policy, self.training.optimizer)
         self.ema = Ema(self.parameters, self.training.ema) if self.training.ema else None
         if resume is not None:
             state = ckpt.load_state(resume, self.policy, self.optimizer, self.ema)
             self.step = state["step"]
-            if len(loaders := state["loader"]) != placement.world:
+            if len(loaders := state["loader"]) != placement.world and not recipe.sharded:
                 message = f"{resume} is of a run in {len(loaders)} processes, this is one in {placement.world}"
                 raise UserError(message, "resume with as many; processes= and torchrun say how many")
-            parts.loader.load_state_dict(loaders[placement.rank])
-        # Of a pretrained model some parameters may have no part in a loss, a language model's output head, say.
-        config = base_config(self.policy.config) if placement.world > 1 else None
-        native = isinstance(config, VlaConfig) and not config.backbone
-        self.objective = placement.prepare(Objective(self.policy, parts.loss), all_used=native)
+            # In another number of processes the order of the data is another one from here on.
+            parts.loader.load_state_dict(loaders[placement.rank % len(loaders)])
         self.generator = torch.Generator(placement.device)
         self.checkpoint: Path | None = resume
 
@@ -127,7 +128,7 @@ class Trainer:
                 if last or saving or self.step % t.log_every == 0:
                     window.check()
                     log.record(self.step, window.means() | rate.read() | samples(self.parts.loader))
-                if saving and held_out is not None and self.placement.is_main:
+                if saving and held_out is not None and (self.placement.is_main or self.placement.shards > 1):
                     log.record(self.step, {f"validation/{k}": v for k, v in self.validate(held_out).items()})
                 if saving:
                     self.checkpoint = self.save()
@@ -157,7 +158,7 @@ class Trainer:
                     loss, metrics = self.objective(batch, self.generator)
                 self.placement.backward(loss / t.accumulate)
             window.add(self.step + 1, {"loss": loss, **metrics})
-        norm = nn.utils.clip_grad_norm_(self.parameters, t.optimizer.clip_norm or math.inf)
+        norm = gathered(nn.utils.clip_grad_norm_(self.parameters, t.optimizer.clip_norm or math.inf))
         window.add(self.step + 1, {"grad_norm": norm, "lr": lr})
         if device.type == "cpu":  # elsewhere reading the value would stall the device
             window.check()
@@ -169,18 +170,23 @@ class Trainer:
         rate.step()
 
     def save(self) -> Path:
-        """Write a checkpoint (rank 0 does; the other ranks give the position of their loaders)."""
+        """Write a checkpoint (rank 0 does; the other ranks give the position of their loaders, and their parts)."""
         loaders = self.placement.gather(self.parts.loader.state_dict())
+        main, root = self.placement.is_main, self.run_dir / "checkpoints"
+        state = ckpt.state_of(self.policy, self.optimizer, self.ema, keep=main)
 
         def fill(directory: Path) -> None:
-            with self.ema.applied() if self.ema is not None else nullcontext():
-                self.parts.save_pretrained(directory / ckpt.PRETRAINED)
-            ckpt.save_state(directory, self.policy, self.optimizer, self.ema)
+            self.parts.save_pretrained(directory / ckpt.PRETRAINED)
+            ckpt.save_state(directory, state)
 
-        root = self.run_dir / "checkpoints"
-        if self.placement.is_main:
-            ckpt.commit(root, self.step, fill, {"loader": loaders}, self.training.keep)
+        with self.averaged(), self.placement.plain(self.objective):
+            if main:
+                ckpt.commit(root, self.step, fill, {"loader": loaders}, self.training.keep)
         return ckpt.path(root, self.step)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Context in which the policy has the weights that a checkpoint serves."""
+        return self.ema.applied() if self.ema is not None else nullcontext()
 
     def validate(self, held_out: HeldOut) -> dict[str, float]:
         """Mean loss on held-out batches, of the weights that a checkpoint serves.
@@ -189,7 +195,7 @@ class Trainer:
         checks differ by the weights.
         """
         means = Window()
-        with self.ema.applied() if self.ema is not None else nullcontext(), without_dropout(self.policy):
+        with self.averaged(), self.placement.beside(self.objective), without_dropout(self.policy):
             for number, raw in enumerate(held_out):
                 self._seed_everything(number)
                 batch = self.prepared(to_device(raw, self.placement.device))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.training.checkpoint import trainable
+from vla_stack.training.placement import large_layers
 from vla_stack.training.recipe import Recipe
 
 HALF = 2  # bytes of bfloat16
@@ -66,24 +67,33 @@ class Memory:
         return f"{line}, the device has {_size(capacity)}: {remedy}"
 
 
-def estimate(policy: nn.Module, recipe: Recipe) -> Memory:
+def estimate(policy: nn.Module, recipe: Recipe, shards: int = 1) -> Memory:
     """Memory of one process of a run.
 
     Args:
         policy: The policy, built and frozen as it will be trained.
         recipe: The run.
+        shards: Processes that share what is trained. Each has its part, and whole what computes at the moment: two
+            large layers, as one is gathered while the one before computes, and all small ones; gradients likewise.
     """
     trained = list(trainable(policy).values())
     weights = _bytes(trained)
     training = recipe.method
+    gathered = 0
+    if shards > 1:
+        large = sorted(_bytes(layer.parameters()) for layer in large_layers(policy))
+        gathered = weights - sum(large) + sum(large[-2:])
+        weights //= shards
     kept = activations(policy, getattr(training, "draws", 1)) * training.batch_size
     if kept:  # autocast's copies of trained matrices are kept as well
         kept += sum(HALF * p.numel() for p in trained if p.ndim >= 2)
     parameters = _bytes(policy.parameters()) + _bytes(policy.buffers())
+    if shards > 1:
+        parameters += weights - _bytes(trained) + gathered
     return Memory(
         parameters=parameters,
-        gradients=weights,
-        optimizer=2 * (_eighth(trained) if training.optimizer.eight_bit else weights) + 4 * len(trained),
+        gradients=weights + gathered,
+        optimizer=2 * (_eighth(trained) // shards if training.optimizer.eight_bit else weights) + 4 * len(trained),
         average=weights if training.ema else 0,
         evaluation=parameters if recipe.eval.every else 0,
         activations=kept,

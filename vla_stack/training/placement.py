@@ -5,22 +5,36 @@ operations, and the loop is written against them.
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import psutil
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from vla_stack.errors import UserError
 from vla_stack.policies.reading import find_device
 
+LARGE = 1 << 20  # parameters of a layer that is gathered by itself while it computes; smaller ones are at once
+
 
 class Local:
-    """One process, one device."""
+    """One process, one device.
 
-    rank, world, is_main = 0, 1, True
+    Attributes:
+        rank: Number of this process.
+        world: Of how many.
+        is_main: Whether it writes and shows.
+        shards: Parts of the trained weights, of which this process has one.
+    """
+
+    rank, world, is_main, shards = 0, 1, True, 1
 
     def __init__(self, device: str) -> None:
         self.device = find_device(device)
@@ -28,7 +42,7 @@ class Local:
             torch.cuda.set_device(self.device)  # what is said to be on "cuda" is to be there too
 
     def prepare(self, objective: nn.Module, all_used: bool) -> nn.Module:
-        """The objective as the loop has to call it.
+        """The objective as the loop has to call it; what holds its parameters is made after this.
 
         Args:
             objective: Computes the loss.
@@ -38,6 +52,16 @@ class Local:
 
     def accumulating(self, objective: nn.Module) -> AbstractContextManager[Any]:
         """Context of a backward pass whose gradients are not yet needed by other processes."""
+        return nullcontext()
+
+    def beside(self, objective: nn.Module) -> AbstractContextManager[Any]:
+        """Context in which the policy may be called otherwise than through the objective; where weights are shared all
+        processes make the same calls.
+        """
+        return nullcontext()
+
+    def plain(self, objective: nn.Module) -> AbstractContextManager[Any]:
+        """Context in which the first process has all weights as they are written; all enter it, nobody computes."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
@@ -63,9 +87,11 @@ class Distributed:
     whole model, and gradients are averaged while they are computed (Li et al., arXiv:2006.15704).
     """
 
+    shards = 1
+
     def __init__(self, device: str) -> None:
-        if os.environ.get("ACCELERATE_USE_FSDP") or os.environ.get("ACCELERATE_USE_DEEPSPEED"):
-            raise UserError("sharded training is not supported", "use data parallelism: torchrun")
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED"):
+            raise UserError("DeepSpeed is not supported", "shard by torch itself: torchrun, and sharded=true")
         self.device, local = find_device(device), int(os.environ.get("LOCAL_RANK", "0"))
         if self.device.type == "cuda":
             if local >= torch.cuda.device_count():
@@ -82,6 +108,12 @@ class Distributed:
     def accumulating(self, objective: nn.Module) -> AbstractContextManager[Any]:
         assert isinstance(objective, DistributedDataParallel)
         return objective.no_sync()
+
+    def beside(self, objective: nn.Module) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def plain(self, objective: nn.Module) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
@@ -103,9 +135,93 @@ class Distributed:
         distributed.destroy_process_group()
 
 
-def place(device: str) -> Local | Distributed:
+class Sharded(Distributed):
+    """Processes that share the trained weights, their gradients, moments and average as well (Zhao et al.,
+    arXiv:2304.11277): each has a part of every tensor, and a layer is gathered while it computes. What is not trained
+    is whole in every process.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.shards = self.world
+
+    def prepare(self, objective: nn.Module, all_used: bool) -> nn.Module:
+        kinds = {p.dtype for p in objective.parameters() if p.requires_grad}
+        if len(kinds) > 1:
+            names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+            raise UserError(f"sharded=true: trained weights are of several types ({names})", "train them in one type")
+        mesh = init_device_mesh(self.device.type, (self.world,))
+        frozen = {p for p in objective.parameters() if not p.requires_grad}
+        for layer in large_layers(objective):
+            fully_shard(layer, mesh=mesh, ignored_params=frozen)
+        return fully_shard(objective, mesh=mesh, ignored_params=frozen)
+
+    @contextmanager
+    def accumulating(self, objective: nn.Module) -> Iterator[None]:
+        assert isinstance(objective, FSDPModule)
+        objective.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            objective.set_requires_gradient_sync(True)
+
+    @contextmanager
+    def beside(self, objective: nn.Module) -> Iterator[None]:
+        assert isinstance(objective, FSDPModule)
+        objective.unshard()  # large layers are gathered when they are called
+        try:
+            yield
+        finally:
+            objective.reshard()
+
+    @contextmanager
+    def plain(self, objective: nn.Module) -> Iterator[None]:
+        shared = [
+            (module, name, parameter)
+            for module in objective.modules()
+            for name, parameter in module._parameters.items()
+            if isinstance(parameter, DTensor)
+        ]
+        for module, name, parameter in shared:
+            whole = gathered(parameter.detach())
+            if self.is_main:
+                module._parameters[name] = nn.Parameter(whole.to("cpu", copy=True), parameter.requires_grad)
+        try:
+            yield
+        finally:
+            for module, name, parameter in shared:
+                module._parameters[name] = parameter
+
+
+def large_layers(objective: nn.Module) -> list[nn.Module]:
+    """Linear maps and embeddings that are trained, and shared with no other module, of at least :data:`LARGE` weights.
+
+    Policies call these as modules, which blocks of theirs are not: an expert reads keys of the prefix's layers.
+    """
+    layers = [m for m in objective.modules() if isinstance(m, nn.Linear | nn.Embedding)]
+    owners = Counter(p for m in objective.modules() for p in m.parameters(recurse=False))
+    return [
+        m
+        for m in layers
+        if m.weight.requires_grad and m.weight.numel() >= LARGE and all(owners[p] == 1 for p in m.parameters())
+    ]
+
+
+def here(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies in this process: a view of it; all of it where it is not shared."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor  # type: ignore[no-any-return]
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """All of a tensor, of which every process may have a part; all of them ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # type: ignore[no-any-return]
+
+
+def place(device: str, sharded: bool = False) -> Local | Distributed:
     """The placement that the environment of this process asks for."""
-    return Distributed(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Local(device)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Local(device)
+    return Sharded(device) if sharded or os.environ.get("ACCELERATE_USE_FSDP") else Distributed(device)
 
 
 def native_precision(device: torch.device) -> Literal["fp32", "bf16"]:

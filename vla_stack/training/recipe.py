@@ -348,6 +348,8 @@ class Recipe:
         processes: Of a training on this machine's CPU, each with its part of every batch; one for each core is
             faster than one process with as many threads. Part of what the result is a function of. Several GPUs are
             used under ``torchrun``, where ``batch_size`` is each process's.
+        sharded: Processes share weights, gradients and moments, for policies that are too large for one GPU; a run goes
+            on in any number of them.
     """
 
     name: str = "run"
@@ -362,6 +364,7 @@ class Recipe:
     threads: Natural = 0
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     processes: Count = 1
+    sharded: bool = False
 
     @property
     def eval_envs(self) -> tuple[str, ...]:

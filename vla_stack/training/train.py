@@ -47,7 +47,7 @@ def train(recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None = None) -
 def _train(whole: Recipe, recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None) -> Path:
     """``whole`` is what the run is, ``recipe`` this process's part of it."""
     begin = time.monotonic()
-    placement = place(recipe.device)
+    placement = place(recipe.device, recipe.sharded)
     if recipe.precision == "auto":  # the run's recipe names what it was, so that it resumes in it on any machine
         precision = native_precision(placement.device)
         whole, recipe = replace(whole, precision=precision), replace(recipe, precision=precision)
@@ -64,7 +64,7 @@ def _train(whole: Recipe, recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits 
             f"{recipe.method.steps} (ready in {time.monotonic() - begin:.1f} s) -> {run_dir}",
             flush=True,
         )
-        print(estimate(trainer.policy, recipe).report(capacity(placement.device)), flush=True)
+        print(estimate(trainer.policy, recipe, placement.shards).report(capacity(placement.device)), flush=True)
     evaluate = evaluator(recipe, str(placement.device)) if recipe.eval.every else None
     outcome = trainer.run(evaluate, parts.held_out)
     placement.close()

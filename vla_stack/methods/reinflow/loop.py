@@ -70,7 +70,7 @@ class ReinFlowLoop(EpisodesLoop[Experience]):
     def fill(self, directory: Path) -> None:
         tensors = {k: p.detach().contiguous() for k, p in self.learner.named_parameters() if not k.startswith("_")}
         save_file(tensors, directory / WEIGHTS)
-        ckpt.save_state(directory, self.learner, self.learner.optimizer, None)
+        ckpt.save_state(directory, ckpt.state_of(self.learner, self.learner.optimizer, None))
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
         state = ckpt.load_state(checkpoint, self.learner, self.learner.optimizer, None)

@@ -1,0 +1,151 @@
+"""Train the generalist: one policy, from pictures and sentences, on every task of the suite, as long as there is time.
+
+    python tools/train_generalist.py                  # rounds without end: stop it and go on as you like
+    python tools/train_generalist.py --rounds 20 --start generalist     # from the one that ships
+    python tools/train_generalist.py --final          # a last round whose learning rate falls to nothing
+
+What such a policy lacks is scenes: from 600 a task it remembers them, from 2000 it succeeds in a tenth. So each round
+has new ones, a few frames of each (`vla collect --clip`), which one process records while another trains on the rounds
+before, each frame about six times. A round begins with the averaged weights of the one before. ``progress.jsonl`` says
+after every few rounds how the policy does in scenes that no round has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from results import ROOT, parser
+
+VLA = [sys.executable, "-m", "vla_stack.cli"]
+TASKS = (
+    *("pick", "place", "obstacle", "push", "stack", "drawer"),
+    *("pick_any", "place_relation", "press", "shelf", "slot", "sort_one"),
+)
+CLIP, NOISE, RANDOMISED = 4, 0.3, 3  # frames of a scene; of the commands; every third round looks otherwise
+SEED = 1000  # of the first round; the next one has the next
+EVAL_SEED = 60_000
+KEEP = 2  # rounds behind the window whose runs stay
+
+
+def roots(out: Path, number: int, tasks: list[str]) -> list[Path]:
+    return [out / "data" / f"{number:03d}" / task for task in tasks]
+
+
+def collecting(args: argparse.Namespace, number: int) -> subprocess.Popen[bytes]:
+    """A process that records a round; what is there already is not recorded again."""
+    commands = []
+    for task, root in zip(args.tasks, roots(args.out, number, args.tasks), strict=True):
+        look = ["--randomisation", "2"] if number % RANDOMISED == RANDOMISED - 1 else []
+        commands.append(
+            [*VLA, "collect", "--task", task, "--root", str(root), "--episodes", str(args.scenes), "--workers", "1"]
+            + ["--noise", str(NOISE), "--clip", str(CLIP), "--image-mode", "image", "--seed", str(SEED + number), *look]
+        )
+    program = f"import subprocess, sys\nfor c in {commands!r}:\n    subprocess.run(c, check=True)"
+    args.out.mkdir(parents=True, exist_ok=True)
+    with (args.out / "collect.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-c", program], stdout=log, stderr=log)
+
+
+def first_policy(args: argparse.Namespace) -> Path:
+    """Where the first round begins: the shipped policy's eyes and hands, and words of these tasks."""
+    start = args.out / "start"
+    if not start.exists():
+        words = [str(root) for root in roots(args.out, 0, args.tasks)]
+        run([sys.executable, str(ROOT / "tools" / "renew_text.py"), "shipped", str(start), *words])
+    return start
+
+
+def train(args: argparse.Namespace, number: int, policy: Path) -> Path:
+    """A round: the newest scenes and those of the window before them."""
+    out = args.out / "runs" / f"{number:03d}"
+    newest = range(max(0, number + 1 - args.window), number + 1)
+    data = [str(root) for n in newest for root in roots(args.out, n, args.tasks)]
+    last = 0.01 if args.final else 1.0
+    if (out / "checkpoints").exists():
+        run([*VLA, "train", "--resume", str(out)])
+    else:
+        shutil.rmtree(out, ignore_errors=True)
+        run(
+            [*VLA, "train", "multitask", f"policy={policy}", f"data.root=[{','.join(data)}]", f"output_dir={out}"]
+            + [
+                f"method.steps={args.steps}",
+                f"method.optimizer.lr={args.lr}",
+                f"method.optimizer.final_lr_ratio={last}",
+            ]
+            + [f"method.save_every={args.steps}", "method.ema=0.99", "data.opening_weight=1.0", "threads=1"]
+            + ["method.keep=1", f"seed={number}", "eval.every=0"]
+        )
+    return out / "checkpoints" / "last" / "pretrained_model"
+
+
+def successes(args: argparse.Namespace, policy: Path) -> dict[str, float]:
+    """By task, in scenes that no round has."""
+    from vla_stack.evaluation.evaluate import evaluate
+    from vla_stack.policies.chunk_policy import load_policy
+
+    loaded = load_policy(policy, frozen=True)
+    return {
+        task: evaluate(loaded, f"sim/{task}-v0", args.episodes, EVAL_SEED, num_envs=args.episodes).success_rate
+        for task in args.tasks
+    }
+
+
+def run(command: list[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+def report(args: argparse.Namespace, line: dict[str, Any]) -> None:
+    with (args.out / "progress.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(json.dumps(line), flush=True)
+
+
+def main(args: argparse.Namespace) -> int:
+    done = sorted((args.out / "runs").glob("*/checkpoints/last/pretrained_model/model.safetensors"))
+    number = len(done)
+    recorder, begun = collecting(args, number), time.monotonic()
+    try:
+        policy = done[-1].parent if done else None
+        while number < args.rounds:
+            if recorder.wait():
+                raise SystemExit(f"recording failed, see {args.out / 'collect.log'}")
+            recorder = collecting(args, number + 1)
+            policy = train(args, number, policy or (Path(args.start) if args.start else first_policy(args)))
+            if (number + 1) % args.eval_every == 0 or args.final or number + 1 == args.rounds:
+                found = successes(args, policy)
+                mean = sum(found.values()) / len(found)
+                minutes = (time.monotonic() - begun) / 60
+                report(args, {"round": number, "mean": round(mean, 3), "minutes": round(minutes, 1), **found})
+            if args.final:
+                break
+            number += 1
+            for old in range(max(0, number + 1 - args.window - KEEP)):
+                shutil.rmtree(args.out / "data" / f"{old:03d}", ignore_errors=True)
+    finally:
+        recorder.terminate()
+        recorder.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    p = parser(__doc__)
+    p.add_argument("--out", type=Path, default=ROOT / "outputs" / "generalist", help="folder (outputs/generalist)")
+    p.add_argument("--start", default="", help="policy to begin with (the shipped one with new words)")
+    p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all of them")
+    p.add_argument("--rounds", type=int, default=10**6, help="rounds in all (without end)")
+    p.add_argument("--scenes", type=int, default=250, help="new ones of each task a round (%(default)s)")
+    p.add_argument("--steps", type=int, default=1000, help="of 64 samples a round (%(default)s)")
+    p.add_argument("--window", type=int, default=6, help="rounds that are trained on (%(default)s)")
+    p.add_argument("--lr", type=float, default=1e-3, help="learning rate (%(default)s)")
+    p.add_argument("--eval-every", type=int, default=4, help="rounds between evaluations (%(default)s)")
+    p.add_argument("--episodes", type=int, default=10, help="of each task in an evaluation (%(default)s)")
+    p.add_argument("--final", action="store_true", help="one more round, whose learning rate falls to nothing")
+    sys.exit(main(p.parse_args()))
