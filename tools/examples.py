@@ -37,6 +37,10 @@ STEPS = (
         "--episodes 11 --workers 1",
     ),
     Step(
+        "vla collect --task pick_any shelf --noise 0.3 --clip 4 --episodes 9000 --root data/scenes",
+        "--episodes 2 --workers 1",
+    ),
+    Step(
         "vla collect --env metaworld/push-v3 metaworld/drawer-open-v3 --control-hz 20 --cameras topview gripperPOV "
         "--episodes 100 --root data/metaworld",
         "--episodes 1 --workers 1",
@@ -146,6 +150,11 @@ STEPS = (
         "vla export --policy runs/pick --out runs/pick_onnx && vla serve --policy runs/pick_onnx --backend onnx",
         f"--endpoint {ADDRESS}",
         "READY",
+    ),
+    Step(
+        "vla serve --policy runs/pick --protocol vla-eval",
+        "--endpoint ws://127.0.0.1:18769",
+        ready="READY",
     ),
     Step(
         "vla serve --policy runs/pick --protocol openpi --keys front=observation/image",
