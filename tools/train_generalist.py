@@ -4,17 +4,20 @@
     python tools/train_generalist.py --rounds 20 --start generalist     # from the one that ships
     python tools/train_generalist.py --final          # a last round whose learning rate falls to nothing
 
-What such a policy lacks is scenes: from 600 a task it remembers them, from 2000 it succeeds in a tenth. So each round
-has new ones, a few frames of each (`vla collect --clip`), which one process records while another trains on the rounds
-before, each frame about six times. A round begins with the averaged weights of the one before. ``progress.jsonl`` says
-after every few rounds how the policy does in scenes that no round has.
+What such a policy lacks is scenes: those of a few hundred demonstrations it remembers. So each round has new ones, a
+few frames of each (`vla collect --clip`), which one process records while another trains on the rounds before, each
+frame about six times. A round begins with the averaged weights of the one before. ``progress.jsonl`` says after every
+few rounds how the policy does in scenes that no round has.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -51,7 +54,7 @@ def collecting(args: argparse.Namespace, number: int) -> subprocess.Popen[bytes]
     program = f"import subprocess, sys\nfor c in {commands!r}:\n    subprocess.run(c, check=True)"
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / "collect.log").open("ab") as log:
-        return subprocess.Popen([sys.executable, "-c", program], stdout=log, stderr=log)
+        return subprocess.Popen([sys.executable, "-c", program], stdout=log, stderr=log, start_new_session=True)
 
 
 def first_policy(args: argparse.Namespace) -> Path:
@@ -130,7 +133,8 @@ def main(args: argparse.Namespace) -> int:
             for old in range(max(0, number + 1 - args.window - KEEP)):
                 shutil.rmtree(args.out / "data" / f"{old:03d}", ignore_errors=True)
     finally:
-        recorder.terminate()
+        with contextlib.suppress(ProcessLookupError):  # and the command that it runs
+            os.killpg(recorder.pid, signal.SIGTERM)
         recorder.wait()
     return 0
 

@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from readme import Process, Step
+from readme import ROOT, Process, Step
 
-PAGES = Path(__file__).resolve().parent.parent / "docs" / "tutorials"
+PAGES = ROOT / "docs" / "tutorials"
 BLOCK = re.compile(
     r"(?P<notes>(?:<!-- \w+: .+? -->\n)*)(?P<fence>```(?P<kind>bash|python)\n(?P<code>.*?)\n```\n)"
     r"(?:\n```text\n.*?\n```\n)?",
@@ -63,7 +63,8 @@ def blocks(page: str) -> list[Block]:
 def shown(text: str, folder: Path) -> str:
     """What a reader needs of an output: no bars, colours or folders of ours, and not the middle of a long one."""
     lines = [COLOUR.sub("", line.rstrip().rpartition("\r")[2]) for line in text.split("\n")]
-    lines = [TOKEN.sub("...", line.replace(f"{folder}/", "")).rstrip() for line in lines if not BAR.search(line)]
+    lines = [line.replace(f"{folder}/", "").replace(str(ROOT), "...") for line in lines if not BAR.search(line)]
+    lines = [TOKEN.sub("...", line).rstrip() for line in lines]
     if len(lines) > HEAD + TAIL + 1:
         lines[HEAD:-TAIL] = ["..."]
     return "\n".join(lines)

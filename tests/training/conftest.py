@@ -11,6 +11,21 @@ from training_fakes import record
 from vla_stack.methods.imitation.recipe import Imitation
 from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, Recipe
 
+TINY = """
+name: tiny
+policy:
+  options: {chunk_size: 4, n_action_steps: 2, width: 16, expert_width: 16, depth: 1, heads: 2, head_dim: 8,
+            vision_channels: [4, 8]}
+method:
+  optimizer: {lr: 1e-2, warmup_steps: 2}
+  steps: 6
+  batch_size: 4
+  log_every: 2
+  save_every: 4
+threads: 1
+device: cpu
+"""
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -33,3 +48,10 @@ def recipe() -> Recipe:
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("data") / "arm")
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, dataset: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(f"{TINY}data: {{root: {dataset}}}\n")
+    return path

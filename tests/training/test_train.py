@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lerobot.configs import NormalizationMode
 from safetensors.torch import load_file
+from side_by_side_runs import with_torchrun
 from training_fakes import ACTION, HORIZON, SIDE, STATE, record
 
 from vla_stack.cli import main
@@ -30,27 +28,6 @@ from vla_stack.training.recipe import EvalRecipe, PolicyRecipe, Recipe, TaskReci
 from vla_stack.training.train import evaluator
 
 GATE = ("score", "spread")  # of a mixture of horizons
-TINY = """
-name: tiny
-policy:
-  options: {chunk_size: 4, n_action_steps: 2, width: 16, expert_width: 16, depth: 1, heads: 2, head_dim: 8,
-            vision_channels: [4, 8]}
-method:
-  optimizer: {lr: 1e-2, warmup_steps: 2}
-  steps: 6
-  batch_size: 4
-  log_every: 2
-  save_every: 4
-threads: 1
-device: cpu
-"""
-
-
-@pytest.fixture
-def recipe_file(tmp_path: Path, dataset: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(f"{TINY}data: {{root: {dataset}}}\n")
-    return path
 
 
 def served(run_dir: Path) -> bytes:
@@ -405,6 +382,7 @@ def test_processes_of_a_recipe_are_those_of_torchrun_and_resume(recipe_file: Pat
         (["imitation", "data.root=x", "processes=3", "device=cpu"], "method.batch_size=64 cannot be shared"),
         (["rl_wsrl", "processes=2"], "method 'wsrl' trains in one process"),
         (["grape_success", "processes=2"], "method 'grape' trains in one process"),
+        (["grape_success", "sharded=true"], "method 'grape' trains in one process"),
     ],
 )
 def test_a_batch_that_is_not_shared_is_refused(given, words, tmp_path: Path, capsys) -> None:
@@ -419,119 +397,6 @@ def test_where_another_process_does_not_start_none_trains(
     run = [str(recipe_file), "device=cpu", "method.steps=2", "method.batch_size=4", "processes=2"]
     assert main(["train", *run, f"output_dir={tmp_path / 'run'}"]) == 1
     assert "another process of this training did not start" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_who_shares_the_weights_trains_as_one_process_does(recipe_file: Path, tmp_path: Path, monkeypatch) -> None:
-    """Large layers by themselves, the others at once; moments, average, clipping and accumulation among it."""
-    flat = [str(recipe_file), "method.optimizer.final_lr_ratio=1.0", "method.ema=0.9", "device=cpu", "precision=fp32"]
-    flat += ["method.accumulate=2", "method.optimizer.clip_norm=0.5", "method.log_every=1", "method.batch_size=2"]
-    flat += ["data.validation=0.2", "sharded=true"]
-    assert main(["train", *flat, "method.steps=4", f"output_dir={tmp_path / 'one'}"]) == 0
-    with_torchrun(*flat, "method.steps=4", f"output_dir={tmp_path / 'two'}", alike=True, large=64)
-    for file in ("pretrained_model/model.safetensors", "training_state/optimizer.safetensors"):
-        one, two = (load_file(tmp_path / run / "checkpoints/last" / file) for run in ("one", "two"))
-        assert one.keys() == two.keys() and all(one[k].shape == two[k].shape for k in one)
-        assert max(float((one[k] - two[k]).abs().max()) for k in one) < 1e-5
-    one, two = (
-        [json.loads(x) for x in (tmp_path / r / "metrics.jsonl").read_text().splitlines()] for r in ("one", "two")
-    )
-    for a, b in zip(one, two, strict=True):
-        assert a.keys() == b.keys()
-        assert all(
-            b[k] == pytest.approx(a[k], rel=1e-4, abs=1e-6) for k in a if k in ("loss", "grad_norm", "validation/loss")
-        )
-
-
-@pytest.mark.slow
-def test_a_run_of_shared_weights_goes_on_in_any_number_of_processes(recipe_file: Path, tmp_path: Path, capsys) -> None:
-    flat = [str(recipe_file), "method.optimizer.final_lr_ratio=1.0", "device=cpu", "precision=fp32", "sharded=true"]
-    flat += ["method.batch_size=2", "method.save_every=2"]
-    with_torchrun(*flat, "method.steps=4", f"output_dir={tmp_path / 'through'}", large=64)
-    with_torchrun(*flat, "method.steps=2", f"output_dir={tmp_path / 'cut'}", large=64)
-    with_torchrun("--resume", str(tmp_path / "cut"), "method.steps=4", large=64)
-    file = "checkpoints/last/pretrained_model/model.safetensors"
-    through, cut = (load_file(tmp_path / run / file) for run in ("through", "cut"))
-    assert all(torch.equal(through[k], cut[k]) for k in through)
-    assert main(["train", "--resume", str(tmp_path / "cut"), "method.steps=6"]) == 0
-    assert json.loads((tmp_path / "cut/checkpoints/last/training_state/state.json").read_text())["step"] == 6
-
-
-@pytest.mark.slow
-def test_shared_weights_take_the_memory_that_was_said(recipe_file: Path, tmp_path: Path) -> None:
-    """Parts of weights and moments as they lie in one of two processes, counted there."""
-    flat = [str(recipe_file), "method.steps=1", "method.batch_size=2", "method.ema=0.9", "device=cpu", "sharded=true"]
-    with_torchrun(*flat, f"output_dir={tmp_path / 'run'}", large=64, count=str(tmp_path / "bytes.json"))
-    found = json.loads((tmp_path / "bytes.json").read_text())
-    for what, counted in found["counted"].items():
-        assert found["said"][what] == pytest.approx(counted, rel=0.1), what
-
-
-def with_torchrun(*args: str, **how: Any) -> None:
-    """``vla train`` in two processes as torchrun starts them, without paying for two more imports of torch."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vla_stack.training.loop", "vla_stack.policies.modeling_vla"])
-    processes = [context.Process(target=rank_main, args=(rank, port, args), kwargs=how) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(200)
-    assert [process.exitcode for process in processes] == [0, 0]
-
-
-def rank_main(
-    rank: int, port: int, args: tuple[str, ...], alike: bool = False, large: int = 1 << 20, count: str = ""
-) -> None:
-    """A process of several.
-
-    Args:
-        rank: Which.
-        port: Where they meet.
-        args: Of ``vla train``.
-        alike: All have the same batches and noise, as one process alone.
-        large: Weights of a large layer.
-        count: File for the bytes that this process holds in the end, and those that were estimated.
-    """
-    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{key: str(value) for key, value in here.items()}}
-    from vla_stack.training import loop, placement, train
-
-    placement.LARGE = large
-    if alike:
-        made = placement.Sharded.__init__
-
-        def as_the_first(self: Any, device: str) -> None:
-            made(self, device)
-            self.rank = 0
-
-        placement.Sharded.__init__ = as_the_first  # type: ignore[method-assign]
-    if count and rank == 0:
-        ran = loop.Trainer.run
-
-        def counted(self: Any, *given: Any) -> Any:
-            said = train.estimate(self.policy, self.recipe, self.placement.shards)
-            outcome = ran(self, *given)
-            slots = [v for p in self.parameters for v in self.optimizer.state[p].values()]
-            shards = sum(placement.here(p).nbytes for p in self.parameters)
-            frozen = sum(p.nbytes for p in self.policy.parameters() if not p.requires_grad)
-            buffers = sum(b.nbytes for b in self.policy.buffers())
-            layers = sorted(sum(p.nbytes for p in m.parameters()) for m in placement.large_layers(self.policy))
-            small = sum(p.nbytes for p in self.parameters) - sum(layers)
-            whole = small + sum(layers[-2:])
-            found = {
-                "parameters": shards + frozen + buffers + whole,
-                "optimizer": sum(placement.here(v).nbytes for v in slots),
-                "average": sum(a.nbytes for a in self.ema._average),
-            }
-            said = {name: getattr(said, name) for name in found}
-            Path(count).write_text(json.dumps({"counted": found, "said": said}))
-            return outcome
-
-        loop.Trainer.run = counted  # type: ignore[method-assign]
-    sys.exit(main(["train", *args]))
 
 
 def test_automatic_precision_is_what_the_processor_computes_in(monkeypatch):

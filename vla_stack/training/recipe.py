@@ -404,8 +404,8 @@ def make(tree: dict[str, Any], source: str) -> Recipe:
     options = {key: value for key, value in given.items() if key != "name"}
     method = dataclasses.replace(build(kind, options, source, "method."), name=name)  # or module:Class, as it was given
     recipe: Recipe = build(Recipe, {**tree, "method": method}, source)
-    if recipe.processes > 1 and not getattr(kind, "shares_batches", False):
-        raise UserError(f"{source}: method '{name}' trains in one process", "leave processes at 1")
+    if (recipe.processes > 1 or recipe.sharded) and not getattr(kind, "shares_batches", False):
+        raise UserError(f"{source}: method '{name}' trains in one process", "leave processes at 1, sharded false")
     try:
         recipe.method.check_recipe(recipe)
     except UserError as e:
