@@ -6,7 +6,7 @@
 
 What such a policy lacks is scenes: those of a few hundred demonstrations it remembers. So each round has new ones, a
 few frames of each (`vla collect --clip`), which one process records while another trains on the rounds before, each
-frame about six times. A round begins with the averaged weights of the one before. ``progress.jsonl`` says after every
+frame about ten times. A round begins with the averaged weights of the one before. ``progress.jsonl`` says after every
 few rounds how the policy does in scenes that no round has.
 """
 
@@ -146,7 +146,7 @@ if __name__ == "__main__":
     p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all of them")
     p.add_argument("--rounds", type=int, default=10**6, help="rounds in all (without end)")
     p.add_argument("--scenes", type=int, default=250, help="new ones of each task a round (%(default)s)")
-    p.add_argument("--steps", type=int, default=1000, help="of 64 samples a round (%(default)s)")
+    p.add_argument("--steps", type=int, default=2000, help="of 64 samples a round (%(default)s)")
     p.add_argument("--window", type=int, default=6, help="rounds that are trained on (%(default)s)")
     p.add_argument("--lr", type=float, default=1e-3, help="learning rate (%(default)s)")
     p.add_argument("--eval-every", type=int, default=4, help="rounds between evaluations (%(default)s)")

@@ -150,6 +150,13 @@ def test_a_clip_is_a_few_frames_of_a_scene_from_a_random_one_on(tmp_path):
     np.testing.assert_allclose(chunks[:, 0], data.columns[ACTION], atol=1e-6)
 
 
+def test_clips_that_end_before_their_episode_does_are_no_failures_of_the_expert(tmp_path, monkeypatch):
+    monkeypatch.setattr("vla_stack.rollout.collect.HOPELESS", 1)
+    config = CollectConfig("pick", noise=0.3, image_size=16, clip=1, options={"cameras": ("front",)})
+    assert collect(config, tmp_path / "clips", 6, workers=0) == (6, 6)
+    assert not open_dataset(tmp_path / "clips").columns["next.success"][0]  # the first one had not arrived
+
+
 def test_clips_are_continued_where_they_were_stopped(tmp_path):
     config = CollectConfig("pick", noise=0.3, image_size=16, clip=2, options={"cameras": ("front",)})
     collect(config, tmp_path / "once", 5, workers=0)

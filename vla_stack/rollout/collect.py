@@ -283,10 +283,10 @@ def collect(
         _write_record(config, root)
         for record in records:
             tried += 1
-            succeeded += record.success
-            if record.success or config.keep_failures or config.mixed or config.clip:
-                if not record.attached[FRAMES]:
-                    continue  # a clip of an episode that failed
+            # A clip ends before its episode does; it has frames where the expert, driven to the end, succeeded.
+            worked = bool(record.attached[FRAMES]) if config.clip else record.success
+            succeeded += worked
+            if worked or (record.attached[FRAMES] and (config.keep_failures or config.mixed)):
                 _record(recorder, record)
                 have += 1
                 bar.update()
