@@ -18,6 +18,7 @@ REGISTRY = """
 BUILT_IN: dict[str, dict[str, str]] = {
     "policies": {"vla": "vla_stack.policies.vla:Vla", "flow": "vla_stack.policies.flow:Flow"},
     "tasks": {"pick": "sim.pick:Pick", "push": "sim.push:Push"},
+    "robots": {"arm": "vla_stack.robots.arm:Arm"},
     "costs": {name: f"vla_stack.costs:{name}" for name in ("a", "b")},
 }
 """
@@ -31,6 +32,9 @@ FILES = {
     "vla_stack/policies/blocks.py": "X = 1\n",
     "vla_stack/policies/loading.py": "from vla_stack.registry import POLICIES\n",
     "vla_stack/costs.py": "",
+    "vla_stack/robots/__init__.py": "from vla_stack.registry import ROBOTS\n\ndef make_robot(): ...\n",
+    "vla_stack/robots/service.py": "X = 1\n",
+    "vla_stack/robots/arm.py": "X = 1\n",
     "vla_stack/evaluate.py": "def f():\n    import vla_stack.policies.loading\n    from .registry import TASKS\n",
     "vla_stack/shipped.py": "NAME = 'shipped_one'\n",
     "vla_stack/assets/policies/shipped_one/config.json": '{"type": "vla"}',
@@ -47,6 +51,8 @@ FILES = {
     "tools/bench/pushing.py": "from vla_stack.evaluate import f\nA = ('flow', 'push')\n",
     "tools/bench/any.py": "from vla_stack.policies import loading\n",
     "tools/bench/whole.py": "import vla_stack as vla\n",
+    "tools/bench/serving.py": "from vla_stack.robots import service\nfrom vla_stack.robots.service import X\n",
+    "tools/bench/moving.py": "from vla_stack.robots import make_robot\n",
     "tools/bench/driving.py": "from vla_stack import drive\n",
     "tools/bench/costing.py": "from vla_stack import costs\nfrom results import write\n",
 }
@@ -101,11 +107,12 @@ def measure(freshness, root, name, *flags):
         ("sim/arm.xml", {"shipped"}),
         ("sim/push.py", {"pushing"}),
         ("vla_stack/costs.py", {"costing"}),
+        ("vla_stack/robots/arm.py", {"moving"}),  # a module of the package is no robot that the package may make
         ("vla_stack/api.py", {"whole", "driving"}),  # imported where it is asked for, not with the package
         ("tools/bench/helper.py", {"shipped"}),
         ("vla_stack/registry.py", set()),  # a table, whose entries are counted where they are used
         ("tools/results.py", set()),  # writes figures down, computes none
-        ("vla_stack/__init__.py", {"shipped", "pushing", "any", "costing", "whole", "driving"}),
+        ("vla_stack/__init__.py", {"shipped", "pushing", "any", "costing", "whole", "driving", "serving", "moving"}),
     ],
 )
 def test_a_changed_line_makes_exactly_its_figures_stale(tree, freshness, changed, stale):

@@ -205,19 +205,33 @@ def _words(texts: Iterable[str]) -> set[str]:
 
 def _registered(tree: Tree, sources: set[str], inputs: set[str]) -> set[str]:
     """Modules that are loaded by a name: of each kind that is looked up, those whose names stand in the script, its
-    helpers and the inputs; all of the kind where none does."""
+    helpers and the inputs; all of the kind where none does. A package's ``__init__`` looks nothing up for those who
+    import only its modules."""
     if REGISTRY not in sources:
         return set()
     of_tools = {path for path in sources if path.startswith("tools/")}
     texts = [s for path in of_tools for s in tree.facts(path).strings]
     words = _words([*texts, *(tree.text(path) for path in inputs if path.endswith(TEXT))])
-    kinds = set().union(*(tree.facts(path).kinds for path in sources if path != REGISTRY))
+    idle = {path for path in sources if path.endswith("/__init__.py") and not _asked(tree, sources, path)}
+    kinds = set().union(*(tree.facts(path).kinds for path in sources - idle - {REGISTRY}))
     found: set[str] = set()
     for kind, modules in _table(tree).items():
         if kind in kinds and kind != "verbs":
             named = {module for name, module in modules.items() if name in words} or set(modules.values())
             found |= {f"{m.replace('.', '/')}{end}" for m in named for end in (".py", "/__init__.py")}
     return found & tree.blobs.keys()
+
+
+def _asked(tree: Tree, sources: set[str], package: str) -> bool:
+    """Whether anything of a package itself is imported, and not only modules that lie in it."""
+    folder = PurePosixPath(package).parent
+    for path in sources:
+        for level, module, name in tree.facts(path).imports:
+            above = PurePosixPath(path).parents[level - 1] if level else PurePosixPath()
+            if above / module.replace(".", "/") == folder:
+                if not {f"{folder}/{name}.py", f"{folder}/{name}/__init__.py"} & tree.blobs.keys():
+                    return True
+    return False
 
 
 def _table(tree: Tree) -> dict[str, dict[str, str]]:
