@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, parser, write
 from vla_stack.data import digests
 from vla_stack.data.integrity import check
