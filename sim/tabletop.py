@@ -128,6 +128,11 @@ class Tabletop(ArmEnv):
     def subjects(self) -> tuple[str, str]:
         return self.target, self.target
 
+    @property
+    def named(self) -> dict[str, tuple[str, str]]:
+        """Kind and colour of what a sentence may name, by its body."""
+        return {slot_name(i): (thing.kind, thing.colour) for i, thing in enumerate(self.things)}
+
     def keypoints(self) -> dict[str, NDArray[np.float32]]:
         return objects.points(self, *map(slot_name, range(self.count)))
 

@@ -115,6 +115,11 @@ class Press(Tabletop):
     def failed(self) -> bool:
         return any(self.depth(i) > PRESSED for i in range(BUTTONS) if i != self.wish[0])
 
+    @property
+    def named(self) -> dict[str, tuple[str, str]]:
+        buttons = {button_name(i): (button.kind, button.colour) for i, button in enumerate(self.buttons)}
+        return buttons | super().named
+
     def keypoints(self) -> dict[str, NDArray[np.float32]]:
         return super().keypoints() | objects.points(self, *map(button_name, range(BUTTONS)))
 

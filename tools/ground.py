@@ -1,0 +1,293 @@
+"""Teach a policy's eyes and words what is where before it learns to move, from scenes that are only reset.
+
+    python tools/ground.py outputs/start outputs/grounded --minutes 40
+    vla train multitask policy=outputs/grounded data.root=data/multitask
+
+A demonstration takes a good part of a second, a reset some milliseconds: eyes and words see a hundred times as many
+scenes so. Two heads are learnt beside the policy's prefix and thrown away: *what* reads the image encoders' features
+where a thing is in the picture, and says its kind and colour; *where* reads the prefix, and says where the sentence's
+things are on the table. Their labels are the simulator's and exist in training alone. The pictures are augmented as in
+imitation. Every two minutes the policy is saved and a line says, for scenes that are not trained on, how far off
+*where* is by task, and how often *what* is right; give the policy that was saved as the one to begin with to go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from results import parser
+from train_generalist import TASKS
+from vla_stack.policies.directory import resolve_policy, write_manifest
+from vla_stack.policies.modeling_vla import VlaPolicy
+from vla_stack.policies.prefix import module_name
+from vla_stack.policies.reading import read_config, read_processors
+from vla_stack.schema import OBS_IMAGES, OBS_STATE
+from vla_stack.training.augmentation import augmented
+from vla_stack.training.build import preprocessed
+from vla_stack.training.recipe import Augmentation
+
+RING = 60_000  # newest scenes, of which batches are drawn
+FIRST = 2_000  # scenes before the first step
+BATCH, LR, WARMUP, DECAY = 64, 1.5e-3, 100, 0.3  # the learning rate falls in the last so much of the time
+WHAT = 0.3  # weight of the loss of *what* beside that of *where*
+RANDOMISED = 0.33  # share of scenes with other light, camera and colours
+HELD, HELD_SEED, SEED = 100, 90_000_000, 10_000_000  # scenes of a task for the test; the first seeds of both kinds
+EVERY_MIN = 2.0
+TEXT = 120  # bytes of a sentence
+
+
+def row_type(cameras: list[str], size: int, state: int) -> np.dtype:
+    """A scene in the ring."""
+    from sim.stills import MOST
+
+    pictures = [(camera, "u1", (size, size, 3)) for camera in cameras]
+    told = [("places", "f4", (3, 2)), ("pixels", "f4", (len(cameras), MOST, 2)), ("kinds", "i8", MOST)]
+    rest = [("colours", "i8", MOST), ("state", "f4", state), ("task", "i8"), ("sentence", f"S{TEXT}")]
+    return np.dtype([*pictures, *told, *rest])  # type: ignore[list-item]
+
+
+def make(task: str, size: int, randomisation: int = 0) -> Any:
+    import gymnasium as gym
+
+    import sim  # noqa: F401  registers the tasks
+
+    return gym.make(f"sim/{task}-v0", image_size=size, randomisation=randomisation).unwrapped
+
+
+def write_row(row: NDArray[Any], env: Any, number: int, seed: int, rng: np.random.Generator, anywhere: float) -> None:
+    from sim.stills import still
+
+    seen = still(env, seed, rng, anywhere)
+    for camera, picture in seen.observation["pixels"].items():
+        row[camera] = picture
+    for name in ("places", "pixels", "kinds", "colours"):
+        row[name] = getattr(seen, name)
+    row["state"], row["task"], row["sentence"] = seen.observation["agent_pos"], number, seen.sentence.encode()[:TEXT]
+
+
+def draw(name: str, kind: np.dtype, tasks: list[str], size: int, first: int, step: int, counts: Any) -> None:
+    """Main function of a process that fills the ring, every ``step``-th row from ``first`` on."""
+    memory = shared_memory.SharedMemory(name)
+    ring = np.ndarray(RING, kind, memory.buf)
+    envs = [[make(task, size), make(task, size, 2)] for task in tasks]
+    rng = np.random.default_rng(SEED + first)
+    number = first
+    while True:
+        task = int(rng.integers(len(tasks)))
+        env = envs[task][int(rng.random() < RANDOMISED)]
+        write_row(ring[number % RING : number % RING + 1][0], env, task, SEED + number, rng, 0.7)
+        number += step
+        counts[first] += 1
+
+
+@contextmanager
+def scenes(kind: np.dtype, tasks: list[str], size: int, workers: int) -> Iterator[tuple[NDArray[Any], Any]]:
+    """The ring, and how many scenes each process has written to it by now; they go on writing."""
+    context = mp.get_context("spawn")
+    memory = shared_memory.SharedMemory(create=True, size=RING * kind.itemsize)
+    counts = context.Array("q", workers)
+    processes = [
+        context.Process(target=draw, args=(memory.name, kind, tasks, size, i, workers, counts), daemon=True)
+        for i in range(workers)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        yield np.ndarray(RING, kind, memory.buf), counts
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        memory.unlink()  # closing it is left to the end of the process: the ring still looks at it
+
+
+class Heads(nn.Module):
+    """*what* and *where*, beside a prefix.
+
+    Args:
+        policy: Whose prefix it is.
+        kinds: Kinds and colours that there are.
+        places: Labels of *where* as they are drawn [n, 3, 2], metres, for their mean and spread.
+    """
+
+    def __init__(self, policy: VlaPolicy, kinds: tuple[int, int], places: Tensor) -> None:
+        super().__init__()
+        config = policy.config
+        self.cameras = [module_name(key) for key in config.camera_keys]
+        self.kinds, self.tokens = kinds, len(self.cameras) * config.tokens_per_camera
+        wide = (self.tokens + 1) * config.width
+        self.where = nn.Sequential(nn.Linear(wide, 256), nn.GELU(), nn.Linear(256, 6))
+        self.what = nn.ModuleDict({c: nn.Linear(config.vision_channels[-1], sum(kinds) + 1) for c in self.cameras})
+        self.register_buffer("mean", places.mean(0))
+        self.register_buffer("spread", places.std(0).clamp(min=0.02))
+        self.seen: dict[str, Tensor] = {}
+        for camera in self.cameras:
+            encoder = policy.prefix.vision[camera]
+            encoder.maps.register_forward_pre_hook(lambda _, x, c=camera: self.seen.__setitem__(c, x[0]))
+        policy.prefix.transformer.last_norm.register_forward_hook(lambda *x: self.seen.__setitem__("tokens", x[2]))
+
+    def point(self, policy: VlaPolicy, batch: dict[str, Any]) -> Tensor:
+        """Normalised places [b, 3, 2]; features for :meth:`name` are those of this batch from now on."""
+        summary = policy.encode(batch).summary
+        known = torch.cat((summary, self.seen["tokens"][:, : self.tokens].flatten(1)), 1)
+        return self.where(known.float()).view(-1, 3, 2)
+
+    def name(self, rows: NDArray[Any]) -> tuple[Tensor, Tensor]:
+        """Loss of *what* for the batch that was pointed in, and which kinds were right [n]."""
+        losses, right = [], []
+        for n, camera in enumerate(self.cameras):
+            features = self.seen[camera].float()
+            height, width = features.shape[1:3]
+            pixels = torch.from_numpy(rows["pixels"][:, n].copy())
+            scene, thing = (~pixels[..., 0].isnan()).nonzero(as_tuple=True)
+            if not len(scene):
+                continue
+            x, y = (pixels[scene, thing] * torch.tensor([width, height])).long().unbind(1)
+            said = self.what[camera](features[scene, y, x])
+            kind = torch.from_numpy(rows["kinds"].copy())[scene, thing]
+            colour = torch.from_numpy(rows["colours"].copy())[scene, thing]
+            somewhere = (
+                torch.randint(len(rows), scene.shape),
+                *(torch.randint(s, scene.shape) for s in (height, width)),
+            )
+            kinds, colours, there = said.split((*self.kinds, 1), dim=1)
+            elsewhere = self.what[camera](features[somewhere])[:, -1]  # hardly ever is a thing there
+            losses += [F.cross_entropy(kinds, kind), F.cross_entropy(colours, colour)]
+            losses.append(0.5 * (F.softplus(-there).mean() + F.softplus(elsewhere).mean()))
+            right.append(kinds.argmax(1) == kind)
+        if not losses:
+            return torch.zeros(()), torch.zeros(0, dtype=torch.bool)
+        return torch.stack(losses).sum(), torch.cat(right)
+
+
+def batch_of(rows: NDArray[Any], cameras: list[str]) -> dict[str, Any]:
+    """Rows as a batch of training data, not yet preprocessed."""
+    pictures = {f"{OBS_IMAGES}.{camera}": torch.from_numpy(rows[camera].copy()) for camera in cameras}
+    sentences = [sentence.decode(errors="ignore") for sentence in rows["sentence"]]
+    return {**pictures, OBS_STATE: torch.from_numpy(rows["state"].copy()), "task": sentences}
+
+
+class Lesson:
+    """A policy that is taught, with its heads and its test.
+
+    Raises:
+        UserError: ``start`` is no native policy.
+    """
+
+    def __init__(self, start: str, tasks: list[str], seed: int) -> None:
+        from sim.stills import COLOURS, NAMES
+
+        torch.manual_seed(seed)
+        self.tasks, self.rng = tasks, np.random.default_rng(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        path = resolve_policy(start)
+        config = read_config(path, "cpu")
+        self.pre, self.post = read_processors(path, config, "cpu")
+        self.policy = VlaPolicy.from_pretrained(path, config=config).train()
+        self.cameras = [key.removeprefix(f"{OBS_IMAGES}.") for key in config.camera_keys]
+        self.size = config.input_features[config.camera_keys[0]].shape[-1]
+        self.kind = row_type(self.cameras, self.size, config.robot_state_feature.shape[0])
+        self.held = np.zeros(HELD * len(tasks), self.kind)
+        for n, task in enumerate(tasks):
+            env = make(task, self.size)
+            for k in range(HELD):
+                write_row(self.held[n * HELD + k], env, n, HELD_SEED + k, self.rng, 0.0)
+        self.heads = Heads(self.policy, (len(NAMES), len(COLOURS)), torch.from_numpy(self.held["places"].copy()))
+        self.learnt = [*self.policy.prefix.parameters(), *self.heads.parameters()]
+        self.optimizer = torch.optim.AdamW(self.learnt, lr=LR, betas=(0.9, 0.99), weight_decay=1e-4, fused=True)
+        self.steps = 0
+
+    def losses(self, rows: NDArray[Any], augment: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Loss of *where*, its distances [b, 3] in metres, loss of *what*, and which kinds were right [n]."""
+        batch = batch_of(rows, self.cameras)
+        if augment:
+            batch = augmented(batch, Augmentation(), self.generator)
+            batch["index"] = torch.randint(
+                1 << 30, (len(rows),), generator=self.generator
+            )  # some words in small pieces
+        batch = preprocessed(batch, self.pre)
+        with torch.autocast("cpu", torch.bfloat16):
+            said = self.heads.point(self.policy, batch)
+        error = said.float() - (torch.from_numpy(rows["places"].copy()) - self.heads.mean) / self.heads.spread
+        what, right = self.heads.name(rows)
+        return error.square().mean(), (error * self.heads.spread).detach().norm(dim=-1), what, right
+
+    def learn(self, ring: NDArray[Any], progress: float) -> float:
+        """One step on scenes of the ring; the loss of *where*. ``progress`` in [0, 1] sets the learning rate."""
+        self.steps += 1
+        rate = LR * min(1.0, self.steps / WARMUP) * min(1.0, max(0.02, (1.0 - progress) / DECAY))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        where, _, what, _ = self.losses(ring[self.rng.integers(len(ring), size=BATCH)], True)
+        (where + WHAT * what).backward()
+        nn.utils.clip_grad_norm_(self.learnt, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return where.item()
+
+    @torch.no_grad()
+    def test(self) -> dict[str, Any]:
+        """By task, how far off *where* is on average, cm, for the three places; and the share of kinds known."""
+        found: dict[str, Any] = {}
+        known = []
+        for n, task in enumerate(self.tasks):
+            _, far, _, right = self.losses(self.held[n * HELD : (n + 1) * HELD], False)
+            found[task] = [round(100 * float(f), 1) for f in far.mean(0)]
+            known.append(right)
+        first = float(np.mean([far[0] for far in found.values()]))
+        return {"first_cm": round(first, 2), "kinds": round(float(torch.cat(known).float().mean()), 3), **found}
+
+    def save(self, out: Path) -> None:
+        for part in (self.policy, self.pre, self.post):
+            part.save_pretrained(out)
+        write_manifest(out)
+
+
+def main(args: argparse.Namespace) -> int:
+    torch.set_num_threads(1)
+    lesson = Lesson(args.start, args.tasks, args.seed)
+    with scenes(lesson.kind, args.tasks, lesson.size, args.workers) as (ring, counts):
+        while (there := min(counts) * args.workers) < FIRST:
+            time.sleep(0.2)
+        begun, said, losses = time.monotonic(), 0.0, []
+        while (minutes := (time.monotonic() - begun) / 60) < args.minutes:
+            losses.append(lesson.learn(ring[:there], minutes / args.minutes))
+            there = min(RING, min(counts) * args.workers)
+            if minutes - said > EVERY_MIN or lesson.steps == 1:
+                said, loss = minutes, round(float(np.mean(losses)), 4)
+                line = {"minutes": round(minutes, 1), "steps": lesson.steps, "scenes": sum(counts), "loss": loss}
+                print(json.dumps(line | lesson.test()), flush=True)
+                lesson.save(args.out)
+                losses.clear()
+    print(json.dumps({"minutes": args.minutes, "steps": lesson.steps, "scenes": sum(counts)} | lesson.test()))
+    lesson.save(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    p = parser(__doc__)
+    p.add_argument("start", help="native policy: a directory, or the name of a shipped one")
+    p.add_argument("out", type=Path, help="new policy directory")
+    p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all of the generalist's")
+    p.add_argument("--minutes", type=float, default=40.0, help="of training (%(default)g)")
+    p.add_argument("--workers", type=int, default=1, help="processes that make scenes, one core each (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="(%(default)s)")
+    sys.exit(main(p.parse_args()))
