@@ -263,6 +263,22 @@ def test_a_robot_s_message_comes_first_and_of_strangers_one_message_in_a_call(li
         peer.socket.close()
 
 
+def test_who_waits_for_the_listener_is_told_of_messages_that_were_read_and_have_their_turn(listener, attackers):
+    """An owner that slept until its next look used to pay that sleep for each stranger before the newcomer: 20 peers
+    that only ask kept an operator waiting for a second."""
+    crowd = [meanwhile(listener, partial(attackers.Peer, port(listener.endpoint))) for _ in range(8)]
+    for peer in crowd:
+        peer.socket.sendall(3 * peer.frame(b"x"))
+    for connection in listener.peers.values():
+        until(lambda c=connection: select.select([c], [], [], 0)[0])
+    heard = 0
+    while select.select([listener], [], [], 0)[0]:
+        heard += len(listener.receive())
+    assert heard == 3 * len(crowd) and not listener._held
+    for peer in crowd:
+        peer.socket.close()
+
+
 def test_what_a_stranger_said_that_has_reset_its_connection_is_not_heard(listener, attackers):
     peer = meanwhile(listener, partial(attackers.Peer, port(listener.endpoint)))
     peer.push(lambda: peer.frame(b"x") * 4000)

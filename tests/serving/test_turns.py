@@ -85,3 +85,20 @@ def test_nobody_is_waited_for_who_is_not_watched(crowd):
     assert not select.select([crowd.turns], [], [], 0)[0]
     crowd.turns.forget("s")
     crowd.turns.forget("s")
+
+
+def test_a_reminder_is_readable_and_nobody_s_turn(crowd):
+    crowd.turns.remind(False)
+    assert not select.select([crowd.turns], [], [], 0)[0]
+    crowd.turns.remind(True)
+    assert select.select([crowd.turns], [], [], 0)[0] and not crowd.next()
+    crowd.turns.remind(False)
+    assert not select.select([crowd.turns], [], [], 0)[0]
+
+
+def test_the_rest_of_a_round_is_reminded_of(crowd):
+    assert crowd.next(("a", "b")) == ["a"]
+    crowd.turns.remind(False)
+    assert select.select([crowd.turns], [], [], 0)[0] and crowd.next() == ["b"]
+    crowd.turns.remind(False)
+    assert not select.select([crowd.turns], [], [], 0)[0]

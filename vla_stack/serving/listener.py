@@ -150,6 +150,9 @@ class Listener:
                     self._woken.recv(1024)
             elif (connection := self.peers.get(name) or self._unready.get(name)) is not None:
                 mail += self._attend(name, connection, mask)
+        self._turns.remind(
+            any(c.allowance.has(now_ns) for c in self._held.values())
+        )  # else owners sleep on what is held
         return mail
 
     def send(self, peer: bytes, frames: Buffers, newest: bool = False) -> bool:

@@ -6,6 +6,7 @@ What strangers do then delays nobody who belongs there by more than the work for
 from __future__ import annotations
 
 import selectors
+import socket
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 type Turn = tuple[Any, int]  # a name and what it may do now: READ, WRITE or both
 
-_STRANGERS = object()
+_STRANGERS, _REMINDER = object(), object()
 
 
 class Turns:
@@ -25,6 +26,8 @@ class Turns:
         self._watched: dict[Hashable, tuple[Any, selectors.BaseSelector, int]] = {}
         self._round: deque[Turn] = deque()  # strangers that have each one turn before any has its next
         self._waited = False  # whether strangers had none in the last call
+        self._spare = socket.socketpair()  # can always be written to
+        self._reminded = False
 
     def fileno(self) -> int:
         """Readable when :meth:`next` has somebody; not only then."""
@@ -55,6 +58,16 @@ class Turns:
         if mask:
             selector.unregister(stream)
 
+    def remind(self, waiting: bool) -> None:
+        """Be readable for a turn that no stream tells of: of this round, or of those who are ``waiting``."""
+        if (wanted := waiting or bool(self._round)) == self._reminded:
+            return
+        if wanted:
+            self._first.register(self._spare[0], WRITE, _REMINDER)
+        else:
+            self._first.unregister(self._spare[0])
+        self._reminded = wanted
+
     def next(self, timeout_s: float, waiting: Callable[[], Iterable[Hashable]]) -> list[Turn]:
         """Everybody who is vouched for and may do something, and at most one stranger; waits at most ``timeout_s`` for
         somebody.
@@ -68,7 +81,7 @@ class Turns:
         if new := not self._round:
             self._round.extend((name, READ) for name in waiting())
         found = [(key.data, mask) for key, mask in self._first.select(0.0 if self._round else timeout_s)]
-        turns = [turn for turn in found if turn[0] is not _STRANGERS]
+        turns = [turn for turn in found if turn[0] not in (_STRANGERS, _REMINDER)]
         if new and len(turns) < len(found):
             self._round.extend((key.data, mask) for key, mask in self._strangers.select(0.0))
         self._waited = bool(turns and self._round) and not self._waited
@@ -77,5 +90,5 @@ class Turns:
         return turns
 
     def close(self) -> None:
-        self._strangers.close()
-        self._first.close()
+        for part in (self._strangers, self._first, *self._spare):
+            part.close()
