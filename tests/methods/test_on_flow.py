@@ -14,7 +14,7 @@ from tiny_vlas import make_processors, make_vla, tiny_pi
 
 from vla_stack.methods.dsrl import Dsrl
 from vla_stack.methods.expo_vla import ExpoVla
-from vla_stack.methods.on_flow.decisions import Decisions, Drawn, episode, gathered, mixed, row
+from vla_stack.methods.on_flow.decisions import Decisions, Drawn, episode, gathered, joined, mixed, row
 from vla_stack.methods.practice import chunks_of
 from vla_stack.methods.rlpd_vla import RlpdVla
 from vla_stack.methods.sac import SacRecipe
@@ -153,7 +153,7 @@ def test_discounts_count_executed_steps_and_what_is_cut_off_bootstraps(base, bat
     assert success or torch.equal(view.next_obs[1], rows.seen[2])
     with pytest.raises(ValueError, match="2 chunks"):
         episode([row(rows, 0)], chunks, success, GAMMA)
-    twice = store.joined(store)
+    twice = joined([store, store])
     again = twice.view(torch.tensor([2, 3])).batch
     assert all(torch.equal(a, b) for a, b in zip(view[:5], again[:5], strict=True))
 
@@ -171,7 +171,7 @@ def test_half_of_each_slice_is_demonstrations(base, batch):
 def test_an_update_moves_critics_and_actor_and_never_the_base(base, batch, name):
     made = learner(base, batch, name)
     lived = Decisions.of(decided(made, batch)[2], [0, 1, 2], [1, 2, 2], [-1.0, -1.0, 0.0], [0.9, 0.9, 0.0])
-    made.store = made.store.joined(lived)
+    made.store = joined([made.store, lived])
     before = [p.clone() for p in base.policy.parameters()]
     own = {k: p.clone() for k, p in made.agent.named_parameters()}
     metrics = [made.update() for _ in range(3)]

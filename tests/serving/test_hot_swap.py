@@ -167,14 +167,16 @@ sys.exit(cli.main(["serve", *sys.argv[1:]]))
 """
 
 
-def test_the_verb_goes_over_to_the_newest_checkpoint(connect, tmp_path):
+@pytest.mark.parametrize("how", ["signal", "--follow"])
+def test_the_verb_goes_over_to_the_newest_checkpoint(how, connect, tmp_path):
     checkpoints, log = tmp_path / "checkpoints", tmp_path / "serve.jsonl"
     for name in ("100", "200"):
         (checkpoints / name / "pretrained_model").mkdir(parents=True)
         (checkpoints / name / "pretrained_model" / "config.json").write_text(json.dumps({"model": f"step {name}"}))
     (checkpoints / "last").symlink_to("100")
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, "--policy", str(tmp_path), "--endpoint", "tcp://127.0.0.1:*", "--log", str(log)],
+        [sys.executable, "-c", SERVE, "--policy", str(tmp_path), "--endpoint", "tcp://127.0.0.1:*", "--log", str(log)]
+        + ["--follow"] * (how == "--follow"),
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
@@ -184,7 +186,8 @@ def test_the_verb_goes_over_to_the_newest_checkpoint(connect, tmp_path):
         assert ask(client, 1, 0).model_version == "step 100"
         (checkpoints / "new").symlink_to("200")
         (checkpoints / "new").replace(checkpoints / "last")
-        process.send_signal(signal.SIGHUP)
+        if how == "signal":
+            process.send_signal(signal.SIGHUP)
         while "reloaded" not in log.read_text():
             barrier(client)
         assert ask(client, 2, 0).model_version == "step 100"

@@ -12,6 +12,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -97,10 +98,15 @@ class EpisodesLoop[L: Lived](ABC):
         self.policy = load_policy(start_of(recipe.policy.pretrained), recipe.device)
         if not is_flow(self.policy.policy):
             raise UserError(f"{recipe.policy.pretrained} is no flow policy", "train one with head=flow")
-        practised, options = judged(recipe.task.id, self.method.judge), recipe.task.options
-        self.plan = Plan(practised, options, self.policy.spec, PolicyAgent, {FINAL: FinalObservation}, EXECUTOR)
         self._engine: engine.Engine | None = None
         self.iteration = self.env_steps = 0
+
+    @cached_property
+    def plan(self) -> Plan:
+        """How it practises."""
+        task = self.recipe.task
+        practised = judged(task.id, self.method.judge)
+        return Plan(practised, task.options, self.policy.spec, PolicyAgent, {FINAL: FinalObservation}, EXECUTOR)
 
     # What a method does -----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 HELP = "Serve a policy to robots over ZeroMQ, or over the websocket protocol of openpi or vla-eval."
 WEBSOCKET = "ws://127.0.0.1:8000"
+FOLLOW_S = 1.0  # between two looks for another checkpoint
 ENDPOINTS = {"vla": "tcp://127.0.0.1:5555", "openpi": WEBSOCKET, "vla-eval": WEBSOCKET}
 EXAMPLES = (
     "vla serve --policy runs/pick",
@@ -40,6 +42,7 @@ EXAMPLES = (
     "vla serve --policy runs/pick --protocol vla-eval    # then, with vla-eval's harness: vla-eval run -c ...",
     "vla serve --protocol openpi --endpoint wss://0.0.0.0:8000 --token token.txt --tls cert.pem key.pem",
     "vla serve --policy runs/pick --log serve.jsonl   # kill -HUP: go over to the run's newest checkpoint",
+    "vla serve --policy outputs/train/rl_robot --follow   # at once, whenever there is a newer one",
 )
 
 
@@ -48,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="shipped",
         help="LeRobot policy directory, a run directory, or the name of a shipped policy (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="go over to the run's newest checkpoint whenever there is another one; a robot, between two episodes",
     )
     parser.add_argument("--embodiment", help="which robot to drive, where the policy was trained on several")
     parser.add_argument(
@@ -111,9 +119,12 @@ def main(args: argparse.Namespace) -> int:
             flush=True,
         )
 
+    tried: list[Path] = []
+
     def load() -> ChunkPolicy:
         # Resolved at each loading, links included: a run's newest checkpoint, and all files of the same one.
         path = resolve_policy(args.policy).resolve()
+        tried.append(path)
         return load_directory(
             path, args.device, args.threads, args.embodiment, args.backend, batch_sizes(args.max_batch)
         )
@@ -125,9 +136,28 @@ def main(args: argparse.Namespace) -> int:
         server = _websocket_server(args, load, endpoint, config, announce)
     else:
         server = PolicyServer(load, endpoint, config, on_ready=announce, log_file=args.log)
-    with handled(server):
+    with handled(server), following(args.policy, tried, server.reload) if args.follow else contextlib.nullcontext():
         server.run()
     return 0
+
+
+@contextlib.contextmanager
+def following(policy: str, tried: Sequence[Path], reload: Callable[[], None]) -> Iterator[None]:
+    """In here another checkpoint than the one that was tried last is loaded once it is there."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(FOLLOW_S):
+            with contextlib.suppress(UserError):  # there is none at the moment
+                if tried and resolve_policy(policy).resolve() != tried[-1]:
+                    reload()
+
+    thread = threading.Thread(target=watch, name="vla-follow", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _websocket_server(

@@ -9,11 +9,12 @@ and what follows counts gamma^k.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_stack.methods.practice import ChunkOf
@@ -95,11 +96,11 @@ class Decisions:
             torch.tensor(discount, dtype=torch.float32),
         )
 
-    def joined(self, other: Decisions) -> Decisions:
-        """These, and others after them."""
-        moved = {"at": other.at + len(self.seen), "after": other.after + len(self.seen)}
-        pairs = ((getattr(self, f.name), moved.get(f.name, getattr(other, f.name))) for f in fields(self))
-        return Decisions(*(torch.cat(pair) for pair in pairs))
+    def some(self, rows: NDArray[np.bool_]) -> Decisions:
+        """Those of a mask [r], beside the same observations."""
+        kept = torch.from_numpy(rows)
+        columns = ("at", "after", "actions", "reward", "discount")
+        return replace(self, **{name: getattr(self, name)[kept] for name in columns})
 
     def sample(self, n: int, rng: np.random.Generator) -> Drawn:
         """Draw decisions uniformly."""
@@ -121,6 +122,14 @@ class Decisions:
         """Inverse of :meth:`state_dict`."""
         for name, column in state.items():
             setattr(self, name, column)
+
+
+def joined(parts: Iterable[Decisions]) -> Decisions:
+    """Several, at least one, in their order; copies each once."""
+    every = list(parts)
+    before = np.cumsum([0, *(len(part.seen) for part in every)])
+    shifted = [replace(p, at=p.at + int(n), after=p.after + int(n)) for p, n in zip(every, before, strict=False)]
+    return Decisions(*(torch.cat([getattr(part, f.name) for part in shifted]) for f in fields(Decisions)))
 
 
 def mixed(own: Drawn, other: Drawn) -> Drawn:

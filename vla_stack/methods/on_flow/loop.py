@@ -13,6 +13,7 @@ from torch import nn
 from vla_stack.errors import UserError
 from vla_stack.methods.episodes_loop import EpisodesLoop
 from vla_stack.methods.off_policy import learner as learners
+from vla_stack.methods.on_flow.decisions import joined
 from vla_stack.methods.on_flow.learner import FlowLearner, means
 from vla_stack.methods.on_flow.rollouts import Explorer, Lived, demonstrations
 from vla_stack.policies.chunk_policy import ChunkPolicy
@@ -53,7 +54,7 @@ class FlowLoop(EpisodesLoop[Lived]):
 
     def update(self, data: Lived, generator: torch.Generator) -> dict[str, float]:
         """Keep the decisions, and learn from all there are, once for each new one."""
-        self.learner.store = self.learner.store.joined(data.decisions)
+        self.learner.store = joined([self.learner.store, data.decisions])
         if self.iteration + 1 < self.method.warmup:
             return {}
         return means([self.learner.update() for _ in range(data.count)])

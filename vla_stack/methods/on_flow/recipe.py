@@ -26,6 +26,8 @@ class OnFlow:
         sac: Networks and rates of critics and actor; ``batch`` rows for each of ``utd`` critic steps a decision.
         reward: ``step`` pays -1 a step until success, ``success`` 1 at success, ``task`` the environment's own reward.
         judge: Directory of a world model whose judges say what success is in training; evaluations ask the task.
+        live: Dataset that a robot is recording into (``vla run --record episodic``, or a console): it acts, and nothing
+            is simulated or evaluated; an iteration is ``episodes`` that were recorded.
         gamma: Discount of a control step.
         iterations: Iterations of rollouts and updates.
         episodes: Episodes an iteration.
@@ -43,6 +45,7 @@ class OnFlow:
     sac: SacRecipe = field(default_factory=SacRecipe)
     reward: Reward = "step"
     judge: str = ""
+    live: str = ""
     gamma: Annotated[float, Within(0, 1, closed=False)] = 0.98
     iterations: Natural = 40
     episodes: Count = 16
@@ -57,13 +60,19 @@ class OnFlow:
         """There are a policy, a task and demonstrations; raises :class:`UserError`."""
         if not recipe.policy.pretrained:
             raise UserError("'policy.pretrained' is missing", "give policy=DIR, a trained policy to start from")
-        if not recipe.task.id:
+        if not (recipe.task.id or self.live):
             raise UserError("'task' is missing", "for example task=sim/place-v0")
         if self.remembers and len(recipe.data.root) != 1:
             raise UserError(
                 f"'data.root' names {len(recipe.data.root)} datasets, method '{self.name}' remembers one",
                 "give data.root=DIR, the demonstrations that the policy was trained on",
             )
+        if self.live and not self.remembers:
+            raise UserError(
+                f"what a robot records does not tell '{self.name}' what it acts by", "use expo_vla or rlpd_vla"
+            )
+        if self.live and (self.judge or self.reward == "task"):
+            raise UserError("a robot records success alone", "leave 'method.judge' out, and set method.reward=step")
         if self.judge and is_imagined(recipe.task):
             raise UserError(f"task={recipe.task.id} has judges of its own", "leave 'method.judge' out")
         if self.judge and self.reward == "task":
@@ -88,9 +97,14 @@ class OnFlow:
     def run(self, recipe: Recipe, run_dir: Path) -> None:
         """Do the iterations that are missing."""
         from vla_stack.methods.episodes_loop import CURVE
+        from vla_stack.methods.on_flow.live import LiveLoop
         from vla_stack.methods.on_flow.loop import FlowLoop
         from vla_stack.training.checkpoint import PRETRAINED
 
+        if self.live:
+            LiveLoop(recipe, run_dir).run()
+            print(f"curve: {run_dir / CURVE}; serve it: vla serve --policy {run_dir} --follow")
+            return
         policy = FlowLoop(recipe, run_dir).run() / PRETRAINED
         env = simulated(recipe.task).id
         print(f"curve: {run_dir / CURVE}; try it: vla eval --policy {policy} --env {env} --mode sync")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,19 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vla_stack.data.dataset import Dataset, open_dataset
+from vla_stack.data.labels import CONTROL_SOURCE, reach
 from vla_stack.envs.making import check_fit
 from vla_stack.errors import UserError
 from vla_stack.evaluation.recorded import observations as recorded
 from vla_stack.evaluation.recorded import recorded_robot
+from vla_stack.intervention import Control
 from vla_stack.methods.episodes_loop import FINAL
-from vla_stack.methods.on_flow.decisions import Decisions, episode, gathered, row
+from vla_stack.methods.on_flow.decisions import Decisions, episode, gathered, joined, row
 from vla_stack.methods.practice import ChunkOf, Reward, chunks_of, unpaid
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.decided import Decided
 from vla_stack.rollout.collect import COMMAND_SENT
 from vla_stack.rollout.records import IDLE, EpisodeRecord
-from vla_stack.schema import ACTION, SUCCESS, Chunks, Continuation, Observation, PolicySpec
+from vla_stack.schema import ACTION, CAPTURE_TIME, SUCCESS, Chunks, Continuation, Observation, PolicySpec
 
+HOLD_S = 0.5  # as long as a robot waits for its next chunk
 BATCH = 64  # observations of a dataset that are encoded at once
 
 
@@ -87,7 +91,7 @@ class Explorer:
         seeds = [int(np.random.SeedSequence((r.seed, r.steps)).generate_state(1)[0]) for r in cut]
         final = self.decide([r.attached[FINAL] for r in cut], seeds) if cut else None
         ends = {record.seed: i for i, record in enumerate(cut)}
-        parts = []
+        parts: list[Decisions] = []
         for record in asked:
             chunks = list(chunks_of(record, reward, gamma))
             rows = [self._decisions[chunk.noise] for chunk in chunks]
@@ -95,9 +99,7 @@ class Explorer:
                 rows.append(row(final, ends[record.seed]))
             parts.append(Decisions.of(gathered(rows), *episode(rows, chunks, record.success, gamma)))
         self._decisions.clear()
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole.joined(part)
+        whole = joined(parts)
         success = torch.tensor([record.success for record in records])
         return Lived(whole, success, sum(record.steps for record in records))
 
@@ -105,11 +107,7 @@ class Explorer:
 def demonstrations(
     explorer: Explorer, root: Path, episodes: Sequence[int] | None, steps: int, reward: Reward, gamma: float
 ) -> Decisions:
-    """Recorded episodes as decisions, one at each frame, with what the policy saw and would have offered there.
-
-    A decision's actions are the ``steps`` commands from its frame on, as the policy normalises them; the commands that
-    were sent, where a dataset tells them from the labels. What follows is the frame after them, so decisions overlap
-    and every frame teaches. Success ends an episode; of one without, the decisions that reach its end are left out.
+    """Recorded episodes as decisions; see :func:`recorded_episode`.
 
     Args:
         explorer: Who decides.
@@ -122,29 +120,71 @@ def demonstrations(
     Raises:
         UserError: There is no such dataset, it does not fit the policy, or it does not say what succeeded.
     """
-    dataset, policy = open_dataset(root), explorer.policy
-    check_fit(recorded_robot(dataset), policy.spec.robot, str(root))
-    if SUCCESS not in dataset.columns:
-        raise UserError(f"{root} has no column '{SUCCESS}': nobody recorded what succeeded", "record it with `vla`")
+    dataset = open_recorded(explorer.policy, root)
     chosen = range(dataset.num_episodes) if episodes is None else episodes
-    parts: list[Decisions] = []
-    for number in chosen:
-        rows, actions, success = _recorded(explorer, dataset, number)
-        n = len(rows)
-        at = np.arange(n if success else max(0, n - steps))
-        taken = np.minimum(steps, n - at)
-        ended = success & (at + taken == n)
-        paid = [ChunkOf(0, _paid(int(k), bool(e), reward, gamma), int(k)) for k, e in zip(taken, ended, strict=True)]
-        after = np.where(ended, at, np.minimum(at + taken, n - 1))
-        known = gathered(rows)._replace(actions=actions)
-        discount = [0.0 if e else gamma**p.executed for e, p in zip(ended, paid, strict=True)]
-        parts.append(Decisions.of(known, at.tolist(), after.tolist(), [p.reward for p in paid], discount))
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole.joined(part)
+    whole = joined(recorded_episode(explorer, dataset, n, steps, reward, gamma).decisions for n in chosen)
     if not len(whole):
         raise UserError(f"{root}: no decision can be made of its episodes", "record some that succeed")
     return whole
+
+
+def open_recorded(policy: ChunkPolicy, root: Path) -> Dataset:
+    """A dataset of the policy's robot that says what succeeded.
+
+    Raises:
+        UserError: It is none.
+    """
+    dataset = open_dataset(root)
+    check_fit(recorded_robot(dataset), policy.spec.robot, str(root))
+    if SUCCESS not in dataset.columns:
+        raise UserError(f"{root} has no column '{SUCCESS}': nobody recorded what succeeded", "record it with `vla`")
+    return dataset
+
+
+class Recorded(NamedTuple):
+    """An episode of a dataset.
+
+    Attributes:
+        decisions: As if it had been decided at each of its frames.
+        human: bool [r], whether a person gave all actions of a decision.
+        success: Whether it succeeded.
+        steps: Frames up to then.
+    """
+
+    decisions: Decisions
+    human: NDArray[np.bool_]
+    success: bool
+    steps: int
+
+
+def recorded_episode(
+    explorer: Explorer, dataset: Dataset, number: int, steps: int, reward: Reward, gamma: float
+) -> Recorded:
+    """A recorded episode as decisions, one at each frame, with what the policy saw and would have offered there.
+
+    A decision's actions are the ``steps`` commands from its frame on, as the policy normalises them; the commands that
+    were sent, where a dataset tells them from the labels. What follows is the frame after them, so decisions overlap
+    and every frame teaches. Success ends an episode; of one without, the decisions that reach its end are left out, and
+    everywhere those that something interrupts: a hold, which is not recorded, may come after them, for :data:`HOLD_S`.
+    """
+    rows, actions, success = _recorded(explorer, dataset, number)
+    n, first = len(rows), int(dataset.episode_from[number])
+    at = np.arange(n if success else max(0, n - steps))
+    taken = np.minimum(steps, n - at)
+    ended = success & (at + taken == n)
+    whole = reach(dataset, np.ones(dataset.num_frames, bool))[first + at] >= taken
+    if CAPTURE_TIME in dataset.columns:
+        t = dataset.columns[CAPTURE_TIME][first : first + n]
+        whole &= ended | (t[np.minimum(at + taken, n - 1)] - t[at + taken - 1] <= HOLD_S)
+    at, taken, ended = at[whole], taken[whole], ended[whole]
+    paid = [ChunkOf(0, _paid(int(k), bool(e), reward, gamma), int(k)) for k, e in zip(taken, ended, strict=True)]
+    after = np.where(ended, at, np.minimum(at + taken, n - 1))
+    known = gathered(rows)._replace(actions=actions)
+    discount = [0.0 if e else gamma**p.executed for e, p in zip(ended, paid, strict=True)]
+    decisions = Decisions.of(known, at.tolist(), after.tolist(), [p.reward for p in paid], discount)
+    by_hand = dataset.columns.get(CONTROL_SOURCE, np.zeros(dataset.num_frames, np.int64))[first : first + n]
+    counted = np.concatenate([[0], np.cumsum(by_hand == Control.HUMAN)])
+    return Recorded(decisions, counted[at + taken] - counted[at] == taken, success, n)
 
 
 def _paid(steps: int, success: bool, reward: Reward, gamma: float) -> float:

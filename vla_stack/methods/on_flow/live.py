@@ -1,0 +1,144 @@
+"""Learning beside a robot: it acts and records, the learner reads what was recorded, and what it learnt is served.
+
+Three programs that wait for no other, each of which may be killed and started again:
+
+    vla serve --policy RUN --follow               the run's newest checkpoint, between a robot's episodes
+    vla run --record episodic --root DATA         acts; or a console, where a person may take over
+    vla train rl_robot method.live=DATA output_dir=RUN
+
+An episode counts once it is committed, so what is learnt from is what the disk holds, and a run that was stopped goes
+on with the episode after the last one of its checkpoint. As in HIL-SERL (Luo et al., arXiv:2410.21845) what a person
+did is kept with the demonstrations as well, which are half of each batch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vla_stack.data.dataset import Dataset
+from vla_stack.data.labels import CONTROL_SOURCE
+from vla_stack.data.layout import read_info
+from vla_stack.errors import UserError
+from vla_stack.intervention import Control
+from vla_stack.methods.on_flow.decisions import joined
+from vla_stack.methods.on_flow.loop import FlowLoop
+from vla_stack.methods.on_flow.rollouts import Lived, Recorded, open_recorded, recorded_episode
+from vla_stack.policies.chunk_policy import ChunkPolicy
+from vla_stack.schema import Observation
+from vla_stack.training import checkpoint as ckpt
+from vla_stack.training.recipe import Recipe
+from vla_stack.training.stop import Stop
+
+POLL_S = 0.5
+COMMIT_S = 30.0  # that a dataset may be between two states, while its writer commits
+NICE = 10  # below whoever drives a robot on the same computer
+
+
+class Stopped(Exception):
+    """Somebody asked for it while nothing was to be done."""
+
+
+class LiveLoop(FlowLoop):
+    """See :class:`~vla_stack.methods.episodes_loop.EpisodesLoop`; what it practises is what a robot does."""
+
+    def __init__(self, recipe: Recipe, run_dir: Path) -> None:
+        self._live, self._stop = Path(recipe.method.live), Stop()  # type: ignore[attr-defined]
+        super().__init__(recipe, run_dir)
+
+    def run(self) -> Path:
+        os.nice(NICE)
+        with self._stop:
+            try:
+                return super().run()
+            except Stopped:
+                saved = ckpt.latest(self.run_dir / "checkpoints")
+                print(f"stopped after {self.iteration} iterations: vla train --resume {self.run_dir}", flush=True)
+                assert saved is not None  # the first one is written before anything is waited for
+                return saved
+
+    def first(self) -> dict[str, object]:
+        """A preprocessed batch of an observation in the dark."""
+        robot = self.policy.spec.robot
+        images: dict[str, NDArray[np.uint8]] = {
+            c.name: np.zeros((c.height, c.width, 3), np.uint8) for c in robot.cameras
+        }
+        return self.policy.preprocess([Observation(np.zeros(len(robot.state), np.float32), images, "")])
+
+    def resume(self) -> None:
+        super().resume()
+        if not self.iteration:
+            return
+        number = self.iteration * self.method.episodes
+        dataset = self._wait(number)
+        self._remember([self._read(dataset, i) for i in range(number) if self._by_hand(dataset, i)])
+
+    def practise(self, seeds: Sequence[int]) -> Lived:
+        """As many recorded episodes as there are seeds, once they are there."""
+        first = self.iteration * self.method.episodes
+        dataset = self._wait(first + len(seeds))
+        found = [self._read(dataset, i) for i in range(first, first + len(seeds))]
+        self._remember(found)
+        success = torch.tensor([episode.success for episode in found])
+        return Lived(joined(episode.decisions for episode in found), success, sum(episode.steps for episode in found))
+
+    def evaluate(self) -> dict[str, object]:
+        """Nothing: the robot's own episodes tell."""
+        return {}
+
+    def deployed(self) -> ChunkPolicy:
+        """The policy that the robot tries next, and in the end the one that was learnt."""
+        r, learnt = self.method, self.iteration >= self.method.warmup
+        return self._around(self.learner.network(learnt, explores=learnt and self.iteration < r.iterations))
+
+    def _read(self, dataset: Dataset, number: int) -> Recorded:
+        r, steps = self.method, int(self.policy.spec.extras["n_action_steps"])
+        return recorded_episode(self.explorer, dataset, number, steps, r.reward, r.gamma)
+
+    def _remember(self, episodes: Sequence[Recorded]) -> None:
+        """Keep what a person did with the demonstrations."""
+        theirs = [episode.decisions.some(episode.human) for episode in episodes if episode.human.any()]
+        assert self.learner.offline is not None
+        self.learner.offline = joined([self.learner.offline, *theirs])
+
+    def _by_hand(self, dataset: Dataset, number: int) -> bool:
+        rows = slice(int(dataset.episode_from[number]), int(dataset.episode_to[number]))
+        return CONTROL_SOURCE in dataset.columns and bool(
+            (dataset.columns[CONTROL_SOURCE][rows] == Control.HUMAN).any()
+        )
+
+    def _wait(self, wanted: int) -> Dataset:
+        """The robot's dataset, once it holds ``wanted`` episodes.
+
+        Raises:
+            Stopped: Before that.
+            UserError: The dataset is damaged, or does not fit the policy.
+        """
+        told, failing_since = -1, 0.0
+        while not self._stop.asked:
+            if (held := _held(self._live)) >= wanted:
+                try:
+                    return open_recorded(self.policy, self._live)
+                except UserError:  # a commit changes several files
+                    failing_since = failing_since or time.monotonic()
+                    if time.monotonic() - failing_since > COMMIT_S:
+                        raise
+            elif held != told:
+                told = held
+                print(f"waiting for episode {wanted} of {self._live}, it holds {held}", flush=True)
+            time.sleep(POLL_S)
+        raise Stopped
+
+
+def _held(root: Path) -> int:
+    """Episodes of a dataset, 0 where there is none yet."""
+    try:
+        return int(read_info(root)["total_episodes"])
+    except UserError:
+        return 0
