@@ -130,11 +130,24 @@ def test_it_waits_for_what_is_not_recorded_yet(given, robot, tmp_path, monkeypat
     assert f"waiting for episode 2 of {robot.root}, it holds 1" in capsys.readouterr().out
 
 
-def test_whoever_asks_it_to_stop_while_it_waits_can_have_it_go_on(given, tmp_path, monkeypatch, capsys):
-    loop = LiveLoop(load(CONFIG, [*given, f"method.live={tmp_path / 'nothing'}"]), tmp_path / "run")
+def test_who_asks_it_to_stop_gets_what_was_learnt_and_can_have_it_go_on(given, robot, tmp_path, monkeypatch, capsys):
+    """An actor of RLPD explores by its own noise, which is nothing to be left with."""
+    keys = [key for key in given if not key.startswith(("method.samples", "method.edits"))]
+    keys += ["method.name=rlpd_vla", f"method.live={robot.root}"]
+    for _ in range(2):
+        robot.live(True)
+    loop = LiveLoop(load(CONFIG, keys), tmp_path / "run")
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(live.time, "sleep", lambda _: setattr(loop._stop, "asked", True))
-    assert loop.run().name == "000000"
+    kept = []
+
+    def asked(_: float) -> None:
+        kept.append(load_policy(tmp_path / "run").policy.config)
+        loop._stop.asked = True
+
+    monkeypatch.setattr(live.time, "sleep", asked)
+    assert loop.run().name == "000001"
+    left = load_policy(tmp_path / "run").policy.config
+    assert [c.noise_scale for c in (*kept, left)] == [1.0, 0.0] and not left.alone
     assert f"vla train --resume {tmp_path / 'run'}" in capsys.readouterr().out
 
 

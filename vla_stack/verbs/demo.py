@@ -109,8 +109,9 @@ def run(args: argparse.Namespace, policy: Path | str) -> dict:
 
 
 @contextlib.contextmanager
-def server(policy: Path | str, log: Path) -> Iterator[str]:
-    """A policy server on a free loopback port for as long as the block lasts; yields its endpoint.
+def server(policy: Path | str, log: Path, *options: str) -> Iterator[str]:
+    """A policy server on a free loopback port for as long as the block lasts, given further ``options``; yields its
+    endpoint.
 
     Raises:
         UserError: It did not become ready.
@@ -120,7 +121,7 @@ def server(policy: Path | str, log: Path) -> Iterator[str]:
         endpoint = f"tcp://127.0.0.1:{s.getsockname()[1]}"
     with log.open("wb") as f:
         process = subprocess.Popen(
-            [*VLA, "serve", "--policy", str(policy), "--endpoint", endpoint, "--threads", "1"],
+            [*VLA, "serve", "--policy", str(policy), "--endpoint", endpoint, "--threads", "1", *options],
             stdout=subprocess.PIPE,
             stderr=f,
         )

@@ -49,7 +49,7 @@ class LiveLoop(FlowLoop):
     """See :class:`~vla_stack.methods.episodes_loop.EpisodesLoop`; what it practises is what a robot does."""
 
     def __init__(self, recipe: Recipe, run_dir: Path) -> None:
-        self._live, self._stop = Path(recipe.method.live), Stop()  # type: ignore[attr-defined]
+        self._live, self._stop, self._over = Path(recipe.method.live), Stop(), False  # type: ignore[attr-defined]
         super().__init__(recipe, run_dir)
 
     def run(self) -> Path:
@@ -58,10 +58,10 @@ class LiveLoop(FlowLoop):
             try:
                 return super().run()
             except Stopped:
-                saved = ckpt.latest(self.run_dir / "checkpoints")
+                self._over = True
+                self.save()
                 print(f"stopped after {self.iteration} iterations: vla train --resume {self.run_dir}", flush=True)
-                assert saved is not None  # the first one is written before anything is waited for
-                return saved
+                return ckpt.path(self.run_dir / "checkpoints", self.iteration)
 
     def first(self) -> dict[str, object]:
         """A preprocessed batch of an observation in the dark."""
@@ -94,8 +94,8 @@ class LiveLoop(FlowLoop):
 
     def deployed(self) -> ChunkPolicy:
         """The policy that the robot tries next, and in the end the one that was learnt."""
-        r, learnt = self.method, self.iteration >= self.method.warmup
-        return self._around(self.learner.network(learnt, explores=learnt and self.iteration < r.iterations))
+        learnt, over = self.iteration >= self.method.warmup, self._over or self.iteration == self.method.iterations
+        return self._around(self.learner.network(learnt, explores=learnt and not over))
 
     def _read(self, dataset: Dataset, number: int) -> Recorded:
         r, steps = self.method, int(self.policy.spec.extras["n_action_steps"])

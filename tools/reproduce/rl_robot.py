@@ -1,0 +1,296 @@
+"""Reinforcement learning on a robot while it runs: an emulated SO-101 in real time, from pictures and a sentence.
+
+    python tools/reproduce/rl_robot.py                   # the first seed of both methods, then the others, then reports
+    python tools/reproduce/rl_robot.py --seeds 1 --methods expo_vla --minutes 5
+    python tools/reproduce/rl_robot.py --report          # what is there by now
+
+Claim asked for: from an imitation that succeeds in at most half of the episodes to 95 of 100 in 20 robot minutes.
+Imitation learns from few demonstrations. Then it acts through LeRobot's driver, a bus, servos and cameras that are
+emulated, records, and a learner beside it learns; the server goes over to what was learnt. Learner and actor are killed
+(-9) now and then and started again. In the end the policy that is left does 100 episodes on scenes that nobody learnt
+from. RLPD on the same features, with the same demonstrations, is the baseline. What was done is not done again:
+interrupt and continue as you like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from results import ROOT, Check, parser, write
+from vla_stack.statistics import rates_interval, success_interval
+from vla_stack.verbs.demo import VLA, server
+
+TASK, COLOUR, RATE_HZ = "so101_pick", "red", 10.0
+SECONDS = 6.0  # of an episode; an expert needs one and a half
+LIVE_SEED, FINAL_SEED, START_SEED = (
+    40_000,
+    60_000,
+    70_000,
+)  # scenes: that are learnt from, of the last test, of the first
+METHODS = ("expo_vla", "rlpd_vla")
+OPTIONS = "iterations: 100000, episodes: 2, warmup: 5, save_every: 1, keep: 3"
+WINDOW = 20  # episodes of which the learning curve is a mean
+PATIENCE_S = 600.0
+
+
+def main() -> int:
+    p = parser(__doc__)
+    p.add_argument("--out", type=Path, default=ROOT / "outputs" / "reproduce" / "rl_robot")
+    p.add_argument("--policy", type=Path, help="begin with this policy instead of training one")
+    p.add_argument("--data", type=Path, help="with --policy: its demonstrations")
+    p.add_argument("--demonstrations", type=int, default=120)
+    p.add_argument("--minutes", type=float, default=20.0, help="of the robot, learning (default: %(default)g)")
+    p.add_argument("--episodes", type=int, default=100, help="of the tests before and after (default: %(default)s)")
+    p.add_argument("--kills", type=int, default=10, help="of learner and actor each, in a run (default: %(default)s)")
+    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    p.add_argument("--report", action="store_true", help="run nothing")
+    args = p.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not args.report:
+        policy, data = start(args)
+        measure(args.out / "start.jsonl", policy, START_SEED, args.episodes)
+        for seed in range(args.seeds):
+            for method in args.methods:
+                run(args, args.out / f"{method}-{seed}", policy, data, method, seed)
+    report(args)
+    return 0
+
+
+def start(args: argparse.Namespace) -> tuple[Path, Path]:
+    """The policy to begin with, and its demonstrations."""
+    if args.policy:
+        return args.policy, args.data
+    data, run = args.out / "data", args.out / "train"
+    if not (run / "checkpoints").exists():
+        vla("collect", "--task", TASK, "--episodes", str(args.demonstrations), "--noise", "0.3", "--root", str(data))
+        vla("train", TASK, f"data.root={data}", f"output_dir={run}", "threads=1")
+    return run / "checkpoints/last/pretrained_model", data
+
+
+# -- the robot ---------------------------------------------------------------------------------------------------------
+
+
+def measure(file: Path, policy: Path, seed: int, wanted: int) -> None:
+    """Episodes of a policy as it is."""
+    if len(read(file)) < wanted:
+        with server(policy, file.with_suffix(".log"), "--max-batch", "1") as endpoint:
+            act(file, endpoint, seed, lambda done: len(done) >= wanted)
+
+
+def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = None) -> None:
+    """Episodes on the emulated robot until there are enough; each is a line of ``file``, and recorded into ``live``."""
+    from robot_drivers import make_driver
+    from robot_drivers.so101_emulator import Emulator
+    from vla_stack.console.run_recording import RunRecording
+    from vla_stack.runtime.executor import ExecutorConfig
+    from vla_stack.runtime.node import RobotNode
+
+    if enough(done := read(file)):
+        return
+    with tempfile.TemporaryDirectory() as folder, Emulator(Path(folder), TASK) as arm:
+        fields = {**arm.device(), "cameras": arm.cameras, "rate_hz": RATE_HZ, "robot_type": "so101_follower"}
+        maker = partial(make_driver, "lerobot", task=f"pick up the {COLOUR} cube", **fields)
+        with RobotNode(endpoint, maker, ExecutorConfig(mode="sync"), rearm=lambda: True) as node:
+            recording = RunRecording(live, node.robot, node.joints) if live else None
+            while not enough(done):
+                scene = seed + len(done)
+                arm.reset(scene, {"colour": COLOUR})
+                if recording:
+                    recording.begin(scene, node.model_version)
+
+                def watch(_: object) -> None:
+                    if arm.status()["success"]:
+                        node.abort()
+
+                found = node.run_episode(
+                    scene, round(SECONDS * RATE_HZ), watch, recording.frame if recording else None
+                ).summary
+                status = arm.status()
+                done.append(
+                    {
+                        "seed": scene,
+                        "success": bool(status["success"]),
+                        "seconds": found["steps"] / RATE_HZ,
+                        "overruns": found["ticks"]["overrun"],
+                        "stops": found["ticks"].get("stop", 0),
+                        "stalled_s": status["skipped_s"],
+                        "model": node.model_version,
+                    }
+                )
+                if recording:  # first what is learnt from: a line without its episode would tell of what nobody learns
+                    done[-1]["recorded"] = recording.end(done[-1]["success"])
+                with file.open("a") as lines:
+                    lines.write(json.dumps(done[-1]) + "\n")
+                print(f"{len(done)}: {'success' if done[-1]['success'] else 'failure'}", flush=True)
+            if recording:
+                recording.close()
+
+
+# -- the robot and the learner -----------------------------------------------------------------------------------------
+
+
+def run(args: argparse.Namespace, out: Path, policy: Path, data: Path, method: str, seed: int) -> None:
+    """One method and seed: acting and learning side by side, both killed now and then; then the last test."""
+    out.mkdir(parents=True, exist_ok=True)
+    episodes, live, learnt = out / "episodes.jsonl", out / "live", out / "run"
+    kills = out / "kills.json"
+    if minutes(read(episodes)) < args.minutes:
+        learner = learn(out, policy, data, live, learnt, method, seed)
+        wait_for(learnt / "checkpoints" / "last", learner)
+        rng, killed = random.Random(seed), json.loads(kills.read_text()) if kills.exists() else []
+        with server(learnt, out / "server.log", "--max-batch", "1", "--follow") as endpoint:
+            while minutes(read(episodes)) < args.minutes:
+                left = args.minutes - minutes(read(episodes))
+                actor = mp.get_context("spawn").Process(
+                    target=act_for, args=(episodes, endpoint, LIVE_SEED + 10_000 * seed, args.minutes, live)
+                )
+                actor.start()
+                doomed = len(killed) < 2 * args.kills
+                gap_s = 60.0 * left / max(1, 2 * args.kills - len(killed))
+                actor.join(gap_s * rng.uniform(0.7, 1.3) if doomed else None)
+                if learner.poll() is not None:
+                    raise SystemExit(f"the learner ended: {out / 'learner.log'}")
+                if not doomed or not actor.is_alive():
+                    if actor.exitcode:
+                        raise SystemExit(f"the actor ended with {actor.exitcode}")
+                    continue
+                if len(killed) % 2:  # one of them, and then the other
+                    learner.kill()
+                    learner.wait()
+                    learner = learn(out, policy, data, live, learnt, method, seed)
+                    killed.append("learner")
+                else:
+                    killed.append("actor")
+                actor.kill()  # also where the learner was: it begins anew below
+                actor.join()
+                kills.write_text(json.dumps(killed))
+        catch_up(learner, learnt, live)
+        learner.send_signal(signal.SIGTERM)
+        learner.wait()
+    measure(out / "final.jsonl", learnt, FINAL_SEED, args.episodes)
+
+
+def act_for(file: Path, endpoint: str, seed: int, most: float, live: Path) -> None:
+    act(file, endpoint, seed, lambda done: minutes(done) >= most, live)
+
+
+def learn(
+    out: Path, policy: Path, data: Path, live: Path, run: Path, method: str, seed: int
+) -> subprocess.Popen[bytes]:
+    """The learner, begun or gone on with."""
+    words = ["--resume", str(run)]
+    if not (run / "checkpoints" / "last").exists():
+        words = ["rl_robot", f"policy={policy}", f"data.root={data}", f"output_dir={run}", f"seed={seed}"]
+        words.append(f"method={{name: {method}, live: {live}, {OPTIONS}}}")
+    with (out / "learner.log").open("ab") as log:
+        return subprocess.Popen([*VLA, "train", *words], stdout=log, stderr=log)
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > end:
+            raise SystemExit(f"the learner did not begin; see learner.log beside {path.parents[2]}")
+        time.sleep(0.5)
+
+
+def catch_up(learner: subprocess.Popen[bytes], run: Path, live: Path) -> None:
+    """Wait until the learner has learnt from all that was recorded."""
+    from vla_stack.data.layout import read_info
+
+    end, per = time.monotonic() + PATIENCE_S, 2
+    whole = read_info(live)["total_episodes"] // per
+    while (learnt := max((row["step"] for row in read(run / "metrics.jsonl")), default=0)) < whole:
+        if learner.poll() is not None or time.monotonic() > end:
+            raise SystemExit(f"the learner stands at iteration {learnt} of {whole}")
+        time.sleep(0.5)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Lines of JSON; of one that was cut off, those before."""
+    found = []
+    for line in file.read_text().splitlines() if file.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def minutes(episodes: list[dict[str, Any]]) -> float:
+    return sum(e["seconds"] for e in episodes) / 60.0
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+def report(args: argparse.Namespace) -> None:
+    begun = read(args.out / "start.jsonl")
+    first = sum(e["success"] for e in begun)
+    checks = [
+        Check("start: success", first / max(1, len(begun)), 0.5, "<=", interval=success_interval(first, len(begun)))
+    ]
+    data: dict[str, Any] = {"start": begun, "cells": {}}
+    for method in args.methods:
+        cells = [cell for seed in range(args.seeds) if (cell := read_cell(args.out / f"{method}-{seed}", args))]
+        if not cells:
+            continue
+        data["cells"][method] = cells
+        rates = [cell["final"] for cell in cells]
+        asked = method == METHODS[0]
+        label = {"expo_vla": "EXPO", "rlpd_vla": "RLPD"}[method]
+        checks += [
+            Check(f"{label}: success after {args.minutes:g} robot minutes", sum(rates) / len(rates),
+                  0.95 if asked else None, interval=rates_interval(rates, args.episodes)),
+            Check(f"{label}: episodes in that time", sum(cell["episodes"] for cell in cells) / len(cells)),
+            Check(f"{label}: kills -9 of learner and actor", sum(cell["kills"] for cell in cells)),
+            Check(f"{label}: episodes that were not learnt from", sum(cell["lost"] for cell in cells), 0, "<="),
+            Check(f"{label}: ticks that were missed, share", max(cell["overruns"] for cell in cells)),
+            Check(f"{label}: stops", sum(cell["stops"] for cell in cells), 0, "<="),
+        ]  # fmt: skip
+    write("rl_robot", checks, data, seeds=[LIVE_SEED, FINAL_SEED, START_SEED])
+
+
+def read_cell(out: Path, args: argparse.Namespace) -> dict[str, Any] | None:
+    """Figures of a run; None where it is not over."""
+    from vla_stack.data.layout import read_info
+
+    lived, final = read(out / "episodes.jsonl"), read(out / "final.jsonl")
+    if len(final) < args.episodes:
+        return None
+    won = [e["success"] for e in lived]
+    rows = read(out / "run" / "metrics.jsonl")
+    recorded, learnt = read_info(out / "live")["total_episodes"], 2 * max(row["step"] for row in rows)
+    return {
+        "final": sum(e["success"] for e in final) / len(final),
+        "episodes": len(lived),
+        "curve": [sum(won[i : i + WINDOW]) / len(won[i : i + WINDOW]) for i in range(0, len(won), WINDOW)],
+        "kills": len(json.loads((out / "kills.json").read_text())) if (out / "kills.json").exists() else 0,
+        "lost": recorded - learnt - recorded % 2 + len(lived) - sum(e["recorded"] for e in lived),
+        "overruns": sum(e["overruns"] for e in lived) / (RATE_HZ * 60 * minutes(lived)),
+        "stops": sum(e["stops"] > 0 for e in lived),
+        "models": len({e["model"] for e in lived}),
+    }
+
+
+def vla(*words: str) -> None:
+    subprocess.run([*VLA, *words], check=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
