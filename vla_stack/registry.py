@@ -58,6 +58,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "expo_vla": "vla_stack.methods.expo_vla:ExpoVla",
         "dsrl": "vla_stack.methods.dsrl:Dsrl",
         "rlpd_vla": "vla_stack.methods.rlpd_vla:RlpdVla",
+        "progress": "vla_stack.methods.progress.recipe:Progress",
         "world_model": "vla_stack.world_model.recipe:World",
     },
     "policies": {  # classes of policy types; all others are LeRobot's own

@@ -179,6 +179,7 @@ class DataRecipe:
         interventions: What is trained on of datasets with intervention labels: ``rac``, ``hg_dagger``,
             ``no_recovery`` or ``all`` (methods/rac.py). Datasets without labels are demonstrations.
         weights: How frames are drawn: ``uniform``, ``iwr``, ``sirius`` or ``balanced``.
+        progress: Run of ``vla train progress`` on the same datasets: frames are drawn as often as exp(advantage) says.
         augmentation: How pictures are changed at random, so that the policy holds up in other light.
         validation: Share of each dataset's episodes that are held out of training. The loss on them, of the weights
             that a checkpoint serves, is logged with each checkpoint (docs/recipes.md).
@@ -197,6 +198,7 @@ class DataRecipe:
     opening_weight: Positive = 1.0
     interventions: Literal["rac", "hg_dagger", "no_recovery", "all"] = "rac"
     weights: Literal["uniform", "iwr", "sirius", "balanced"] = "uniform"
+    progress: str = ""
     augmentation: Augmentation = field(default_factory=Augmentation)
     validation: Annotated[float, Within(0, 1, closed=False)] = 0.0
     branched: bool = True

@@ -1,0 +1,174 @@
+"""Demonstrations of which a third are bad: does it help to draw frames by what they are worth?
+
+    python tools/reproduce/progress.py                  # the first seed of all arms, then the others, then reports
+    python tools/reproduce/progress.py --seeds 1 --steps 300 --test 20 --out /tmp/progress
+    python tools/reproduce/progress.py --report
+
+Picking from pictures and an instruction. Two thirds of the episodes are an expert's; in the others somebody clumsy is
+off by centimetres, grasps beside the cube, drops it, and succeeds now and then; the dataset says which succeeded. Arms,
+at equal steps: all frames alike; drawn by the advantage that ``vla train progress`` finds with the eyes of the first
+arm's policy; episodes that succeeded alone, which costs nothing; and the expert's alone, which nobody knows in earnest.
+What was done is not done again: interrupt and continue as you like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import numpy as np
+
+from results import ROOT, Check, parser, write
+from vla_stack.data.layout import read_json, write_json
+from vla_stack.statistics import rates_difference, rates_interval
+from vla_stack.verbs.demo import VLA
+
+MOST = 60  # control steps of an episode; the expert needs 15 to 20
+TASK, TEST_SEED, GOOD_SEED, BAD_SEED = "pick", 800_000, 0, 50_000
+ARMS = ("all", "advantage", "succeeded", "expert")
+LABELS = {
+    "all": "all frames alike",
+    "advantage": "drawn by advantage",
+    "succeeded": "episodes that succeeded alone",
+    "expert": "the expert's alone",
+}
+
+
+def main() -> int:
+    p = parser(__doc__)
+    p.add_argument("--out", type=Path, default=ROOT / "outputs" / "reproduce" / "progress")
+    p.add_argument("--good", type=int, default=200, help="the expert's episodes (default: %(default)s)")
+    p.add_argument("--bad", type=int, default=100, help="the others (default: %(default)s)")
+    p.add_argument("--steps", type=int, default=1500)
+    p.add_argument("--test", type=int, default=100, help="episodes of a test (default: %(default)s)")
+    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--report", action="store_true", help="run nothing")
+    args = p.parse_args()
+    data = args.out / "data"
+    if not args.report:
+        record(data, args.good, args.bad)
+        for seed in range(args.seeds):
+            for arm in ARMS:
+                cell(args, data, arm, seed)
+    report(args, data)
+    return 0
+
+
+def record(root: Path, good: int, bad: int) -> None:
+    """The expert's episodes, then the others; what is recorded is what was executed."""
+    import gymnasium as gym
+
+    import sim
+    from sim.behaviours import make_behaviour
+    from vla_stack.data.recorder import EpisodeRecorder
+    from vla_stack.envs.making import observe
+
+    env: Any = gym.make(f"sim/{TASK}-v0").unwrapped
+    robot = env.spec_robot
+    recorder = EpisodeRecorder(root, robot, image_mode="image")
+    try:
+        for i in range(recorder.num_episodes, good + bad):
+            clumsy = i >= good
+            seed = BAD_SEED + i - good if clumsy else GOOD_SEED + i
+            raw, info = env.reset(seed=seed)
+            acting: Any = make_behaviour(env, "clumsy", seed) if clumsy else sim.make_expert(env, seed=seed)
+            for k in range(MOST):
+                seen, action = observe(raw, robot, info["task"], k), np.asarray(acting.act(), np.float32)
+                raw, _, terminated, truncated, info = env.step(action)
+                recorder.add_frame(seen, action)
+                if terminated or truncated:
+                    break
+            recorder.save_episode(bool(info["is_success"]))
+    finally:
+        recorder.close()
+        env.close()
+
+
+def cell(args: argparse.Namespace, data: Path, arm: str, seed: int) -> None:
+    """Train and test one arm of one seed."""
+    out = args.out / f"{arm}-{seed}"
+    if (out / "test.json").exists():
+        return
+    words = [f"data.root={data}", f"method.steps={args.steps}", f"seed={seed}", "threads=1", "eval.every=0"]
+    if arm == "advantage":
+        values, eyes = args.out / f"values-{seed}", args.out / f"all-{seed}"
+        if not (values / "progress.json").exists():
+            vla("train", "progress", f"policy={eyes}", f"data.root={data}", f"output_dir={values}", "threads=1")
+        words.append(f"data.progress={values}")
+    elif arm != "all":
+        words.append(f"data.episodes={chosen(data, arm, args.good)}".replace(" ", ""))
+    begun = (out / "checkpoints" / "last").exists()
+    vla(*(("train", "--resume", str(out)) if begun else ("train", TASK, f"output_dir={out}", *words)))
+    write_json(out / "test.json", {"success": tested(out, args.test)})
+
+
+def chosen(data: Path, arm: str, good: int) -> list[int]:
+    return list(range(good)) if arm == "expert" else np.flatnonzero(succeeded(data)).tolist()
+
+
+def succeeded(data: Path) -> np.ndarray:
+    from vla_stack.data.dataset import open_dataset
+    from vla_stack.schema import SUCCESS
+
+    dataset = open_dataset(data)
+    return np.asarray(dataset.columns[SUCCESS])[dataset.episode_to - 1].ravel().astype(bool)
+
+
+def tested(policy: Path, episodes: int) -> list[int]:
+    from vla_stack.evaluation.evaluate import evaluate
+    from vla_stack.policies.chunk_policy import load_policy
+    from vla_stack.policies.directory import resolve_policy
+    from vla_stack.runtime.executor import ExecutorConfig
+
+    loaded = load_policy(resolve_policy(str(policy)))
+    result = evaluate(loaded, f"sim/{TASK}-v0", episodes, TEST_SEED, ExecutorConfig(mode="sync"))
+    return [int(episode.success) for episode in result.episodes]
+
+
+def report(args: argparse.Namespace, data: Path) -> None:
+    from vla_stack.data.dataset import open_dataset
+
+    dataset, won = open_dataset(data), succeeded(data)
+    bad_frames = float((dataset.columns["episode_index"] >= args.good).mean())
+    found = {
+        arm: [read_json(f)["success"] for s in range(args.seeds) if (f := args.out / f"{arm}-{s}/test.json").exists()]
+        for arm in ARMS
+    }
+    rates = {arm: [float(np.mean(s)) for s in tests] for arm, tests in found.items() if tests}
+    files = [args.out / f"values-{s}" / "progress.json" for s in range(args.seeds)]
+    heads = [read_json(file)["held_out"] for file in files if file.exists()]
+    auc, noticed = ([float(head[name]) for head in heads] for name in ("auc", "done_f1"))
+    checks = [
+        Check("bad: share of the frames", bad_frames),
+        Check("bad: episodes that succeed", float(won[args.good :].mean())),
+    ]
+    for arm, r in rates.items():
+        checks.append(Check(f"{LABELS[arm]}: success", float(np.mean(r)), interval=rates_interval(r, args.test)))
+    if {"all", "advantage"} <= rates.keys() and len(rates["all"]) == len(rates["advantage"]):
+        times = float(np.mean(rates["advantage"])) / max(1e-9, float(np.mean(rates["all"])))
+        checks.append(Check("by advantage over all alike, times the success", times, 1.5))
+    if {"succeeded", "advantage"} <= rates.keys() and len(rates["succeeded"]) == len(rates["advantage"]):
+        gain = rates_difference(rates["advantage"], args.test, rates["succeeded"], args.test)
+        checks.append(Check("by advantage minus successes alone, success", gain.value, interval=gain))
+    if heads:
+        checks += [
+            Check("successes told from failures, AUC on held-out episodes", float(np.mean(auc))),
+            Check("success noticed within 3 frames, F1 on held-out episodes", float(np.mean(noticed)), 0.95),
+        ]
+    settings = {"good": args.good, "bad": args.bad, "steps": args.steps}
+    write("progress", checks, {"settings": settings, "tests": found, "held_out": heads}, seeds=[TEST_SEED])
+
+
+def vla(*words: str) -> None:
+    print(" ".join(words), flush=True)
+    subprocess.run([*VLA, *words], check=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

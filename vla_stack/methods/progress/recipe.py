@@ -1,0 +1,50 @@
+"""The recipe of the method ``progress``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from vla_stack.errors import UserError
+from vla_stack.training.recipe import Recipe
+from vla_stack.training.recipe_tree import Above, Count, Natural
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far recorded episodes have come and whether they succeed, from what a frozen policy sees: values of frames.
+
+    Attributes:
+        bins: Of the time that is left.
+        folds: Parts of the episodes; a frame is valued by what was learnt from the other parts.
+        hidden: Width of the hidden layer.
+        steps: Optimiser steps of a fold.
+        batch_size: Frames of a step.
+        lr: Learning rate.
+        ahead: Control steps over which an advantage is measured; 0 takes those that the policy executes of a chunk.
+    """
+
+    name: Literal["progress"] = "progress"
+    bins: Count = 32
+    folds: Annotated[int, Above(1)] = 4
+    hidden: Count = 128
+    steps: Count = 1000
+    batch_size: Count = 256
+    lr: Annotated[float, Above(0)] = 1e-3
+    ahead: Natural = 0
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        """There are a policy and episodes; raises :class:`UserError`."""
+        if not recipe.policy.pretrained:
+            raise UserError("'policy.pretrained' is missing", "give policy=DIR, a policy whose features are read")
+        if not recipe.data.root:
+            raise UserError("'data.root' is missing", "give data.root=DIR, episodes that say whether they succeeded")
+
+    def run(self, recipe: Recipe, run_dir: Path) -> None:
+        """Value the frames of the recipe's datasets."""
+        from vla_stack.methods.progress.fit import fit
+
+        fit(recipe, self, run_dir)
+        roots = ",".join(recipe.data.root)
+        print(f"values: {run_dir}; train by them: vla train ... data.root=[{roots}] data.progress={run_dir}")
