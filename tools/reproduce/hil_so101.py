@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import ROOT, Check, parser, write
 from robot_drivers import make_driver
+from robot_drivers.lerobot_health import JUMP_S
 from robot_drivers.so101_emulator import Emulator
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.runtime.node import RobotNode
@@ -117,6 +119,7 @@ def deploy(policy: Path, file: Path, wanted: int) -> list[dict[str, Any]]:
 def one(node: RobotNode, arm: Emulator, seed: int, colour: str) -> dict[str, Any]:
     """One episode; it ends at success or when time is over."""
     arm.reset(seed, {"colour": colour})
+    time.sleep(JUMP_S)  # the driver believes no arm that is elsewhere at once, as this one is
 
     def watch(_: object) -> None:
         if arm.status()["success"]:

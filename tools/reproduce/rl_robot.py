@@ -94,6 +94,7 @@ def measure(file: Path, policy: Path, seed: int, wanted: int) -> None:
 def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = None) -> None:
     """Episodes on the emulated robot until there are enough; each is a line of ``file``, and recorded into ``live``."""
     from robot_drivers import make_driver
+    from robot_drivers.lerobot_health import JUMP_S
     from robot_drivers.so101_emulator import Emulator
     from vla_stack.console.run_recording import RunRecording
     from vla_stack.runtime.executor import ExecutorConfig
@@ -109,6 +110,7 @@ def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = N
             while not enough(done):
                 scene = seed + len(done)
                 arm.reset(scene, {"colour": COLOUR})
+                time.sleep(JUMP_S)  # the driver believes no arm that is elsewhere at once, as this one is
                 if recording:
                     recording.begin(scene, node.model_version)
 
