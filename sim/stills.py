@@ -32,6 +32,7 @@ class Still:
         observation: As the environment gives it.
         sentence: The instruction.
         places: x and y [3, 2] in metres, world frame: where an expert goes first, what is moved, where it is moved to.
+        aims: Where what is moved and where it is moved to are in each camera's picture [cameras, 2, 2], as ``pixels``.
         pixels: Where named things stand in each camera's picture [cameras, MOST, 2], right and down in [0, 1]; NaN
             outside it, and where there are fewer things.
         kinds: Indices into :data:`NAMES` [MOST], -1 for none.
@@ -41,6 +42,7 @@ class Still:
     observation: dict[str, Any]
     sentence: str
     places: NDArray[np.float32]
+    aims: NDArray[np.float32]
     pixels: NDArray[np.float32]
     kinds: NDArray[np.int64]
     colours: NDArray[np.int64]
@@ -61,6 +63,8 @@ def still(env: ArmEnv, seed: int, rng: np.random.Generator, anywhere: float = 0.
         observation = env._observe()
     named = list(env.named.items())[:MOST] if isinstance(env, Tabletop) else []
     cameras = [c.name for c in env.spec_robot.cameras]
+    subjects = np.array([env.position(body) for body in env.subjects])
+    aims = np.array([in_picture(env, camera, subjects) for camera in cameras], np.float32)
     pixels = np.full((len(cameras), MOST, 2), np.nan, np.float32)
     kinds, colours = np.full(MOST, -1), np.full(MOST, -1)
     if named:
@@ -68,7 +72,7 @@ def still(env: ArmEnv, seed: int, rng: np.random.Generator, anywhere: float = 0.
         pixels[:, : len(named)] = [in_picture(env, camera, where) for camera in cameras]
         kinds[: len(named)] = [NAMES.index(kind) for _, (kind, _) in named]
         colours[: len(named)] = [COLOURS.index(colour) for _, (_, colour) in named]
-    return Still(observation, env.task, places, pixels, kinds, colours)
+    return Still(observation, env.task, places, aims, pixels, kinds, colours)
 
 
 def in_picture(env: ArmEnv, camera: str, points: NDArray[np.float64]) -> NDArray[np.float64]:

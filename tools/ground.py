@@ -6,7 +6,8 @@
 A demonstration takes a good part of a second, a reset some milliseconds: eyes and words see a hundred times as many
 scenes so. Two heads are learnt beside the policy's prefix and thrown away: *what* reads the image encoders' features
 where a thing is in the picture, and says its kind and colour; *where* reads the prefix, and says where the sentence's
-things are on the table. Their labels are the simulator's and exist in training alone. The pictures are augmented as in
+things are on the table. Pointers, where the policy has some (``vision_pointers``), are taught where these things are in
+the pictures. Their labels are the simulator's and exist in training alone. The pictures are augmented as in
 imitation. Every two minutes the policy is saved and a line says, for scenes that are not trained on, how far off
 *where* is by task, and how often *what* is right; give the policy that was saved as the one to begin with to go on.
 """
@@ -31,11 +32,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from results import parser
 from train_generalist import TASKS
-from vla_stack.policies.directory import resolve_policy, write_manifest
+from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.directory import WEIGHTS, resolve_policy, write_manifest
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.prefix import module_name
 from vla_stack.policies.reading import read_config, read_processors
@@ -47,7 +50,7 @@ from vla_stack.training.recipe import Augmentation
 RING = 60_000  # newest scenes, of which batches are drawn
 FIRST = 2_000  # scenes before the first step
 BATCH, LR, WARMUP, DECAY = 64, 1.5e-3, 100, 0.3  # the learning rate falls in the last so much of the time
-WHAT = 0.3  # weight of the loss of *what* beside that of *where*
+WHAT, AIM = 0.3, 0.3  # weights of the losses of *what* and of pointers beside that of *where*
 RANDOMISED = 0.33  # share of scenes with other light, camera and colours
 HELD, HELD_SEED, SEED = 100, 90_000_000, 10_000_000  # scenes of a task for the test; the first seeds of both kinds
 EVERY_MIN = 2.0
@@ -59,7 +62,12 @@ def row_type(cameras: list[str], size: int, state: int) -> np.dtype:
     from sim.stills import MOST
 
     pictures = [(camera, "u1", (size, size, 3)) for camera in cameras]
-    told = [("places", "f4", (3, 2)), ("pixels", "f4", (len(cameras), MOST, 2)), ("kinds", "i8", MOST)]
+    told = [
+        ("places", "f4", (3, 2)),
+        ("aims", "f4", (len(cameras), 2, 2)),
+        ("pixels", "f4", (len(cameras), MOST, 2)),
+        ("kinds", "i8", MOST),
+    ]
     rest = [("colours", "i8", MOST), ("state", "f4", state), ("task", "i8"), ("sentence", f"S{TEXT}")]
     return np.dtype([*pictures, *told, *rest])  # type: ignore[list-item]
 
@@ -78,7 +86,7 @@ def write_row(row: NDArray[Any], env: Any, number: int, seed: int, rng: np.rando
     seen = still(env, seed, rng, anywhere)
     for camera, picture in seen.observation["pixels"].items():
         row[camera] = picture
-    for name in ("places", "pixels", "kinds", "colours"):
+    for name in ("places", "aims", "pixels", "kinds", "colours"):
         row[name] = getattr(seen, name)
     row["state"], row["task"], row["sentence"] = seen.observation["agent_pos"], number, seen.sentence.encode()[:TEXT]
 
@@ -132,7 +140,7 @@ class Heads(nn.Module):
         super().__init__()
         config = policy.config
         self.cameras = [module_name(key) for key in config.camera_keys]
-        self.kinds, self.tokens = kinds, len(self.cameras) * config.tokens_per_camera
+        self.kinds, self.tokens = kinds, len(self.cameras) * (config.tokens_per_camera + config.vision_pointers)
         wide = (self.tokens + 1) * config.width
         self.where = nn.Sequential(nn.Linear(wide, 256), nn.GELU(), nn.Linear(256, 6))
         self.what = nn.ModuleDict({c: nn.Linear(config.vision_channels[-1], sum(kinds) + 1) for c in self.cameras})
@@ -142,6 +150,10 @@ class Heads(nn.Module):
         for camera in self.cameras:
             encoder = policy.prefix.vision[camera]
             encoder.maps.register_forward_pre_hook(lambda _, x, c=camera: self.seen.__setitem__(c, x[0]))
+            if encoder.pointers is not None:
+                encoder.pointers.match.register_forward_hook(
+                    lambda _, __, x, c=camera: self.seen.__setitem__(f"{c} match", x)
+                )
         policy.prefix.transformer.last_norm.register_forward_hook(lambda *x: self.seen.__setitem__("tokens", x[2]))
 
     def point(self, policy: VlaPolicy, batch: dict[str, Any]) -> Tensor:
@@ -177,6 +189,26 @@ class Heads(nn.Module):
             return torch.zeros(()), torch.zeros(0, dtype=torch.bool)
         return torch.stack(losses).sum(), torch.cat(right)
 
+    def aim(self, rows: NDArray[Any]) -> tuple[Tensor, Tensor]:
+        """Loss of the first two pointers of each camera for the batch that was pointed in, towards what is moved and
+        where to; and which of these are within a cell of it [n]. Nothing where there are no pointers."""
+        losses, right = [], []
+        for n, camera in enumerate(self.cameras):
+            if f"{camera} match" not in self.seen:
+                continue
+            logits = self.seen[f"{camera} match"][:, :2].float()
+            height, width = self.seen[camera].shape[1:3]
+            aims = torch.from_numpy(rows["aims"][:, n].copy())
+            scene, which = (~aims[..., 0].isnan()).nonzero(as_tuple=True)
+            x, y = (aims[scene, which] * torch.tensor([width, height])).long().unbind(1)
+            said = logits[scene, which]
+            losses.append(F.cross_entropy(said, y * width + x))
+            best = said.argmax(1)
+            right.append(((best % width - x).abs() <= 1) & ((best // width - y).abs() <= 1))
+        if not losses:
+            return torch.zeros(()), torch.zeros(0, dtype=torch.bool)
+        return torch.stack(losses).sum(), torch.cat(right)
+
 
 def batch_of(rows: NDArray[Any], cameras: list[str]) -> dict[str, Any]:
     """Rows as a batch of training data, not yet preprocessed."""
@@ -192,7 +224,7 @@ class Lesson:
         UserError: ``start`` is no native policy.
     """
 
-    def __init__(self, start: str, tasks: list[str], seed: int) -> None:
+    def __init__(self, start: str, tasks: list[str], seed: int, pointers: int = 0) -> None:
         from sim.stills import COLOURS, NAMES
 
         torch.manual_seed(seed)
@@ -201,7 +233,7 @@ class Lesson:
         path = resolve_policy(start)
         config = read_config(path, "cpu")
         self.pre, self.post = read_processors(path, config, "cpu")
-        self.policy = VlaPolicy.from_pretrained(path, config=config).train()
+        self.policy = with_pointers(path, config, pointers).train()
         self.cameras = [key.removeprefix(f"{OBS_IMAGES}.") for key in config.camera_keys]
         self.size = config.input_features[config.camera_keys[0]].shape[-1]
         self.kind = row_type(self.cameras, self.size, config.robot_state_feature.shape[0])
@@ -215,8 +247,9 @@ class Lesson:
         self.optimizer = torch.optim.AdamW(self.learnt, lr=LR, betas=(0.9, 0.99), weight_decay=1e-4, fused=True)
         self.steps = 0
 
-    def losses(self, rows: NDArray[Any], augment: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Loss of *where*, its distances [b, 3] in metres, loss of *what*, and which kinds were right [n]."""
+    def losses(self, rows: NDArray[Any], augment: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Loss of *where*, its distances [b, 3] in metres, loss of *what* and pointers, which kinds were right [n], and
+        which pointers [m]."""
         batch = batch_of(rows, self.cameras)
         if augment:
             batch = augmented(batch, Augmentation(), self.generator)
@@ -227,8 +260,9 @@ class Lesson:
         with torch.autocast("cpu", torch.bfloat16):
             said = self.heads.point(self.policy, batch)
         error = said.float() - (torch.from_numpy(rows["places"].copy()) - self.heads.mean) / self.heads.spread
-        what, right = self.heads.name(rows)
-        return error.square().mean(), (error * self.heads.spread).detach().norm(dim=-1), what, right
+        (what, right), (aim, hit) = self.heads.name(rows), self.heads.aim(rows)
+        far = (error * self.heads.spread).detach().norm(dim=-1)
+        return error.square().mean(), far, WHAT * what + AIM * aim, right, hit
 
     def learn(self, ring: NDArray[Any], progress: float) -> float:
         """One step on scenes of the ring; the loss of *where*. ``progress`` in [0, 1] sets the learning rate."""
@@ -236,8 +270,8 @@ class Lesson:
         rate = LR * min(1.0, self.steps / WARMUP) * min(1.0, max(0.02, (1.0 - progress) / DECAY))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        where, _, what, _ = self.losses(ring[self.rng.integers(len(ring), size=BATCH)], True)
-        (where + WHAT * what).backward()
+        where, _, rest, *_ = self.losses(ring[self.rng.integers(len(ring), size=BATCH)], True)
+        (where + rest).backward()
         nn.utils.clip_grad_norm_(self.learnt, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -245,15 +279,19 @@ class Lesson:
 
     @torch.no_grad()
     def test(self) -> dict[str, Any]:
-        """By task, how far off *where* is on average, cm, for the three places; and the share of kinds known."""
+        """By task, how far off *where* is on average, cm, for the three places; and the shares of kinds known and
+        of pointers that are right."""
         found: dict[str, Any] = {}
-        known = []
+        known, aimed = [], []
         for n, task in enumerate(self.tasks):
-            _, far, _, right = self.losses(self.held[n * HELD : (n + 1) * HELD], False)
+            _, far, _, right, hit = self.losses(self.held[n * HELD : (n + 1) * HELD], False)
             found[task] = [round(100 * float(f), 1) for f in far.mean(0)]
             known.append(right)
+            aimed.append(hit)
         first = float(np.mean([far[0] for far in found.values()]))
-        return {"first_cm": round(first, 2), "kinds": round(float(torch.cat(known).float().mean()), 3), **found}
+        shares = {"kinds": torch.cat(known), "aimed": torch.cat(aimed)}
+        told = {name: round(float(right.float().mean()), 3) for name, right in shares.items() if len(right)}
+        return {"first_cm": round(first, 2), **told, **found}
 
     def save(self, out: Path) -> None:
         for part in (self.policy, self.pre, self.post):
@@ -261,9 +299,23 @@ class Lesson:
         write_manifest(out)
 
 
+def with_pointers(path: Path, config: VlaConfig, pointers: int) -> VlaPolicy:
+    """The policy in ``path``; where it lacks pointers with some that say nothing yet, so that it is what it was."""
+    if not pointers or config.vision_pointers:
+        return VlaPolicy.from_pretrained(path, config=config)
+    config.vision_pointers = pointers
+    policy = VlaPolicy(config)
+    lacking, unknown = policy.load_state_dict(load_file(path / WEIGHTS), strict=False)
+    assert not unknown and all(".pointers." in name for name in lacking)
+    for encoder in policy.prefix.vision.values():
+        nn.init.zeros_(encoder.pointers.token.weight)
+        nn.init.zeros_(encoder.pointers.token.bias)
+    return policy
+
+
 def main(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
-    lesson = Lesson(args.start, args.tasks, args.seed)
+    lesson = Lesson(args.start, args.tasks, args.seed, args.pointers)
     with scenes(lesson.kind, args.tasks, lesson.size, args.workers) as (ring, counts):
         while (there := min(counts) * args.workers) < FIRST:
             time.sleep(0.2)
@@ -287,6 +339,7 @@ if __name__ == "__main__":
     p.add_argument("start", help="native policy: a directory, or the name of a shipped one")
     p.add_argument("out", type=Path, help="new policy directory")
     p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all of the generalist's")
+    p.add_argument("--pointers", type=int, default=0, help="give the policy so many where it has none (%(default)s)")
     p.add_argument("--minutes", type=float, default=40.0, help="of training (%(default)g)")
     p.add_argument("--workers", type=int, default=1, help="processes that make scenes, one core each (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="(%(default)s)")

@@ -40,6 +40,7 @@ LIVE_SEED, FINAL_SEED, START_SEED = (
     60_000,
     70_000,
 )  # scenes: that are learnt from, of the last test, of the first
+STEPS, WEAK = 1000, 250  # of imitation, and after which of them the policy is as weak as is asked for
 METHODS = ("expo_vla", "rlpd_vla")
 OPTIONS = "iterations: 100000, episodes: 2, warmup: 5, save_every: 1, keep: 3"
 WINDOW = 20  # episodes of which the learning curve is a mean
@@ -51,7 +52,7 @@ def main() -> int:
     p.add_argument("--out", type=Path, default=ROOT / "outputs" / "reproduce" / "rl_robot")
     p.add_argument("--policy", type=Path, help="begin with this policy instead of training one")
     p.add_argument("--data", type=Path, help="with --policy: its demonstrations")
-    p.add_argument("--demonstrations", type=int, default=120)
+    p.add_argument("--demonstrations", type=int, default=70)
     p.add_argument("--minutes", type=float, default=20.0, help="of the robot, learning (default: %(default)g)")
     p.add_argument("--episodes", type=int, default=100, help="of the tests before and after (default: %(default)s)")
     p.add_argument("--kills", type=int, default=10, help="of learner and actor each, in a run (default: %(default)s)")
@@ -77,8 +78,9 @@ def start(args: argparse.Namespace) -> tuple[Path, Path]:
     data, run = args.out / "data", args.out / "train"
     if not (run / "checkpoints").exists():
         vla("collect", "--task", TASK, "--episodes", str(args.demonstrations), "--noise", "0.3", "--root", str(data))
-        vla("train", TASK, f"data.root={data}", f"output_dir={run}", "threads=1")
-    return run / "checkpoints/last/pretrained_model", data
+        keys = (f"method.steps={STEPS}", "method.save_every=250", "method.keep=9", "eval.every=0", "threads=1")
+        vla("train", TASK, f"data.root={data}", f"output_dir={run}", *keys)
+    return run / f"checkpoints/{WEAK:06d}/pretrained_model", data
 
 
 # -- the robot ---------------------------------------------------------------------------------------------------------
@@ -150,8 +152,10 @@ def run(args: argparse.Namespace, out: Path, policy: Path, data: Path, method: s
     out.mkdir(parents=True, exist_ok=True)
     episodes, live, learnt = out / "episodes.jsonl", out / "live", out / "run"
     kills = out / "kills.json"
+    remembered = ",".join(map(str, range(args.demonstrations)))
+    begin = [f"policy={policy}", f"data.root={data}", f"data.episodes=[{remembered}]"]
     if minutes(read(episodes)) < args.minutes:
-        learner = learn(out, policy, data, live, learnt, method, seed)
+        learner = learn(out, begin, live, learnt, method, seed)
         wait_for(learnt / "checkpoints" / "last", learner)
         rng, killed = random.Random(seed), json.loads(kills.read_text()) if kills.exists() else []
         with server(learnt, out / "server.log", "--max-batch", "1", "--follow") as endpoint:
@@ -173,7 +177,7 @@ def run(args: argparse.Namespace, out: Path, policy: Path, data: Path, method: s
                 if len(killed) % 2:  # one of them, and then the other
                     learner.kill()
                     learner.wait()
-                    learner = learn(out, policy, data, live, learnt, method, seed)
+                    learner = learn(out, begin, live, learnt, method, seed)
                     killed.append("learner")
                 else:
                     killed.append("actor")
@@ -190,13 +194,11 @@ def act_for(file: Path, endpoint: str, seed: int, most: float, live: Path) -> No
     act(file, endpoint, seed, lambda done: minutes(done) >= most, live)
 
 
-def learn(
-    out: Path, policy: Path, data: Path, live: Path, run: Path, method: str, seed: int
-) -> subprocess.Popen[bytes]:
+def learn(out: Path, begin: list[str], live: Path, run: Path, method: str, seed: int) -> subprocess.Popen[bytes]:
     """The learner, begun or gone on with."""
     words = ["--resume", str(run)]
     if not (run / "checkpoints" / "last").exists():
-        words = ["rl_robot", f"policy={policy}", f"data.root={data}", f"output_dir={run}", f"seed={seed}"]
+        words = ["rl_robot", *begin, f"output_dir={run}", f"seed={seed}"]
         words.append(f"method={{name: {method}, live: {live}, {OPTIONS}}}")
     with (out / "learner.log").open("ab") as log:
         return subprocess.Popen([*VLA, "train", *words], stdout=log, stderr=log)

@@ -63,7 +63,9 @@ class VlaConfig(PreTrainedConfig):
             resolution, or ``patches`` of 4x4 pixels, which train in four fifths of the time.
         vision_channels: Output channels of an image encoder's convolutions.
         vision_maps: Maps that an image encoder's features are squeezed to.
-        tokens_per_camera: Prefix tokens a camera.
+        vision_pointers: Things of the instruction that each camera's picture is looked through for (``vision.py``), a
+            prefix token each; 0 leaves that to the convolutions.
+        tokens_per_camera: Other prefix tokens a camera.
         history: Earlier observations of the episode that are read beside the present one: the first, and those that are
             1, 2, 4 ... times ``n_action_steps`` old (``vla_stack/history.py``). 0: the present alone.
         text: How an instruction becomes tokens: ``bpe``, sub-words learnt from the training data's instructions, or
@@ -117,6 +119,7 @@ class VlaConfig(PreTrainedConfig):
     vision_stem: str = "overlapping"
     vision_channels: tuple[int, ...] = (32, 64, 64)
     vision_maps: int = 8
+    vision_pointers: int = 0
     tokens_per_camera: int = 2
     history: int = 0
     text: str = "bpe"

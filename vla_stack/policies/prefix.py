@@ -42,6 +42,7 @@ class ScratchPrefix(nn.Module):
                     config.tokens_per_camera,
                     config.width,
                     config.vision_stem,
+                    config.vision_pointers,
                 )
                 for key in config.camera_keys
             }

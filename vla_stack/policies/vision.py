@@ -17,6 +17,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 PATCH = 4  # pixels
+KEY = 32  # width of what a query and a place are compared by
 
 
 def to_float(images: Shaped[Tensor, "b _ _ _"]) -> Float[Tensor, "b 3 h w"]:
@@ -36,6 +37,7 @@ class ImageEncoder(nn.Module):
     Args:
         size: Height and width of the image, pixels.
         channels: Output channels of the convolutions.
+        pointers: Things of the instruction that are looked for, a token each beside ``tokens``.
         stem: ``overlapping``: each convolution but the last halves the resolution, the first one over 5x5 pixels;
             ``patches``: the first one takes patches of 4x4 pixels, which is one matrix product, the others keep the
             resolution.
@@ -45,7 +47,14 @@ class ImageEncoder(nn.Module):
     """
 
     def __init__(
-        self, size: tuple[int, int], channels: tuple[int, ...], maps: int, tokens: int, width: int, stem: str
+        self,
+        size: tuple[int, int],
+        channels: tuple[int, ...],
+        maps: int,
+        tokens: int,
+        width: int,
+        stem: str,
+        pointers: int = 0,
     ) -> None:
         super().__init__()
         last, patches = len(channels) - 1, stem == "patches"
@@ -59,6 +68,7 @@ class ImageEncoder(nn.Module):
         self.maps = nn.Linear(channels[-1], maps)
         height, breadth = (s // PATCH if patches else -(-s // 2**last) for s in size)
         self.tokens = nn.Linear(maps * height * breadth, tokens * width)
+        self.pointers = Pointers(channels[-1], width, pointers) if pointers else None
         self.width = width
         for conv in self.convs:  # without normalisation layers the initial scale has to carry through
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
@@ -68,5 +78,48 @@ class ImageEncoder(nn.Module):
         for conv, film in zip(self.convs[1:], self.film, strict=True):
             scale, shift = film(instruction)[:, :, None, None].chunk(2, dim=1)
             x = F.relu(torch.addcmul(shift, conv(x), 1.0 + scale), inplace=True)
-        maps = self.maps(x.permute(0, 2, 3, 1))  # a 1x1 convolution of channels-last features
-        return self.tokens(maps.flatten(1)).unflatten(1, (-1, self.width))
+        features = x.permute(0, 2, 3, 1)
+        maps = self.maps(features)  # a 1x1 convolution of channels-last features
+        tokens = self.tokens(maps.flatten(1)).unflatten(1, (-1, self.width))
+        return tokens if self.pointers is None else torch.cat((tokens, self.pointers(features, instruction)), 1)
+
+
+class Pointers(nn.Module):
+    """Where the things that an instruction names are in a picture: attention of the instruction to the features.
+
+    A picture is looked through for what each of a few queries asks for, and a token says where that is and how it
+    looks. A conditioned convolution can say the same, but learns each name anew; here a name is a vector that is
+    compared with features.
+
+    Args:
+        channels: Of the features.
+        width: Of tokens and of the instruction.
+        count: P, how many queries the instruction makes.
+    """
+
+    def __init__(self, channels: int, width: int, count: int) -> None:
+        super().__init__()
+        self.match = Match(channels, width, count)
+        self.token = nn.Linear(channels + 3, width)
+
+    def forward(self, features: Float[Tensor, "b h w c"], instruction: Float[Tensor, "b d"]) -> Float[Tensor, "b p d"]:
+        height, width = features.shape[1:3]
+        attention = self.match(features, instruction).softmax(-1).to(features.dtype)
+        down, right = (
+            torch.linspace(-1.0, 1.0, n, device=features.device, dtype=features.dtype) for n in (height, width)
+        )
+        grid = torch.stack((right.repeat(height), down.repeat_interleave(width)), -1)  # [h * w, 2]
+        known = (attention @ features.flatten(1, 2), attention @ grid, attention.amax(-1, keepdim=True))
+        return self.token(torch.cat(known, -1))  # type: ignore[no-any-return]
+
+
+class Match(nn.Module):
+    """How well each place of a picture is what each query asks for, logits; see :class:`Pointers`."""
+
+    def __init__(self, channels: int, width: int, count: int) -> None:
+        super().__init__()
+        self.keys, self.queries = nn.Linear(channels, KEY), nn.Linear(width, count * KEY)
+
+    def forward(self, features: Float[Tensor, "b h w c"], instruction: Float[Tensor, "b d"]) -> Float[Tensor, "b p n"]:
+        queries = self.queries(instruction).unflatten(-1, (-1, KEY))
+        return queries @ self.keys(features.flatten(1, 2)).transpose(1, 2) * KEY**-0.5

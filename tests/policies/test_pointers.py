@@ -1,0 +1,41 @@
+"""Pointers of an image encoder: a token says where in the picture what the instruction asks for is."""
+
+from __future__ import annotations
+
+import torch
+from small_vla import ROBOT, make_observations, make_policy, make_stats
+
+from vla_stack.policies.chunk_policy import ChunkPolicy
+from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.policies.vision import KEY, Pointers
+from vla_stack.schema import PolicySpec
+
+
+def test_a_token_tells_where_the_best_match_is_and_how_it_looks():
+    pointers = Pointers(channels=4, width=6, count=2)
+    with torch.no_grad():
+        for layer in (pointers.match.keys, pointers.match.queries, pointers.token):
+            layer.weight.zero_()
+            layer.bias.zero_()
+        pointers.match.keys.weight[0, 0] = pointers.match.keys.weight[1, 1] = 1.0
+        pointers.match.queries.weight[0, 0] = pointers.match.queries.weight[KEY + 1, 1] = 1.0  # of either query
+        pointers.token.weight[:, 1:] = torch.eye(6)
+    features = torch.zeros(1, 3, 5, 4)
+    features[0, 2, 1, 0] = features[0, 0, 4, 1] = 1.0  # row 2, column 1; row 0, column 4
+    asked = 1e4 * torch.tensor([[1.0, 1.0, 0, 0, 0, 0]])
+    tokens = pointers(features, asked)[0].detach()
+    # Features without the first, right and down in [-1, 1], and how sure it is.
+    assert torch.allclose(tokens[0], torch.tensor([0.0, 0, 0, -0.5, 1.0, 1.0]))
+    assert torch.allclose(tokens[1], torch.tensor([1.0, 0, 0, 1.0, -1.0, 1.0]))
+
+
+def test_a_policy_with_pointers_reads_them_and_learns_them():
+    policy = make_policy(vision_pointers=3)
+    pre, post = make_vla_pre_post_processors(policy.config, make_stats())
+    spec = PolicySpec(ROBOT, 8)
+    batch = ChunkPolicy(policy, pre, post, spec).preprocess(make_observations(2))
+    images = policy.prefix.image_tokens(batch)
+    assert images.shape[1] == 2 * (policy.config.tokens_per_camera + 3)
+    policy.encode(batch).summary.sum().backward()
+    for encoder in policy.prefix.vision.values():
+        assert all(bool(p.grad.any()) for p in encoder.pointers.match.parameters() if p.ndim > 1)
