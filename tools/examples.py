@@ -127,6 +127,8 @@ STEPS = (
         f"--server {ADDRESS} --episodes 1 --seconds 1 --record-video 1",
     ),
     Step("vla serve --policy runs/pick --log serve.jsonl", f"--endpoint {ADDRESS}", "READY"),
+    Step("mkdir -p outputs/train && cp -r runs/pick outputs/train/rl_robot", row=False),
+    Step("vla serve --policy outputs/train/rl_robot --follow", f"--endpoint {ADDRESS}", "READY"),
     Step(
         "vla run --robot sim --task pick --episodes 20 --record episodic --root data/runs",
         f"--server {ADDRESS} --episodes 1 --seconds 1",

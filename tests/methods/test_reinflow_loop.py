@@ -161,7 +161,7 @@ BAD = [
     *[(f"method.{key}", value) for key in ("episodes", "num_envs", "save_every", "keep") for value in (0, -1)],
     *[("eval.episodes", 0), ("eval.every", -1), ("eval.seed", -1), ("threads", -1), ("seed", -1)],
     *[("method.iterations", -1), ("method.denoising_steps", 0), ("method.epochs", 0), ("method.minibatch", 1)],
-    *[("method.value_width", 0), ("method.critic_warmup", -1), ("method.entropy", -0.1), ("method.bc", -1.0)],
+    *[("method.critic_warmup", -1), ("method.entropy", -0.1), ("method.bc", -1.0)],
     *[("method.sigma_low", 0.0), ("method.sigma_low", -0.1), ("method.sigma_high", 0.05), ("method.limit", 0.0)],
     *[("method.gamma", 0.0), ("method.gamma", 1.01), ("method.gamma", ".nan"), ("method.gae_lambda", 1.5)],
     *[("method.clip", 0.0), ("method.actor_lr", -1e-4), ("method.critic_lr", 0.0), ("method.clip_norm", 0.0)],

@@ -120,9 +120,9 @@ def test_a_recorded_episode_played_by_hand_is_recorded_again(tmp_path, capsys):
     assert "1 episodes recorded" in capsys.readouterr().out
     ours, theirs = open_dataset(first), open_dataset(second)
     assert theirs.num_episodes == 1 and theirs.features[ACTION]["names"] == ours.features[ACTION]["names"]
-    # Its first command is one of the episode's: a busy machine may have started its clock before its recorder.
-    near = np.abs(ours.columns[ACTION] - theirs.columns[ACTION][0]).max(axis=1)
-    assert near.min() < 0.1
+    # Commands of it are the episode's, though perhaps not its first: a busy machine gives way and takes over late.
+    apart = np.abs(ours.columns[ACTION][None] - theirs.columns[ACTION][:, None]).max(axis=-1)
+    assert apart.min() < 0.01
 
 
 @pytest.mark.parametrize(

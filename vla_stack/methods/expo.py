@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vla_stack.methods.off_policy.deployed import Seen
     from vla_stack.policies.modeling_expo import ExpoPolicy
 
+BASE_STEP = 0.001  # of the base's average, which acts; targets use the base itself
 ALONE = {"samples": 1, "edits": 0, "unedited": True}  # candidates where the base acts as it is
 
 
@@ -47,7 +48,6 @@ class Expo(OffPolicy):
         base: Hidden widths of the base.
         euler_steps: Steps of a base sample.
         lr_base: Learning rate of the base, cosine in the imitation, constant online.
-        base_ema: Step of the base's average, which acts; targets use the base itself.
         base_steps: Imitation steps before the critics' first.
         samples: N, base samples that are chosen from.
         edits: How many of them are edited as well; 0 is best-of-N.
@@ -69,7 +69,6 @@ class Expo(OffPolicy):
     base: tuple[int, ...] = (256, 256, 256)
     euler_steps: Count = 4
     lr_base: float = 3e-4
-    base_ema: float = 0.001
     base_steps: Natural = 2000
     samples: Count = 8
     edits: Natural = 8
@@ -300,7 +299,7 @@ class ExpoLearner(Editing):
         actions = batch.actions.view(-1, self.horizon, self.action_dim)
         loss = self.base.imitation_loss(batch.obs, actions, self.agent.generator)
         step(self.base_optimizer, loss, [*self.base.parameters()])
-        polyak(self.average, self.base, self.method.base_ema)
+        polyak(self.average, self.base, BASE_STEP)
         return {"base": loss.detach()}
 
     @property

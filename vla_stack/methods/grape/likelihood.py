@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +26,6 @@ from vla_stack.policies.heads import BinsHead, GaussianHead
 from vla_stack.schema import ACTION
 
 CHAIN = "chain"
-Weighting = Literal["constant", "epsilon"]
 
 
 class Draws(NamedTuple):
@@ -66,7 +65,6 @@ def score(
     policy: Any,
     batch: dict[str, Any],
     draws: Draws | None,
-    weighting: Weighting = "constant",
     sigma: float = 0.1,
     micro: int = 256,
     spread: Tensor | None = None,
@@ -77,8 +75,6 @@ def score(
         policy: In evaluation mode.
         batch: See :func:`vla_stack.methods.grape.loss.loss`.
         draws: Of :func:`shared_draws`.
-        weighting: Of a flow's error at time t: ``constant``, or ``epsilon``, (1 - t)^2, which makes it the error of
-            the predicted noise.
         sigma: Noise of each step of ``chain``.
         micro: Rows at a time.
         spread: Width of a Gaussian head; None takes its own.
@@ -91,7 +87,7 @@ def score(
     def rows(lo: int) -> Score:
         part = {k: v[lo : lo + micro] if isinstance(v, Tensor | list) and len(v) == n else v for k, v in batch.items()}
         own = None if draws is None else Draws(*(x[lo : lo + micro] for x in draws))
-        return _score(policy, part, own, weighting, sigma, None if spread is None else spread[lo : lo + micro])
+        return _score(policy, part, own, sigma, None if spread is None else spread[lo : lo + micro])
 
     again = torch.is_grad_enabled() and n > micro
     parts = [checkpoint(rows, lo, use_reentrant=False) if again else rows(lo) for lo in range(0, n, micro)]
@@ -103,7 +99,6 @@ def _score(
     policy: Any,
     batch: dict[str, Any],
     draws: Draws | None,
-    weighting: Weighting,
     sigma: float,
     spread: Tensor | None,
 ) -> Score:
@@ -132,5 +127,4 @@ def _score(
         std = batch[CHAIN].new_full((1, batch[CHAIN].shape[1] - 1, 1, 1), sigma)
         steps = chain_log_prob(policy, context, batch[CHAIN], std)[:, 1:, :, : actions.shape[-1]]  # x^0 cancels
         return Score(torch.where(valid[:, None], steps, 0.0).sum((1, 2, 3)), error.mean(1), None)
-    weight = (1.0 - draws.t).square() if weighting == "epsilon" else 1.0
-    return Score(-0.5 * (weight * error).mean(1), error.mean(1), None)
+    return Score(-0.5 * error.mean(1), error.mean(1), None)

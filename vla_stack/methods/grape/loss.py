@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vla_stack.errors import UserError
-from vla_stack.methods.grape.likelihood import Weighting, score, shared_draws
+from vla_stack.methods.grape.likelihood import score, shared_draws
 
 PAIR, SIDE, DECISION = "pair", "side", "decision"  # columns of a batch, one row a decision
 WINNER, LOSER = 0, 1
@@ -99,7 +99,6 @@ def loss(
     proximal: float = 0.0,
     sft: float = 0.0,
     draws: int = 4,
-    weighting: Weighting = "constant",
     sigma: float = 0.1,
     micro: int = 256,
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -125,7 +124,6 @@ def loss(
         proximal: Weight of L_prox.
         sft: Weight of the imitation error of the winners' decisions, its mean over them.
         draws: (t, noise) pairs a decision, for flow heads.
-        weighting: Of the flow's error, see :func:`~vla_stack.methods.grape.likelihood.score`.
         sigma: Noise of each step of ``chain``, in normalised actions.
         micro: Decisions whose activations are held at a time.
 
@@ -143,8 +141,8 @@ def loss(
     pair, side, decision = batch[PAIR], batch[SIDE], batch[DECISION]
     noise = shared_draws(policy, batch["action"], pair, decision, draws, generator)
     with torch.no_grad(), reference.active(policy):
-        fixed = score(policy, batch, noise, weighting, sigma, micro)
-    now = score(policy, batch, noise, weighting, sigma, micro, fixed.spread)
+        fixed = score(policy, batch, noise, sigma, micro)
+    now = score(policy, batch, noise, sigma, micro, fixed.spread)
 
     shape = (int(pair.max()) + 1, 2, int(decision.max()) + 1)
     ratio = now.log_prob.new_zeros(shape).index_put((pair, side, decision), now.log_prob - fixed.log_prob)

@@ -75,7 +75,7 @@ def train_on_pairs(recipe: Recipe, pairs: Path, run: Path, start: Path, beta: fl
     else:
         policy, pre, post = restore(checkpoint, config, policy_recipe)
     given: dict[str, Any] = {"preference": m.preference, "proximal": m.proximal, "sft": m.sft}
-    given |= {"aggregate": m.aggregate, "window": m.window, "weighting": m.weighting}
+    given |= {"aggregate": m.aggregate, "window": m.window}
     given |= {"draws": m.draws, "micro": m.micro} | ({"sigma": m.sigma} if m.sigma else {})
     loss = functools.partial(grape.loss, reference=reference, beta=beta, **given)
     loader = PairLoader(pairs, m.batch_size, recipe.seed * 1000 + placement.rank)

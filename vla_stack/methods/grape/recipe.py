@@ -59,7 +59,6 @@ class Grape(Training):
         proximal: Weight of the tie to the reference.
         sft: Weight of the imitation error of the winners' decisions.
         draws: (t, noise) pairs a decision, for flow heads.
-        weighting: Of the flow's error: ``constant``, or ``epsilon``, that of the noise.
         micro: Decisions whose activations are held at a time.
     """
 
@@ -89,7 +88,6 @@ class Grape(Training):
     proximal: NotNegative = 0.0
     sft: NotNegative = 0.0
     draws: Count = 4
-    weighting: Literal["constant", "epsilon"] = "constant"
     micro: Count = 256
 
     def check_recipe(self, recipe: Recipe) -> None:

@@ -21,12 +21,10 @@ def loss(
     policy: MohPolicy,
     batch: dict[str, Any],
     generator: torch.Generator,
-    mixture: float = 1.0,
-    individual: float = 1.0,
     balance: float = 1e-3,
     draws: int = 1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """``mixture * L_mix + individual * sum_n L_n + balance * L_bal``.
+    """``L_mix + sum_n L_n + balance * L_bal``.
 
     All branches see the same noise and time. L_n is the mean over the h_n steps of branch n, so early steps, which
     many branches predict, weigh more. Each mean is over steps within the episode.
@@ -36,8 +34,6 @@ def loss(
         batch: Preprocessed batch of b samples: observations with images uint8 [b, h, w, 3] or float [b, 3, h, w],
             ``action`` [b, h, a] and the padding of :func:`flow.valid_entries`.
         generator: Source of noise, times and the gate's noise.
-        mixture: Weight of the fused velocity's error.
-        individual: Weight of the branches' errors.
         balance: Weight of the gate's load balance.
         draws: (noise, time) pairs an observation.
 
@@ -58,7 +54,7 @@ def loss(
         for n, h in enumerate(horizons)
     )
     l_bal = load_balance(mixed.weights, horizons, valid.any(2))
-    value = mixture * l_mix + individual * l_ind + balance * l_bal
+    value = l_mix + l_ind + balance * l_bal
     terms = {"loss_mixture": l_mix, "loss_individual": l_ind, "loss_balance": l_bal}
     logged = terms | gate_metrics(mixed.weights, policy.horizons) | flow.error_by_source(error, valid, batch)
     return value, {k: v.detach() for k, v in logged.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vla_stack.errors import UserError
 from vla_stack.methods.imitation.recipe import check_supervised
@@ -22,15 +22,11 @@ class MixtureOfHorizons(Training):
     """Imitate with a policy that predicts several chunk lengths at once (arXiv:2511.19433).
 
     Attributes:
-        mixture: Weight of the fused velocity's error.
-        individual: Weight of the branches' errors.
         balance: Weight of the gate's load balance.
         draws: (noise, time) pairs an observation.
     """
 
     name: Literal["mixture_of_horizons"] = "mixture_of_horizons"
-    mixture: NotNegative = 1.0
-    individual: NotNegative = 1.0
     balance: NotNegative = 1e-3
     draws: Count = 1
 
@@ -49,8 +45,7 @@ class MixtureOfHorizons(Training):
         """The loss, with these options."""
         from vla_stack.methods.mixture_of_horizons.loss import loss
 
-        weights: dict[str, Any] = {"mixture": self.mixture, "individual": self.individual, "balance": self.balance}
-        return partial(loss, draws=self.draws, **weights)  # type: ignore[return-value]
+        return partial(loss, draws=self.draws, balance=self.balance)  # type: ignore[return-value]
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:
         """Train on the recipe's demonstrations."""

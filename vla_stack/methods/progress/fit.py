@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 HEAD, PICTURE = "head.safetensors", "progress.png"
 BATCH = 64
+BINS, HIDDEN = 32, 128  # of the time that is left; width of the hidden layer
 NEAR = 3  # frames around a success in which its detection counts
 SHOWN = 8  # episodes of the picture
 
@@ -67,7 +68,7 @@ def fit(recipe: Recipe, method: Progress, run_dir: Path) -> None:
     if won.all() or not won.any():
         which = "succeeded" if won.all() else "failed"
         print(f"all {len(won)} episodes {which}: values tell time, and nothing of failure")
-    bins = Bins(method.bins, float(np.quantile((end - first)[won], 0.95)) if won.any() else float((end - first).max()))
+    bins = Bins(BINS, float(np.quantile((end - first)[won], 0.95)) if won.any() else float((end - first).max()))
     told = crossed(seen, bins, left, first, end, method, recipe.seed)
     n = method.ahead or int(policy.spec.extras["n_action_steps"])
     made = {"value": told[0], "advantage": advantages(told[0], left, first, end, n, bins.horizon)}
@@ -85,7 +86,7 @@ def fit(recipe: Recipe, method: Progress, run_dir: Path) -> None:
     facts = quality(made, left, first, end)
     print(", ".join(f"{name} {value:.3g}" for name, value in facts.items()))
     about = {"policy": policy.spec.model_version, "horizon": bins.horizon, "bins": bins.count, "ahead": n}
-    write_json(run_dir / FACTS, {**about, "hidden": method.hidden, "width": seen.shape[1], "held_out": facts})
+    write_json(run_dir / FACTS, {**about, "hidden": HIDDEN, "width": seen.shape[1], "held_out": facts})
 
 
 @torch.no_grad()
@@ -144,7 +145,7 @@ def quality(
 def _fitted(seen: Tensor, bins: NDArray[np.int64], kinds: Bins, r: Progress, seed: int) -> ValueHead:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        head = ValueHead(seen.shape[1], r.hidden, kinds).to(seen.device)
+        head = ValueHead(seen.shape[1], HIDDEN, kinds).to(seen.device)
     train(seen, bins, head, r.steps, r.batch_size, r.lr, seed)
     return head
 

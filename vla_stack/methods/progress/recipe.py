@@ -16,9 +16,7 @@ class Progress:
     """How far recorded episodes have come and whether they succeed, from what a frozen policy sees: values of frames.
 
     Attributes:
-        bins: Of the time that is left.
         folds: Parts of the episodes; a frame is valued by what was learnt from the other parts.
-        hidden: Width of the hidden layer.
         steps: Optimiser steps of a fold.
         batch_size: Frames of a step.
         lr: Learning rate.
@@ -26,9 +24,7 @@ class Progress:
     """
 
     name: Literal["progress"] = "progress"
-    bins: Count = 32
     folds: Annotated[int, Above(1)] = 4
-    hidden: Count = 128
     steps: Count = 1000
     batch_size: Count = 256
     lr: Annotated[float, Above(0)] = 1e-3

@@ -30,6 +30,7 @@ from vla_stack.policies.transformer import PrefixContext
 if TYPE_CHECKING:
     from vla_stack.methods.reinflow.recipe import ReinFlow
 
+WIDTH = 128  # of the value's two hidden layers
 FREQUENCIES = 4  # of the time that the noise's size is told
 HOLD, FINAL = 0.35, 0.3  # learn_decay: share of iterations at the full bound, and how far down it then goes
 
@@ -92,9 +93,8 @@ class Learner(nn.Module):
         super().__init__()
         self.policy, self.config = policy, config
         self.noise = NoiseNet(inputs, (policy.horizon, policy.noise_dim), config.sigma_low, config.sigma_high)
-        width = config.value_width
         self.value = nn.Sequential(
-            nn.Linear(inputs, width), nn.Mish(), nn.Linear(width, width), nn.Mish(), nn.Linear(width, 1)
+            nn.Linear(inputs, WIDTH), nn.Mish(), nn.Linear(WIDTH, WIDTH), nn.Mish(), nn.Linear(WIDTH, 1)
         )
         self.noise.requires_grad_(config.sigma_schedule != "fixed")
         self.bounds = (config.sigma_low, config.sigma_high)

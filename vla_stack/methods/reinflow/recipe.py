@@ -49,7 +49,6 @@ class ReinFlow:
         bc: Weight of the squared distance to the pretrained policy's chunk from the same noise (the "W2" term).
         target_kl: Mean of half the squared log-ratio of the whole chain at which the actor's passes end.
         clip_norm: Largest gradient norm, of the actor and of the critic each.
-        value_width: Width of the value's two hidden layers.
     """
 
     name: Literal["reinflow"] = "reinflow"
@@ -80,7 +79,6 @@ class ReinFlow:
     bc: NotNegative = 0.0
     target_kl: Positive = 1.0
     clip_norm: Positive = 1.0
-    value_width: Count = 128
 
     def check(self) -> None:
         """Options go together; raises :class:`UserError`."""
