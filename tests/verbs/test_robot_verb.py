@@ -56,12 +56,12 @@ def test_jog_moves_one_dimension_and_back(capsys):
 
 
 class Arm:
-    """A robot that goes wrong: ``fault`` from the third reading on, readings no newer than ``frozen_ns``."""
+    """A robot that goes wrong: ``fault`` from the third reading ``until`` one, readings no newer than ``frozen_ns``."""
 
-    def __init__(self, fault=None, frozen_ns=None):
+    def __init__(self, fault=None, frozen_ns=None, until=999):
         dims = (Dim("x.pos", "m", -1, 1, 0.5),)
         self.spec, self.fault = RobotSpec("test/arm", dims, dims, (), rate_hz=50.0), None
-        self.later, self.frozen_ns, self.capabilities = fault, frozen_ns, Capabilities()
+        self.later, self.until, self.frozen_ns, self.capabilities = fault, until, frozen_ns, Capabilities()
         self.at, self.reads, self.sent, self.stops = np.zeros(1, np.float32), 0, [], 0
 
     def connect(self): ...
@@ -72,7 +72,7 @@ class Arm:
 
     def read(self):
         self.reads += 1
-        self.fault = self.later if self.reads > 2 else None
+        self.fault = self.later if 2 < self.reads < self.until else None
         return Observation(self.at.copy(), {}, "task", 0, self.frozen_ns or time.monotonic_ns())
 
     def write(self, action):
@@ -95,6 +95,16 @@ def test_jog_stops_where_something_is_wrong(arm, words, monkeypatch, capsys):
     assert arm.stops == 1 and max(arm.sent) < 0.01 + 1e-6
     if arm.frozen_ns:
         assert not any(arm.sent)
+
+
+@pytest.mark.parametrize(("until", "code"), [(5, 0), (999, 1)])
+def test_check_looks_again_where_a_fault_may_pass(until, code, monkeypatch, capsys):
+    arm = Arm(fault=Fault("camera", "camera 'wrist' has sent no picture for 0.6 s", False), until=until)
+    monkeypatch.setattr("vla_stack.verbs.robot.driver_maker", lambda args: lambda: arm)
+    assert main(["robot", "check", "--seconds", "0.1"]) == code
+    printed = capsys.readouterr().out
+    assert "at first: camera 'wrist'" in printed
+    assert ("FAULT camera 'wrist'" in printed, "not ready" in printed) == (bool(code), bool(code))
 
 
 def test_a_served_robot_asks_for_keys_of_operators(tmp_path, monkeypatch):

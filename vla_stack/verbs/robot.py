@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from vla_stack.errors import UserError
 from vla_stack.runtime.clock import RealClock
 from vla_stack.runtime.driver import Driver, EpisodicDriver, Releasing, SelfChecking
 from vla_stack.runtime.limits import check_limits, describe_limits, make_envelope
-from vla_stack.schema import RobotSpec
+from vla_stack.schema import Observation, RobotSpec
 from vla_stack.verbs.arguments import number, positive
 from vla_stack.verbs.robot_arguments import (
     add_robot_arguments,
@@ -24,6 +25,7 @@ from vla_stack.verbs.robot_arguments import (
     robot_safety,
 )
 
+LOOKS = 3  # at a robot that shows a fault
 HELP = "Calibrate a robot, check that it is ready, move one of its joints, offer it to another computer, let it go."
 EXAMPLES = (
     "vla robot calibrate --robot.type=so101_follower --robot.port=/dev/ttyACM0 --robot.id=arm",
@@ -43,7 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--teleop", help="calibrate: a teleoperator instead; lerobot")
     add("--teleop-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the teleoperator")
-    add("--seconds", type=positive, default=2.0, help="check: how long to read (default: %(default)s)")
+    add(
+        "--seconds",
+        type=positive,
+        default=2.0,
+        help=f"check: how long to read; {LOOKS} times at most until no fault shows (default: %(default)s)",
+    )
     add("--write", type=Path, metavar="FILE", help="check: write the robot's present limits there, to be edited")
     add("--endpoint", default="tcp://127.0.0.1:5570", help="serve: where to listen (default: %(default)s)")
     add("--joint", help="jog: action dimension")
@@ -95,33 +102,54 @@ def _check(args: argparse.Namespace, driver: Driver) -> int:
         print(f"camera {camera.name}: {camera.width} x {camera.height}")
     print(describe_limits(spec, robot_safety(args)))
     print(driver.capabilities.guard.value)
-    clock, dt_ns = RealClock(), round(1e9 * spec.dt)
-    took, ages, faults = [], [], dict[str, str]()
-    t_0 = clock.now_ns()
-    obs = driver.read()
-    for k in range(max(1, round(args.seconds * spec.rate_hz))):
-        clock.sleep_until_ns(t_0 + (k + 1) * dt_ns)
-        before = time.perf_counter()
-        obs = driver.read()
-        took.append((time.perf_counter() - before) * 1e3)
-        ages.append((clock.now_ns() - obs.t_capture_ns) * 1e-6)
-        if isinstance(driver, SelfChecking) and driver.fault:
-            faults[driver.fault.kind] = driver.fault.why
-    for dim, value in zip(spec.action, obs.state, strict=False):
+    looks = [_look(driver, args.seconds)]
+    while looks[-1].faults and len(looks) < LOOKS:  # what stalled while it began, or for a moment, comes round
+        looks.append(_look(driver, args.seconds))
+    look = looks[-1]
+    for dim, value in zip(spec.action, look.obs.state, strict=False):
         mark = "" if dim.low <= value <= dim.high else "   outside its limits: move it back by hand first"
         print(f"{dim.name:<22}{value:>10.3f} {dim.unit}{mark}")
-    rate = len(took) / ((clock.now_ns() - t_0) * 1e-9)
     print(
-        f"{len(took)} readings at {rate:.1f} Hz, {np.median(took):.1f} ms each "
-        f"(99 %: {np.quantile(took, 0.99):.1f} ms), at most {max(ages):.0f} ms old"
+        f"{len(look.took_ms)} readings at {look.rate_hz:.1f} Hz, {np.median(look.took_ms):.1f} ms each "
+        f"(99 %: {np.quantile(look.took_ms, 0.99):.1f} ms), at most {max(look.ages_ms):.0f} ms old"
     )
-    for why in faults.values():
+    for why in dict.fromkeys(why for earlier in looks[:-1] for why in earlier.faults.values()):
+        print(f"at first: {why}")
+    for why in look.faults.values():
         print(f"FAULT {why}")
     if args.write:
         write_limits(args.write, spec)
         print(f"limits written to {args.write}: edit them, and give them as --limits {args.write}")
-    print("not ready" if faults else "ready. Next: vla robot jog, vla teleop or vla run with the same arguments")
-    return 1 if faults else 0
+    ready = not look.faults
+    print("ready. Next: vla robot jog, vla teleop or vla run with the same arguments" if ready else "not ready")
+    return 0 if ready else 1
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Readings at the robot's rate: how long each took, how old it was, and what was wrong meanwhile, by kind."""
+
+    obs: Observation
+    took_ms: list[float]
+    ages_ms: list[float]
+    rate_hz: float
+    faults: dict[str, str]
+
+
+def _look(driver: Driver, seconds: float) -> _Look:
+    clock, dt_ns = RealClock(), round(1e9 * driver.spec.dt)
+    took_ms, ages_ms, faults = [], [], dict[str, str]()
+    t_0 = clock.now_ns()
+    obs = driver.read()
+    for k in range(max(1, round(seconds * driver.spec.rate_hz))):
+        clock.sleep_until_ns(t_0 + (k + 1) * dt_ns)
+        before = time.perf_counter()
+        obs = driver.read()
+        took_ms.append((time.perf_counter() - before) * 1e3)
+        ages_ms.append((clock.now_ns() - obs.t_capture_ns) * 1e-6)
+        if isinstance(driver, SelfChecking) and driver.fault:
+            faults[driver.fault.kind] = driver.fault.why
+    return _Look(obs, took_ms, ages_ms, len(took_ms) / ((clock.now_ns() - t_0) * 1e-9), faults)
 
 
 def _jog(args: argparse.Namespace, driver: Driver) -> int:
