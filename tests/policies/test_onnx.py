@@ -3,21 +3,28 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small_vla import make_observations, make_policy, make_stats
 
 from vla_stack.cli import main as vla
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.directory import write_manifest
+from vla_stack.policies.onnx_export import _write
+from vla_stack.policies.onnx_files import default_backend, open_graph
 from vla_stack.policies.plain_export import plain_of
-from vla_stack.policies.plain_policy import TOKENS, TOKENS_MASK, Plain, load_plain
+from vla_stack.policies.plain_policy import TOKENS, TOKENS_MASK, Plain, PlainPolicy, load_plain
 from vla_stack.policies.processor_gripper import BinaryGripperStep
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import Continuation, SchemaError
+from vla_stack.verbs.serve import load_directory
 
 pytestmark = pytest.mark.slow
 
@@ -180,3 +187,73 @@ def test_policy_info_reads_it(directories, capsys):
     assert r["parameters"] == {} and r["horizon"] == 8 and r["euler_steps"] == 3 and set(r["latency_ms"]) == {"chunk"}
     assert vla(["policy", "info", str(directories[1]), "--repeats", "0"]) == 0
     assert "3 Euler steps" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory):
+    """A policy with its graph beside its weights."""
+    source = tmp_path_factory.mktemp("beside")
+    policy = make_policy(max_delay=3)
+    for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
+        part.save_pretrained(source)
+    write_manifest(source)
+    assert vla(["export", "--policy", str(source)]) == 0
+    return source
+
+
+def test_a_graph_beside_its_weights_is_what_a_cpu_serves(beside):
+    source = beside
+    assert [default_backend(source, device) for device in ("cpu", "cuda")] == ["onnx", "torch"]
+    weights, graph = load_policy(source), load_directory(source, "cpu", threads=1)
+    assert isinstance(graph, PlainPolicy) and isinstance(load_directory(source, "cpu", 1, backend="torch"), ChunkPolicy)
+    assert graph.spec.model_version == weights.spec.model_version == load_policy(source, graphs=True).spec.model_version
+    observations, seeds = make_observations(3), [1, 2, 3]
+    wanted = weights.infer(observations, seeds).actions
+    np.testing.assert_allclose(graph.infer(observations, seeds).actions, wanted, atol=1e-4)
+
+
+def test_a_graph_of_other_weights_is_refused(beside, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(beside, copy)
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: values + 1 for name, values in weights.items()}, copy / "model.safetensors", {"format": "pt"})
+    write_manifest(copy)  # as `vla policy sign` does after a change by hand
+    for load in (partial(load_directory, device="cpu", threads=1), partial(load_policy, graphs=True)):
+        with pytest.raises(UserError, match="made of other weights.*vla export --policy"):
+            load(copy)
+    assert isinstance(load_directory(copy, "cpu", 1, backend="torch"), ChunkPolicy)
+    assert vla(["export", "--policy", str(copy)]) == 0
+    assert isinstance(load_directory(copy, "cpu", 1), PlainPolicy)
+
+
+def test_an_export_of_its_own_leaves_the_graph_beside_weights_behind(beside, tmp_path):
+    assert vla(["export", "--policy", str(beside), "--out", str(tmp_path / "out")]) == 0
+    assert isinstance(load_plain(tmp_path / "out", threads=1), PlainPolicy)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_policy_that_its_graph_does_not_replace_keeps_its_weights_alone(tmp_path, capsys):
+    policy = make_policy(head="regression")
+    for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
+        part.save_pretrained(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert vla(["export", "--policy", str(tmp_path)]) == 1
+    assert "is not a native VLA" in capsys.readouterr().err and sorted(tmp_path.iterdir()) == before
+
+
+def test_half_precision_weights_stay_half_where_they_lose_nothing(tmp_path):
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+            self.first.weight.data = self.first.weight.data.half().float()
+
+        def forward(self, x, *rest):
+            return self.second(self.first(x).relu()) + rest[0]
+
+    layers, x, file = Layers(), torch.randn(3, 64), tmp_path / "chunk.onnx"
+    _write(layers, (x, x), ("x", "rest"), ("y",), file)
+    kinds = [c.data_type for c in onnx.load(file).graph.initializer if np.prod(c.dims) == 64 * 64]
+    assert sorted(kinds) == sorted([onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT])
+    (got,) = open_graph(file, "cpu", 1).run(None, {"x": x.numpy(), "rest": x.numpy()})
+    np.testing.assert_allclose(got, layers(x, x).detach().numpy(), atol=1e-6)

@@ -67,9 +67,10 @@ def test_an_evaluation_loads_its_own_policy_alone(kind: str, exported: Path, tmp
     assert (said["code"], said["heavy"]) == (0, [])
 
 
-@pytest.mark.parametrize("kind", ["shipped", "exported"])
+@pytest.mark.parametrize("kind", ["shipped", "exported", "torch"])
 def test_a_server_loads_its_own_policy_alone_and_its_memory_is_bounded(kind: str, exported: Path) -> None:
-    serve = ["serve", "--policy", exported if kind == "exported" else "shipped", "--endpoint", "tcp://127.0.0.1:*"]
+    policy = {"shipped": ["shipped"], "exported": [exported], "torch": ["shipped", "--backend", "torch"]}[kind]
+    serve = ["serve", "--policy", *policy, "--endpoint", "tcp://127.0.0.1:*"]
     command = [sys.executable, "-c", REPORT + RUN, *map(str, serve)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -80,12 +81,12 @@ def test_a_server_loads_its_own_policy_alone_and_its_memory_is_bounded(kind: str
             before = memory(process.pid)
             take_chunks(ready[1])
             after = memory(process.pid)
-            bounded = "Rss" if kind == "exported" else "Anonymous"  # of torch's libraries the machine has one copy
+            bounded = "Anonymous" if kind == "torch" else "Rss"  # of torch's libraries the machine has one copy
             assert after[bounded] <= BOUND, (before, after)
             assert after["Anonymous"] - before["Anonymous"] < BOUND / 10, (before, after)
         process.send_signal(signal.SIGTERM)
         said = json.loads(process.communicate()[0])
-        assert said.pop("torch") == (["torch", "lerobot", "huggingface_hub"] if kind == "shipped" else [])
+        assert said.pop("torch") == (["torch", "lerobot", "huggingface_hub"] if kind == "torch" else [])
         assert said == {"code": 0, "heavy": []}
     finally:
         process.kill()

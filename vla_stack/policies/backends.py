@@ -36,7 +36,7 @@ def load_with(
             graphs.
     """
     check_backend(backend, path)
-    chunks = load_policy(path, device, embodiment, frozen=True)
+    chunks = load_policy(path, device, embodiment, frozen=True, graphs=backend == "onnx")
     if backend in ("compile", "graph"):
         _compile(chunks)
         chunks.batch_sizes = batch_sizes

@@ -217,7 +217,11 @@ class ChunkPolicy:
 
 
 def load_policy(
-    path: str | Path, device: str = "cpu", embodiment: str | None = None, frozen: bool = False
+    path: str | Path,
+    device: str = "cpu",
+    embodiment: str | None = None,
+    frozen: bool = False,
+    graphs: bool = False,
 ) -> ChunkPolicy:
     """Load any LeRobot policy directory for inference.
 
@@ -228,13 +232,14 @@ def load_policy(
         embodiment: Which robot to drive, where the policy was trained on several.
         frozen: It is only asked, neither trained nor saved. Then adapters are multiplied into the weights, what runs in
             bfloat16 is kept in it, and what nothing reads is dropped.
+        graphs: Its graphs are to compute, also where it has weights.
 
     Raises:
         UserError: There is no such device, not a policy directory, one of its files is missing, damaged, not what its
             manifest says, names code that nobody trusts or does not fit the others, the policy is not one chunk from
             one observation, or it has several robots and none was named.
     """
-    source = PolicyDirectory(path, device)
+    source = PolicyDirectory(path, device, graphs)
     config = source.config
     if config.n_obs_steps != 1:
         raise UserError(

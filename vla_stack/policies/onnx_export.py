@@ -11,14 +11,18 @@ chunk: steps of the sampler, edits and the choice of critics are in it. Noise is
 what it means in torch. Batch sizes are dynamic, everything else is static.
 
 Graphs compute in float32, whatever types the policy's weights have: on a CPU, ONNX Runtime has no bfloat16
-convolutions. Adapters (LoRA) are merged into the weights that they adapt.
+convolutions. Adapters (LoRA) are merged into the weights that they adapt. Weights that are float16 in the policy's file
+are so in the graph's, and become float32 as it is loaded.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
+import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -35,7 +39,7 @@ from vla_stack.errors import UserError, first_line
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.continuation import continuing_modes
-from vla_stack.policies.directory import SIGNATURE, write_manifest
+from vla_stack.policies.directory import SIGNATURE, WEIGHTS, check_manifest, write_manifest
 from vla_stack.policies.flow import ActionPrefix
 from vla_stack.policies.modeling_expo import ExpoPolicy
 from vla_stack.policies.modeling_moh import MohPolicy
@@ -49,6 +53,7 @@ from vla_stack.policies.reading import find_weights, read_config
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import ACTION_DIM_IS_PAD, Observation
 
+SMALLEST_HALVED = 1 << 10  # values
 LARGEST_INLINE = 1 << 30  # bytes of weights inside a graph file, else in one beside it; protobuf ends at 2 GiB
 REMEDY = "serve it with --backend torch or compile"
 SMALL = (StateGaussianPolicy, StateFlowPolicy, ExpoPolicy, SteeredPolicy)  # a chunk of theirs is one graph
@@ -114,9 +119,7 @@ def export(source: Path, out: Path) -> Manifest:
     Raises:
         UserError: As :func:`write_graphs`, or the policy drives several robots.
     """
-    if len(getattr(read_config(source, "cpu"), "embodiments", ())) > 1:
-        raise UserError(f"{source} drives several robots, which graphs cannot", REMEDY)
-    chunks = load_policy(source)
+    chunks = _of_one_robot(source)
     plain = plain_of(chunks)
     manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), out)
     if plain is not None and manifest.graphs == [CHUNK]:
@@ -124,11 +127,50 @@ def export(source: Path, out: Path) -> Manifest:
         _save(manifest, out)
     weights = find_weights(source)
     for file in source.iterdir():
-        if file.is_file() and file != weights and file.suffix in (".json", ".safetensors", ".txt", ".model"):
+        kept = file.is_file() and file not in (weights, source / MANIFEST)
+        if kept and file.suffix in (".json", ".safetensors", ".txt", ".model"):
             shutil.copy(file, out / file.name)
     (out / SIGNATURE).unlink(missing_ok=True)  # it is of the original
     write_manifest(out)
     return manifest
+
+
+def export_beside(source: Path) -> Manifest:
+    """Put the graph of a policy beside its weights, where :func:`~vla_stack.verbs.serve.load_directory` takes it on a
+    CPU; a signature, which does not vouch for it, is removed.
+
+    Args:
+        source: Policy directory.
+
+    Raises:
+        UserError: As :func:`export`, or the policy is not one that its graph replaces: native, of few steps around it.
+    """
+    chunks = _of_one_robot(source)
+    plain = plain_of(chunks)
+    if plain is None or not is_native(chunks.policy) or not (source / WEIGHTS).is_file():
+        what = f"{source} is not a native VLA that a server could compute without torch"
+        raise UserError(what, "write its graphs to a directory of their own: --out DIR")
+    weights = check_manifest(source)[WEIGHTS]
+    with tempfile.TemporaryDirectory(prefix=f".{source.name}-", dir=source.parent) as name:
+        manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), Path(name))
+        manifest = replace(manifest, plain=plain.to_json(), weights=weights)
+        _save(manifest, Path(name))
+        for file in sorted(Path(name).iterdir()):
+            os.replace(file, source / file.name)
+    write_manifest(source)
+    (source / SIGNATURE).unlink(missing_ok=True)
+    return manifest
+
+
+def _of_one_robot(source: Path) -> ChunkPolicy:
+    if len(getattr(read_config(source, "cpu"), "embodiments", ())) > 1:
+        raise UserError(f"{source} drives several robots, which graphs cannot", REMEDY)
+    return load_policy(source)
+
+
+def is_native(policy: Any) -> bool:
+    """Whether a policy is a native VLA whose chunk is one graph."""
+    return isinstance(policy, VlaPolicy) and policy.unrolls and not policy.config.backbone
 
 
 def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
@@ -143,7 +185,7 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
         UserError: It is neither a flow policy nor one on states, it cannot be traced, or the graphs do not compute what
             the policy does.
     """
-    native = isinstance(policy, VlaPolicy) and policy.unrolls and not policy.config.backbone
+    native = is_native(policy)
     one_graph = isinstance(policy, SMALL) or native
     if not one_graph and not continuing_modes(policy):
         remedy = "flow policies export, and policies on states"
@@ -292,8 +334,10 @@ def _write(
     module: nn.Module, tensors: tuple[Tensor, ...], inputs: tuple[str, ...], outputs: tuple[str, ...], file: Path
 ) -> None:
     size = sum(p.numel() * p.element_size() for p in module.parameters())
+    inline = size <= LARGEST_INLINE
     try:
-        with warnings.catch_warnings():  # the exporter's own, about its internals
+        logging.getLogger("onnxscript").setLevel(logging.ERROR)  # what it warns of is about its internals
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 trace(module, tensors),
@@ -301,8 +345,36 @@ def _write(
                 input_names=list(inputs),
                 output_names=list(outputs),
                 dynamo=True,
-                external_data=size > LARGEST_INLINE,
+                external_data=not inline,
                 verbose=False,
             )
     except Exception as e:  # a tracer's exceptions have no common class
         raise UserError(f"{file.name} cannot be made of this policy: {first_line(e)}", REMEDY) from e
+    if inline:
+        halve(file)
+
+
+def halve(file: Path) -> None:
+    """Store as float16 the constants of a graph that lose nothing by it; each is cast where it is read, which ONNX
+    Runtime does once, as it loads.
+    """
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    model = onnx.load(file)
+    casts = []
+    for constant in model.graph.initializer:
+        if constant.data_type != TensorProto.FLOAT:
+            continue
+        values = numpy_helper.to_array(constant)
+        with np.errstate(over="ignore"):
+            halves = values.astype(np.float16)
+        if values.size < SMALLEST_HALVED or not np.array_equal(halves.astype(np.float32), values):
+            continue
+        name = constant.name
+        constant.CopyFrom(numpy_helper.from_array(halves, f"{name}.half"))
+        casts.append(helper.make_node("Cast", [f"{name}.half"], [name], f"{name}.cast", to=TensorProto.FLOAT))
+    nodes = [*casts, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, file)

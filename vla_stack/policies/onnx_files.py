@@ -1,4 +1,8 @@
-"""The files of an exported policy, without torch: what they are called, what ``onnx.json`` says, how a graph is run."""
+"""The files of an exported policy, without torch: what they are called, what ``onnx.json`` says, how a graph is run.
+
+A policy is exported to a directory of its own, or its graph is put beside its weights; of the latter a CPU computes the
+graph, which takes a third of the time, unless a backend is named.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_stack.errors import UserError
-from vla_stack.policies.directory import read_json
+from vla_stack.policies.directory import WEIGHTS, read_json
 
 PREFIX, STEP, CHUNK, MANIFEST = "prefix.onnx", "step.onnx", "chunk.onnx", "onnx.json"
 FIXED, IS_FIXED = "fixed", "is_fixed"  # inputs of a graph whose policy takes an action prefix
@@ -34,6 +38,7 @@ class Manifest:
             bfloat16 with most backbones.
         plain: What surrounds the graph, where that is simple enough to do without torch, see
             :mod:`vla_stack.policies.plain_policy`.
+        weights: SHA-256 of the weights beside which the graph lies, of which it was made; empty without any.
     """
 
     graphs: tuple[str, ...]
@@ -48,6 +53,7 @@ class Manifest:
     max_error: float = 0.0
     cosine_served: float = 1.0
     plain: dict[str, Any] | None = None
+    weights: str = ""
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -65,17 +71,38 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
+def replaces_weights(directory: Path) -> bool:
+    """Whether a directory holds graphs and no weights."""
+    return (directory / MANIFEST).is_file() and not (directory / WEIGHTS).is_file()
+
+
+def default_backend(directory: Path, device: str) -> str:
+    """What computes a served policy where nobody says: its graph, where there is nothing else or no GPU."""
+    graph = (directory / MANIFEST).is_file() and device == "cpu"
+    return "onnx" if graph or replaces_weights(directory) else "torch"
+
+
+def check_graph(manifest: Manifest, directory: Path, weights: str) -> None:
+    """Whether a graph was made of the weights beside it, by their SHA-256; empty without any.
+
+    Raises:
+        UserError: It was made of others.
+    """
+    if manifest.weights != weights:
+        what = f"{directory / CHUNK} was made of other weights than those beside it"
+        raise UserError(what, f"vla export --policy {directory}; or --backend torch")
+
+
 def check_backend(backend: str | None, directory: Path) -> None:
     """Whether a backend takes what is in a directory; None is any.
 
     Raises:
         UserError: ONNX Runtime would need an exported policy, or another backend the weights of one.
     """
-    exported = (directory / MANIFEST).is_file()
-    if backend == "onnx" and not exported:
-        remedy = f"make them: vla export --policy {directory} --out DIR"
+    if backend == "onnx" and not (directory / MANIFEST).is_file():
+        remedy = f"make them: vla export --policy {directory}"
         raise UserError(f"{directory} holds no exported graphs", remedy)
-    if backend not in (None, "onnx") and exported:
+    if backend not in (None, "onnx") and replaces_weights(directory):
         raise UserError(f"{directory} is an exported policy, '{backend}' needs its weights", "use --backend onnx")
 
 

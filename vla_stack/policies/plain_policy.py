@@ -18,9 +18,18 @@ from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.images import as_read
-from vla_stack.policies.directory import GRAPHS, STATISTICS, check_manifest, digest
+from vla_stack.policies.directory import GRAPHS, STATISTICS, WEIGHTS, check_manifest, digest
 from vla_stack.policies.noise import randn
-from vla_stack.policies.onnx_files import CHUNK, FIXED, IS_FIXED, MANIFEST, Manifest, open_graph, read_manifest
+from vla_stack.policies.onnx_files import (
+    CHUNK,
+    FIXED,
+    IS_FIXED,
+    MANIFEST,
+    Manifest,
+    check_graph,
+    open_graph,
+    read_manifest,
+)
 from vla_stack.policies.words import PAD, hash_words, prompt, sub_words
 from vla_stack.schema import OBS_STATE, Chunks, Continuation, Observation, PolicySpec, Reading, SchemaError, image_key
 
@@ -165,17 +174,19 @@ def load_plain(directory: Path, threads: int) -> PlainPolicy | None:
     """An exported policy, computed by ``threads`` threads of the CPU; None where it needs torch.
 
     Raises:
-        UserError: One of its files is missing, damaged or not what its manifest says.
+        UserError: One of its files is missing, damaged or not what its manifest says, or the graph is of other weights.
     """
     manifest = read_manifest(directory)
     if manifest.plain is None or list(manifest.graphs) != [CHUNK]:
         return None
-    check_manifest(directory)
+    weights = check_manifest(directory).get(WEIGHTS, "")
+    check_graph(manifest, directory, weights)
     try:
         plain = Plain.from_json(manifest.plain)
         plain.tokens([""])
     except Exception as e:  # a tokenizer's exceptions have no class of their own
         raise UserError(f"{directory / MANIFEST} is damaged: {e!r}", "export the policy again") from None
-    statistics, graphs = digest(directory, STATISTICS), digest(directory, GRAPHS)
-    plain = replace(plain, spec=replace(plain.spec, normalisation=statistics, model_version=graphs))
+    version = weights[:16] or digest(directory, GRAPHS)
+    spec = replace(plain.spec, normalisation=digest(directory, STATISTICS), model_version=version)
+    plain = replace(plain, spec=spec)
     return PlainPolicy(manifest, plain, open_graph(directory / CHUNK, "cpu", threads))

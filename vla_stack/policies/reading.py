@@ -44,7 +44,7 @@ from vla_stack.policies.directory import (
     read_json,
     resolve_policy,
 )
-from vla_stack.policies.onnx_files import MANIFEST as EXPORTED
+from vla_stack.policies.onnx_files import check_graph, read_manifest, replaces_weights
 from vla_stack.policies.onnx_policy import OnnxPolicy
 from vla_stack.policies.registry import LEROBOTS, STEPS, is_extension, is_known, known_types, policy_class
 from vla_stack.registry import POLICIES
@@ -64,32 +64,32 @@ class PolicyDirectory:
     Args:
         name: Any name that :func:`~vla_stack.policies.directory.resolve_policy` knows.
         device: Torch device, or ``auto``.
+        graphs: Its graphs are what computes, also where there are weights.
 
     Attributes:
         device: The device, by its own name.
         path: Where it lies.
         digests: SHA-256 of its files.
         config: Its configuration, for the device.
+        exported: Whether its graphs are what computes.
 
     Raises:
         UserError: There is no such device or directory, or something in it is not as it has to be.
     """
 
-    def __init__(self, name: str | Path, device: str = "cpu") -> None:
+    def __init__(self, name: str | Path, device: str = "cpu", graphs: bool = False) -> None:
         self.device = str(find_device(device))
         self.path = resolve_policy(name)
         self.digests = check_manifest(self.path)
         self.config = read_config(self.path, self.device)
-
-    @property
-    def exported(self) -> bool:
-        """Whether it holds graphs in place of weights."""
-        return (self.path / EXPORTED).is_file()
+        self.exported = graphs or replaces_weights(self.path)
+        if self.exported:
+            check_graph(read_manifest(self.path), self.path, self.digests.get(WEIGHTS, ""))
 
     @property
     def version(self) -> str:
-        """Digits of the SHA-256 of what computes: its weights, or its graphs."""
-        return digest(self.path, GRAPHS) if self.exported else self.digests[WEIGHTS][:16]
+        """Digits of the SHA-256 of its weights; of its graphs where there are none."""
+        return self.digests[WEIGHTS][:16] if WEIGHTS in self.digests else digest(self.path, GRAPHS)
 
     @property
     def normalisation(self) -> str:

@@ -342,7 +342,8 @@ def _check(robot: RobotSpec, policy: PolicySpec, c: ExecutorConfig) -> None:
     if c.mode in CONTINUE and c.mode not in policy.extras.get("continues", ()):
         able = ", ".join(policy.extras.get("continues", ())) or "none"
         why = ": it was not trained with max_delay" if c.mode == "prefix" and able != "none" else ""
-        raise UserError(f"the policy cannot continue a plan in mode '{c.mode}'{why}", f"its modes are {able}")
+        remedy = f"its modes are {able}; or, where its graph computes it: vla serve --backend torch"
+        raise UserError(f"the policy cannot continue a plan in mode '{c.mode}'{why}", remedy)
     if c.mode == "future_state" and robot.action_kind != "absolute":
         raise UserError("mode 'future_state' needs absolute actions", f"{robot.name} takes {robot.action_kind} ones")
     if c.interpolate < 1:

@@ -1,14 +1,16 @@
-"""``vla export``: a policy as ONNX graphs, for robots and servers without torch's kernels."""
+"""``vla export``: a policy as ONNX graphs, which a CPU computes faster, and for servers without torch."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from vla_stack.policies.directory import resolve_policy
+from vla_stack.policies.directory import SIGNATURE, resolve_policy
 
-HELP = "Write a policy as ONNX graphs (a VLA: prefix and sampler step), checked against the original."
+HELP = "Write a policy as ONNX graphs, checked against the original: beside its weights, or without them."
 EXAMPLES = (
+    "vla export --policy runs/pick                          # beside the weights; vla serve takes the graph on a CPU",
     "vla export --policy runs/pick --out runs/pick_onnx",
     "vla serve --policy runs/pick_onnx                      # or vla eval; the directory says what it is",
 )
@@ -16,17 +18,22 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="shipped", help="policy or run directory (default: %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write")
+    parser.add_argument("--out", type=Path, help="another directory, without weights (default: beside the weights)")
 
 
 def main(args: argparse.Namespace) -> int:
     source = resolve_policy(args.policy)
-    from vla_stack.policies.onnx_export import export  # torch, which a mistyped name should not wait for
+    signed = args.out is None and (source / SIGNATURE).is_file()
+    print(f"writing the graph of {source}: half a minute to two", file=sys.stderr, flush=True)
+    from vla_stack.policies.onnx_export import export, export_beside  # torch, for which a mistyped name need not wait
 
-    manifest = export(source, args.out)
-    size = sum(f.stat().st_size for f in args.out.iterdir()) / 1e6
-    print(f"{args.out}: {size:.1f} MB; against the original in float32: cosine {manifest.cosine:.6f}, "
+    manifest = export(source, args.out) if args.out else export_beside(source)
+    where = args.out or source
+    size = sum(f.stat().st_size for f in where.glob("*.onnx*")) / 1e6
+    print(f"{where}: graphs of {size:.1f} MB; against the original in float32: cosine {manifest.cosine:.6f}, "
           f"largest difference {manifest.max_error:.1e} (normalised actions)")  # fmt: skip
     if manifest.cosine_served < 1.0 - 1e-9:
         print(f"against the original in its own arithmetic: cosine {manifest.cosine_served:.6f}")
+    if signed:
+        print(f"its signature was of the weights alone; anew: vla policy sign {source} --key FILE")
     return 0
