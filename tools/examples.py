@@ -118,7 +118,7 @@ STEPS = (
     Step("vla compare runs/a runs/b runs/c --env sim/place-v0", "--budget 1 --num-envs 1"),
     Step("vla compare runs/a runs/b --margin 0.05 --budget 1000", "--budget 1 --num-envs 1"),
     Step("vla imagine --compare film.mp4 --seed 7"),
-    Step("vla export --policy runs/pick --out runs/pick_onnx", row=False),
+    Step("vla export --policy runs/pick --out runs/pick_onnx"),
     Step("vla serve --policy runs/pick_onnx", f"--endpoint {ADDRESS}", "READY"),
     Step("vla run --robot sim --task pick --episodes 50 --mode naive", f"--server {ADDRESS} --episodes 1 --seconds 1"),
     Step("vla serve --policy runs/pick", f"--endpoint {ADDRESS}", "READY"),
@@ -148,11 +148,7 @@ STEPS = (
         f"--task pick --server {ADDRESS} --port 18775",
         "open once",
     ),
-    Step(
-        "vla export --policy runs/pick --out runs/pick_onnx && vla serve --policy runs/pick_onnx --backend onnx",
-        f"--endpoint {ADDRESS}",
-        "READY",
-    ),
+    Step("vla export --policy runs/pick && vla serve --policy runs/pick", f"--endpoint {ADDRESS}", "READY"),
     Step(
         "vla serve --policy runs/pick --protocol vla-eval",
         "--endpoint ws://127.0.0.1:18769",

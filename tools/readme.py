@@ -19,6 +19,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +31,7 @@ BIN = Path(sys.executable).parent  # of the environment: what is called `vla` an
 ROW = re.compile(r"^\| .+? \| `(vla [^`]+)` \|$", re.M)
 TIMEOUT_S = 600.0  # of a command, or until a server is ready
 LOOK_S = 0.1
+SIZE = (40, 120)  # rows and columns of a terminal
 TAIL = 3000  # characters of a failed command's output
 EPISODE = "--episodes 1 --max-steps 4 --num-envs 1 --workers 0"
 FIT = "method.steps=2 method.batch_size=2 eval.every=0"
@@ -88,6 +91,7 @@ STEPS = (
         "eval.every=0 method.vae.widths=[8,8] method.dynamics.width=16 method.dynamics.blocks=1",
     ),
     Step("vla imagine", "--port 18767 --no-browser", "open http"),
+    Step("vla export --policy runs/pick"),
     Step("vla export --policy runs/pick --out runs/pick_onnx"),
     Step("vla eval --policy runs/pick_onnx", f"{EPISODE} --videos 0"),
     Step("vla serve --policy runs/pick_onnx", f"--endpoint {ADDRESS}", "READY", row=False),
@@ -103,28 +107,44 @@ def rows(readme: str) -> list[str]:
 
 
 class Process:
-    """A command with a terminal to read from, in a group of its own; what it prints is in ``log``."""
+    """A command on a terminal of its own, in a group of its own; what it says is in ``log``.
+
+    Attributes:
+        silent_s: Longest time in which it said nothing, until it had ended or was ready.
+    """
 
     def __init__(self, step: Step, folder: Path, log: Path) -> None:
-        self.step, self.log, self._begun = step, log, time.monotonic()
+        self.step, self.log, self.silent_s, self._begun = step, log, 0.0, time.monotonic()
         self._terminal, there = pty.openpty()
+        termios.tcsetwinsize(there, SIZE)
         # Nothing of this machine's user is read or written.
         env = os.environ | {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
-        with log.open("wb") as out:
-            self._process = subprocess.Popen(
-                ["bash", "-c", step.line],
-                cwd=folder,
-                env=env,
-                stdin=there,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._process = subprocess.Popen(
+            ["bash", "-c", step.line],
+            cwd=folder,
+            env=env,
+            stdin=there,
+            stdout=there,
+            stderr=there,
+            start_new_session=True,
+        )
         os.close(there)
+        log.touch()
+        self._heard = self._begun
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Write down what it says; ends with it and all that it has started."""
+        with self.log.open("ab", buffering=0) as out, contextlib.suppress(OSError):
+            while block := os.read(self._terminal, 1 << 16):
+                self._heard = time.monotonic()
+                out.write(block)
 
     def wait(self, timeout_s: float = TIMEOUT_S) -> bool:
         """Until it has ended, or is ready where it does not end; whether that went well."""
-        while time.monotonic() < self._begun + timeout_s:
+        while (now := time.monotonic()) < self._begun + timeout_s:
+            self.silent_s = max(self.silent_s, now - self._heard)
             code = self._process.poll()
             if code is not None:
                 return code == 0 and not self.step.ready
@@ -145,6 +165,7 @@ class Process:
             with contextlib.suppress(ProcessLookupError):  # what it left behind
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            self._reader.join(1.0)
             os.close(self._terminal)
 
     def report(self, good: bool) -> None:
@@ -152,7 +173,8 @@ class Process:
         text = self.log.read_text(errors="replace")
         if not good:
             print(text[-TAIL:])
-        print(f"{'ok  ' if good else 'FAIL'} {time.monotonic() - self._begun:5.1f} s  {self.step.line}", flush=True)
+        took = f"{time.monotonic() - self._begun:5.1f} s, silent {self.silent_s:4.1f} s"
+        print(f"{'ok  ' if good else 'FAIL'} {took}  {self.step.line}", flush=True)
 
 
 def run(steps: Iterable[Step], folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 # Numeric libraries start one spinning thread per core in every process; with several processes on a small machine that
 # makes everything slower, measurably so (a tiny policy's training step went from 60 ms to 1.6 s). A person's own
@@ -56,6 +57,7 @@ LOADING_VERBS = (
     "serve",
     "demo",
 )  # of policies and run directories
+TERMINAL_VERBS = ("run", "robot", "teleop", "console", "emulate")  # have a terminal for themselves
 ROBOT_VERBS = ("run", "compare", "robot", "teleop", "console")  # take LeRobot's --robot.* flags as well
 EXTRAS = {  # package -> the smallest extra of pyproject.toml that brings it
     **dict.fromkeys(("mujoco", "gymnasium", "cv2"), "robot"),
@@ -129,6 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     from vla_stack.errors import UserError
     from vla_stack.schema import SchemaError
     from vla_stack.trust import trust
+    from vla_stack.waiting import waiting
 
     if verb in ROBOT_VERBS:
         from vla_stack.verbs.robot_arguments import translate_flags
@@ -159,7 +162,8 @@ def main(argv: list[str] | None = None) -> int:
         args = parser.parse_args(translate_flags(rest) if verb in ROBOT_VERBS else rest)
         if verb in LOADING_VERBS:
             trust(args.trust)
-        return int(module.main(args) or 0)
+        with nullcontext() if verb in TERMINAL_VERBS else waiting(f"vla {verb}"):
+            return int(module.main(args) or 0)
     except ModuleNotFoundError as e:
         return _absent(verb, e)
     except (UserError, SchemaError) as e:

@@ -249,8 +249,8 @@ def test_evaluations_run_where_the_training_runs(tmp_path: Path, monkeypatch: py
         evaluated.append({"env": env, "episodes": episodes, "seed": seed, **how})
         return SimpleNamespace(outcomes=np.array([1.0, 0.0]))
 
-    monkeypatch.setattr("vla_stack.training.train.load_policy", lambda *given: asked.append(given))
-    monkeypatch.setattr("vla_stack.training.train.evaluate", evaluate)
+    monkeypatch.setattr("vla_stack.policies.chunk_policy.load_policy", lambda *given: asked.append(given))
+    monkeypatch.setattr("vla_stack.evaluation.evaluate.evaluate", evaluate)
     task = TaskRecipe("sim/pick-v0", {"randomisation": 1})
     how = EvalRecipe(every=1, episodes=5, seed=7, num_envs=3, workers=2, rollouts="ray")
     run = evaluator(Recipe(task=task, eval=how), "cuda:1")

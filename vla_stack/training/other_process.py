@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-import vla_stack.training.train  # noqa: F401  now, so that nobody waits for it in the middle
+import vla_stack.training.build  # noqa: F401  now, so that nobody waits for it in the middle
 from vla_stack.errors import UserError
 from vla_stack.training.recipe import make
 

@@ -7,19 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vla_stack.errors import UserError
-from vla_stack.evaluation.evaluate import evaluate
-from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.reading import find_device
-from vla_stack.training import checkpoint as ckpt
-from vla_stack.training.build import Fits, Loss, build
-from vla_stack.training.loop import Trainer
-from vla_stack.training.memory import capacity, estimate
-from vla_stack.training.placement import native_precision, place, use_threads
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.run_dir import write_recipe
 from vla_stack.training.side_by_side import side_by_side
+
+if TYPE_CHECKING:  # torch, LeRobot and its datasets take seconds, which several processes take at the same time
+    from vla_stack.training.build import Fits, Loss
 
 
 def train(recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None = None) -> Path:
@@ -38,14 +34,23 @@ def train(recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None = None) -
         UserError: Anything that the person can mend; see ``build`` and ``loop``.
         KeyboardInterrupt: A signal stopped it, after a checkpoint.
     """
-    if find_device(recipe.device).type != "cpu":
-        return _train(recipe, recipe, loss, run_dir, fits)
+    if recipe.device != "cpu":
+        from vla_stack.policies.reading import find_device
+
+        if find_device(recipe.device).type != "cpu":
+            return _train(recipe, recipe, loss, run_dir, fits)
     with side_by_side(recipe, run_dir) as own:
         return _train(recipe, own, loss, run_dir, fits)
 
 
 def _train(whole: Recipe, recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits | None) -> Path:
     """``whole`` is what the run is, ``recipe`` this process's part of it."""
+    from vla_stack.training import checkpoint as ckpt
+    from vla_stack.training.build import build
+    from vla_stack.training.loop import Trainer
+    from vla_stack.training.memory import capacity, estimate
+    from vla_stack.training.placement import native_precision, place, use_threads
+
     begin = time.monotonic()
     placement = place(recipe.device, recipe.sharded)
     if recipe.precision == "auto":  # the run's recipe names what it was, so that it resumes in it on any machine
@@ -77,6 +82,8 @@ def _train(whole: Recipe, recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits 
 
 def evaluator(recipe: Recipe, device: str) -> Callable[[Path, int], dict[str, float]]:
     """Rollouts of a checkpoint on the training's device, as the loop calls them."""
+    from vla_stack.evaluation.evaluate import evaluate
+    from vla_stack.policies.chunk_policy import load_policy
 
     def run(policy_dir: Path, step: int) -> dict[str, float]:
         names = [e["name"] for e in json.loads((policy_dir / "config.json").read_text()).get("embodiments") or ()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def main(args: argparse.Namespace) -> int:
     print(f"writing the graph of {source}: half a minute to two", file=sys.stderr, flush=True)
     from vla_stack.policies.onnx_export import export, export_beside  # torch, for which a mistyped name need not wait
 
-    manifest = export(source, args.out) if args.out else export_beside(source)
+    with contextlib.redirect_stdout(sys.stderr):  # on which LeRobot reports what it loads
+        manifest = export(source, args.out) if args.out else export_beside(source)
     where = args.out or source
     size = sum(f.stat().st_size for f in where.glob("*.onnx*")) / 1e6
     print(f"{where}: graphs of {size:.1f} MB; against the original in float32: cosine {manifest.cosine:.6f}, "
