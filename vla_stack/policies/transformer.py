@@ -81,8 +81,9 @@ def attention(
         rows = q.unflatten(1, (-1, group)).flatten(2, 3)
         mask = mask if mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)
         return attention(rows, k, v, mask).unflatten(2, (group, n)).flatten(1, 2)
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        # For a few dozen tokens the fused kernel's bfloat16 backward takes six times as long as plain products.
+    if torch.compiler.is_exporting() or (q.device.type == "cpu" and q.dtype == torch.bfloat16):
+        # For a few dozen tokens the fused kernel's bfloat16 backward takes six times as long as plain products. ONNX
+        # Runtime has no such kernel in a traced graph.
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
         return scores.softmax(-1).to(v.dtype) @ v
