@@ -1,7 +1,7 @@
 """The files of an exported policy, without torch: what they are called, what ``onnx.json`` says, how a graph is run.
 
 A policy is exported to a directory of its own, or its graph is put beside its weights; of the latter a CPU computes the
-graph, which takes a third of the time, unless a backend is named.
+graph, which takes half the time, unless a backend is named.
 """
 
 from __future__ import annotations

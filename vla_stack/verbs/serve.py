@@ -37,7 +37,7 @@ ENDPOINTS = {"vla": "tcp://127.0.0.1:5555", "openpi": WEBSOCKET, "vla-eval": WEB
 EXAMPLES = (
     "vla serve --policy runs/pick",
     "vla serve --policy shipped --endpoint ipc:///tmp/vla.sock --metrics-port 9100 --threads 4",
-    "vla export --policy runs/pick && vla serve --policy runs/pick    # its graph, three times as fast on a CPU",
+    "vla export --policy runs/pick && vla serve --policy runs/pick    # its graph, twice as fast on a CPU",
     "vla serve --policy runs/pick --protocol openpi --keys front=observation/image",
     "vla serve --policy runs/pick --protocol vla-eval    # then, with vla-eval's harness: vla-eval run -c ...",
     "vla serve --protocol openpi --endpoint wss://0.0.0.0:8000 --token token.txt --tls cert.pem key.pem",
@@ -222,5 +222,5 @@ def load_directory(
         policy = load_with(backend, path, device, embodiment, sizes)
     native = getattr(policy.policy, "unrolled", None) is not None and not policy.policy.config.backbone
     if native and backend == "torch" and device == "cpu":
-        log.info("its graph would take a third of the time: vla export --policy %s", path)
+        log.info("its graph would take half the time: vla export --policy %s", path)
     return policy
