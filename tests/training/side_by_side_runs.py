@@ -43,7 +43,7 @@ def rank_main(
     """
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", **{key: str(value) for key, value in here.items()}}
-    from vla_stack.training import loop, placement, train
+    from vla_stack.training import loop, memory, placement
 
     placement.LARGE = large
     if alike:
@@ -58,7 +58,7 @@ def rank_main(
         ran = loop.Trainer.run
 
         def counted(self: Any, *given: Any) -> Any:
-            said = train.estimate(self.policy, self.recipe, self.placement.shards)
+            said = memory.estimate(self.policy, self.recipe, self.placement.shards)
             outcome = ran(self, *given)
             slots = [v for p in self.parameters for v in self.optimizer.state[p].values()]
             shards = sum(placement.here(p).nbytes for p in self.parameters)

@@ -20,5 +20,5 @@ def test_wrong_invocations_name_their_cause(tmp_path: Path) -> None:
         assert one["code"] in (1, 2) and "Traceback" not in one["text"], one
         assert one["word"] in one["text"].strip().splitlines()[-1], one
         assert one["heavy"] == [], one
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "empty", "bad.yaml", "list.yaml", "typo.yaml"}
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "empty", "bare", "bad.yaml", "list.yaml", "typo.yaml"}
     assert list((tmp_path / "empty").iterdir()) == []  # and nothing was left behind

@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
+
+from vla_stack.policies.directory import resolve_policy
 
 HEAVY = ("torch", "lerobot", "transformers")
 VERBS = ("collect", "data", "train", "policy", "eval", "constraints", "imagine", "export", "serve", "keys", "run")
@@ -69,6 +72,8 @@ def invocations(folder: Path) -> list[tuple[list[str], str]]:
         out += [([verb, f"--{name}={v}"], f"--{name}") for v in ("-1", "65536", "http")]
     for verb in ("policy", "eval", "serve"):
         out += [([verb, *REQUIRED.get(verb, []), f"--device={v}"], "--device") for v in ("gpu", "cuda:x", "tpu:0")]
+    bare = str(folder / "bare")  # weights alone
+    shutil.copytree(resolve_policy("shipped"), bare, ignore=shutil.ignore_patterns("chunk.onnx", "onnx.json"))
     nothing, file, empty = str(folder / "nothing"), str(folder / "file"), str(folder / "empty")
     for what in ("info", "check", "repair", "seal", "backfill"):
         out += [(["data", what, path], path) for path in (nothing, file, empty)]
@@ -102,7 +107,7 @@ def invocations(folder: Path) -> list[tuple[list[str], str]]:
         *((["serve", "--policy", path], path) for path in (nothing, file, empty)),
         (["serve", "--policy", "shiped"], "shiped"),
         (["serve", "--backend", "jax"], "jax"),
-        (["serve", "--backend", "onnx"], "no exported graphs"),
+        (["serve", "--policy", bare, "--backend", "onnx"], "no exported graphs"),
         *(([verb, "--embodiment", "nobody"], "nobody") for verb in ("serve", "eval")),
         *((["eval", "--policy", path], path) for path in (nothing, file, empty)),
         (["eval", "--mode", "fast"], "fast"),

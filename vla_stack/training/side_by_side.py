@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from vla_stack.errors import UserError
 from vla_stack.training.recipe import Recipe
 
 OTHER = f"{__package__}.other_process"
-HEAVY = f"{__package__}.build"  # imports what all of them need, for seconds
 WAIT_S = 30.0  # for the others to end by themselves
 
 
@@ -51,7 +49,8 @@ def side_by_side(recipe: Recipe, run_dir: Path) -> Iterator[Recipe]:
     before = dict(os.environ)
     os.environ |= address | {"RANK": "0", "LOCAL_RANK": "0"}
     try:
-        import_module(HEAVY)  # while the others do
+        import vla_stack.training.build  # noqa: F401  imports, while the others do, what all need, for seconds
+
         if not all(other.stdout and other.stdout.readline() for other in others):
             raise UserError("another process of this training did not start", "processes=1 trains in this one alone")
         yield own

@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     source = resolve_policy(args.policy)
     signed = args.out is None and (source / SIGNATURE).is_file()
-    print(f"writing the graph of {source}: half a minute to two", file=sys.stderr, flush=True)
     from vla_stack.policies.onnx_export import export, export_beside  # torch, for which a mistyped name need not wait
 
+    print(f"writing the graph of {source}: half a minute to two", file=sys.stderr, flush=True)
     with contextlib.redirect_stdout(sys.stderr):  # on which LeRobot reports what it loads
         manifest = export(source, args.out) if args.out else export_beside(source)
     where = args.out or source

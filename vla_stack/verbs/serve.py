@@ -215,12 +215,14 @@ def load_directory(
     import torch
 
     from vla_stack.policies.backends import load_with
+    from vla_stack.policies.modeling_vla import VlaPolicy
 
     torch.set_num_threads(threads)
     # LeRobot reports on stdout, where READY should be the only line.
     with contextlib.redirect_stdout(sys.stderr), collecting_later():
         policy = load_with(backend, path, device, embodiment, sizes)
-    native = getattr(policy.policy, "unrolled", None) is not None and not policy.policy.config.backbone
+    own = policy.policy
+    native = isinstance(own, VlaPolicy) and own.unrolled is not None and not own.config.backbone
     if native and backend == "torch" and device == "cpu":
         log.info("its graph would take half the time: vla export --policy %s", path)
     return policy
