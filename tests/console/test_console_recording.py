@@ -11,6 +11,7 @@ from toy_console import ROBOT
 from vla_stack.console import recording as module
 from vla_stack.console.heat import heat
 from vla_stack.console.recording import Recording
+from vla_stack.console.robot import familiar_states
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.sidecar import EpisodeFacts, read_facts
 from vla_stack.intervention import Intervention
@@ -133,6 +134,12 @@ def test_what_was_pending_when_a_console_died_is_kept(tmp_path):
     watched = Watched(tmp_path / "d")
     assert watched.status["episodes"] == watched.status["successes"] == 1
     watched.recording.close()
+
+
+def test_a_session_in_which_nothing_was_kept_goes_on(tmp_path):
+    for _ in range(2):
+        assert familiar_states(tmp_path / "d") is None
+        Watched(tmp_path / "d").recording.close()
 
 
 def test_the_heat_map_counts_where_the_tool_was(tmp_path):

@@ -23,7 +23,7 @@ from robot_drivers import Driver
 from vla_stack.console.recording import Recording
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.labels import SEGMENT_TYPE
-from vla_stack.data.layout import INFO
+from vla_stack.data.layout import INFO, read_info
 from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.errors import UserError
 from vla_stack.intervention import Mode, Phase, Segment
@@ -144,7 +144,7 @@ def succeeded(episode: Episode) -> bool:
 
 def familiar_states(root: Path) -> Familiar | None:
     """Where the demonstrations of a dataset were; None where there are fewer than two."""
-    if not (root / INFO).exists():
+    if not (root / INFO).exists() or read_info(root)["total_episodes"] == 0:  # of a session in which nothing was kept
         return None
     dataset = open_dataset(root)
     states, kinds = dataset.columns[OBS_STATE], dataset.columns.get(SEGMENT_TYPE)
