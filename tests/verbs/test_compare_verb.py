@@ -33,6 +33,14 @@ def test_the_better_policy_is_found_and_the_file_continued(policies, capsys):
     assert "another seed" in capsys.readouterr().err
 
 
+def test_comparisons_of_others_have_files_of_their_own(policies, monkeypatch):
+    monkeypatch.chdir(policies)
+    for names in (("runs/good", "idle"), ("idle", "runs/good/")):
+        assert main(["compare", *names, "--env", LINE, "--mode", "naive", "--budget", "1"]) == 0
+    made = [path.parent.name for path in (policies / "outputs" / "compare").glob("*/comparison.json")]
+    assert sorted(made) == ["eval_fakes_Line-v0-good-idle", "eval_fakes_Line-v0-idle-good"]
+
+
 def test_on_a_robot_the_policy_is_hidden_and_a_person_scores(monkeypatch, tmp_path, capsys):
     drove: list[str] = []
     asked: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--limits", type=Path, metavar="FILE", help="limits of this robot; `vla robot check --write` makes one")
     a("--seconds", type=positive, help="robot: longest episode")
     add_execution_arguments(parser, "--mode")
-    a("--out", type=Path, default=Path("outputs/compare"), help="directory of comparison.json (default: %(default)s)")
+    a("--out", type=Path, help="directory of comparison.json (default: outputs/compare/ENV-POLICY-POLICY)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -56,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     if twice := [p for p in args.policies if args.policies.count(p) > 1]:
         raise UserError(f"{twice[0]} is named twice", "name different policies")
     comparison = Comparison(tuple(args.policies), args.margin, args.alpha)
-    path = args.out / "comparison.json"
+    path = (args.out or Path("outputs/compare", name_of(args))) / "comparison.json"
     try:
         (on_robot if args.robot else simulated)(args, comparison, path)
     finally:
@@ -66,6 +67,12 @@ def main(args: argparse.Namespace) -> int:
     if comparison.playing():
         print(f"The budget is used up; the same command with --budget {2 * args.budget} goes on.")
     return 0
+
+
+def name_of(args: argparse.Namespace) -> str:
+    """What a comparison is called: the same for the same command, so that it goes on where it ended."""
+    parts = [args.robot or args.env, *args.policies]
+    return "-".join(re.sub(r"[^\w.-]+", "_", part.rstrip("/").rpartition("/")[2]) for part in parts)
 
 
 def simulated(args: argparse.Namespace, comparison: Comparison, path: Path) -> None:

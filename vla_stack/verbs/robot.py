@@ -158,6 +158,7 @@ def _jog(args: argparse.Namespace, driver: Driver) -> int:
     if args.joint not in names:
         raise UserError(f"there is no '{args.joint}'", f"the robot has {', '.join(names)}")
     i = names.index(args.joint)
+    print(f"moving {args.joint} by {args.by:g} and back", flush=True)
     moved = jog(driver, make_envelope(driver.spec, robot_safety(args)), i, args.by)
     unit, asked = driver.spec.action[i].unit, moved.start + args.by
     print(f"{args.joint}: {moved.start:.3f} -> {moved.there:.3f} (asked for {asked:.3f}) -> {moved.back:.3f} {unit}")
