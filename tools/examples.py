@@ -27,11 +27,12 @@ FIRST = (
 )
 
 STEPS = (
+    Step("vla train --resume runs/pick", "method.steps=3"),  # before its data grows
     Step(
         "vla collect --task pick place --episodes 100 --root data/two --noise 0.5 --workers 4",
-        "--episodes 1 --workers 1",
+        "--episodes 2 --workers 1",
     ),
-    Step("vla collect --task pick --mixed --episodes 200 --root data/world", "--episodes 8 --workers 1"),
+    Step("vla collect --task pick --mixed --episodes 200 --root data/world", "--episodes 10 --workers 1"),
     Step(
         "vla collect --task pick --episodes 2000 --root data/pick --rollouts ray --workers 32",
         "--episodes 11 --workers 1",
@@ -58,7 +59,7 @@ STEPS = (
     Step("vla data repair data/pick"),
     Step("vla data quality data/pick"),
     Step("vla data quality data/pick --policy runs/pick --keep 0.9 --into data/clean"),
-    Step("cp -r data/pick data/rac", row=False),
+    Step("cp -r data/two data/rac", row=False),
     Step("vla data backfill data/rac", row=False),
     Step("vla data relabel data/rac --episode 3 --frames 10:25 --segment recovery", "--frames 2:6"),
     Step("vla data view data/rac --episode 3", "--save episode.rrd"),
@@ -82,7 +83,6 @@ STEPS = (
         "method.train_vae.steps=1 method.train_dynamics.steps=1 method.train_heads.steps=1 method.generated=2 "
         "eval.every=0 method.vae.widths=[8,8] method.dynamics.width=16 method.dynamics.blocks=1",
     ),
-    Step("vla train --resume runs/pick", "method.steps=3"),
     Step("vla train --list"),
     Step("vla train grape --explain"),
     Step(
@@ -95,7 +95,7 @@ STEPS = (
     Step("vla policy sign runs/pick --key release.pem"),
     Step(
         "vla monitor fit --policy runs/pick --env sim/pick-v0 --episodes 200 --out runs/pick/monitor.json",
-        "--policy shipped --episodes 4",
+        "--policy shipped --episodes 4 --alpha 0.5",
     ),
     Step(
         "vla eval --policy runs/pick --env sim/pick-v0 --monitor runs/pick/monitor.json",
@@ -118,6 +118,7 @@ STEPS = (
     Step("vla compare runs/a runs/b runs/c --env sim/place-v0", "--budget 1 --num-envs 1"),
     Step("vla compare runs/a runs/b --margin 0.05 --budget 1000", "--budget 1 --num-envs 1"),
     Step("vla imagine --compare film.mp4 --seed 7"),
+    Step("vla export --policy runs/pick --int8"),
     Step("vla export --policy runs/pick --out runs/pick_onnx"),
     Step("vla serve --policy runs/pick_onnx", f"--endpoint {ADDRESS}", "READY"),
     Step("vla run --robot sim --task pick --episodes 50 --mode naive", f"--server {ADDRESS} --episodes 1 --seconds 1"),
@@ -126,29 +127,29 @@ STEPS = (
         "vla run --robot sim --task pick --mode sync --record-video 4",
         f"--server {ADDRESS} --episodes 1 --seconds 1 --record-video 1",
     ),
-    Step("vla serve --policy runs/pick --log serve.jsonl", f"--endpoint {ADDRESS}", "READY"),
     Step("mkdir -p outputs/train && cp -r runs/pick outputs/train/rl_robot", row=False),
     Step("vla serve --policy outputs/train/rl_robot --follow", f"--endpoint {ADDRESS}", "READY"),
     Step(
         "vla run --robot sim --task pick --episodes 20 --record episodic --root data/runs",
         f"--server {ADDRESS} --episodes 1 --seconds 1",
     ),
+    Step("vla serve --policy runs/pick --log serve.jsonl", f"--endpoint {ADDRESS}", "READY"),
     Step(
         "vla run --robot sim --task pick --record sentry --root data/odd --last 5",
         f"--server {ADDRESS} --episodes 1 --seconds 1",
     ),
-    Step("vla run --robot sim --task pick --log run.mcap", f"--server {ADDRESS} --episodes 1 --seconds 1"),
     Step(
         "vla serve --policy shipped --endpoint ipc:///tmp/vla.sock --metrics-port 9100 --threads 4",
         f"--endpoint {ADDRESS} --metrics-port 0 --threads 1",
         "READY",
     ),
+    Step("vla run --robot sim --task pick --log run.mcap", f"--server {ADDRESS} --episodes 1 --seconds 1"),
+    Step("vla export --policy runs/pick && vla serve --policy runs/pick", f"--endpoint {ADDRESS}", "READY"),
     Step(
         "vla console --robot sim --task stack --mode rac --server tcp://127.0.0.1:5555 --root data/stack-rac",
         f"--task pick --server {ADDRESS} --port 18775",
         "open once",
     ),
-    Step("vla export --policy runs/pick && vla serve --policy runs/pick", f"--endpoint {ADDRESS}", "READY"),
     Step(
         "vla serve --policy runs/pick --protocol vla-eval",
         "--endpoint ws://127.0.0.1:18769",
@@ -166,7 +167,7 @@ STEPS = (
     Step("vla report outputs"),
     Step("vla robot check --robot sim --task pick", "--seconds 0.5"),
     Step("vla robot jog --robot sim --joint tcp_z.pos --by 0.03"),
-    Step("vla robot serve --robot sim --endpoint tcp://127.0.0.1:5570", "--endpoint tcp://127.0.0.1:15570", "serving"),
+    Step("vla robot serve --robot sim --endpoint tcp://127.0.0.1:5570", "--endpoint tcp://127.0.0.1:15570", "Ctrl-C"),
     Step(
         "vla teleop --robot sim --task pick --teleop keyboard --root data/mine --episodes 10",
         "--episodes 1 --seconds 1",

@@ -232,6 +232,19 @@ def test_an_export_of_its_own_leaves_the_graph_beside_weights_behind(beside, tmp
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
+def test_a_graph_in_8_bits_is_near_and_smaller(beside, tmp_path, capsys):
+    exact, near = tmp_path / "exact", tmp_path / "near"
+    assert vla(["export", "--policy", str(beside), "--out", str(exact)]) == 0
+    assert vla(["export", "--policy", str(beside), "--out", str(near), "--int8"]) == 0
+    kinds = [node.op_type for node in onnx.load(near / "chunk.onnx").graph.node]
+    assert kinds.count("MatMulInteger") > 2 * kinds.count("MultiHeadAttention") > 0
+    assert (near / "chunk.onnx").stat().st_size < (exact / "chunk.onnx").stat().st_size
+    policies = [load_plain(directory, threads=1) for directory in (exact, near)]
+    wanted, got = (policy.infer(make_observations(3), [1, 2, 3]).actions for policy in policies)
+    np.testing.assert_allclose(got, wanted, atol=0.1)
+    assert not np.allclose(got, wanted, atol=1e-5)
+
+
 def test_a_policy_that_its_graph_does_not_replace_keeps_its_weights_alone(tmp_path, capsys):
     policy = make_policy(head="regression")
     for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):

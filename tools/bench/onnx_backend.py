@@ -1,15 +1,17 @@
-"""A policy's graph against the weights beside it: actions, success in closed loop, latency on a CPU.
+"""A policy's graphs against the weights beside it: actions, success in closed loop, latency on a CPU.
 
     python tools/bench/onnx_backend.py [episodes]
 
-The shipped policy on sim/pick-v0, the same seeds for both. Cosines are of normalised actions, on observations of the
+The shipped policy on sim/pick-v0, the same seeds for all. Cosines are of normalised actions, on observations of the
 simulator. Latency is of all of ``infer``, from raw pictures to commands, on one thread: of torch, of the graph between
-processors in torch, and of what ``vla serve`` takes by default on a CPU, the graph without torch.
+processors in torch, of what ``vla serve`` takes by default on a CPU, the graph without torch, and of that graph with
+matrices in 8 bits (``vla export --int8``).
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from vla_stack.envs import make
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.directory import resolve_policy
+from vla_stack.policies.onnx_export import export
 from vla_stack.schema import Observation, PolicySpec
 from vla_stack.verbs.serve import load_directory
 
@@ -65,14 +68,19 @@ def latencies(policies: dict[str, Any], seen: list[Observation]) -> dict[str, fl
 def main(episodes: int) -> None:
     torch.set_num_threads(1)
     source = resolve_policy("shipped")
+    with tempfile.TemporaryDirectory() as name:
+        export(source, Path(name) / "int8", int8=True)
+        int8 = {"onnx": load_policy(Path(name) / "int8"), "served": load_directory(Path(name) / "int8", "cpu", 1)}
     policies = {"torch": load_policy(source, frozen=True), "onnx": load_policy(source, graphs=True)}
+    policies["int8"] = int8["onnx"]
     seen = observations(policies["torch"].spec, 32)
-    chunks = [normalised(policy, seen) for policy in policies.values()]
-    cosine = torch.nn.functional.cosine_similarity(*chunks).min().item()
-    error = (chunks[0] - chunks[1]).abs().max().item()
-    computed = {**policies, "served": load_directory(source, "cpu", threads=1)}
+    exact, *chunks = (normalised(policy, seen) for policy in policies.values())
+    cosine, cosine_int8 = (torch.nn.functional.cosine_similarity(exact, c).min().item() for c in chunks)
+    error, error_int8 = ((exact - c).abs().max().item() for c in chunks)
+    served = {"served": load_directory(source, "cpu", threads=1), "served int8": int8["served"]}
+    computed = {"torch": policies["torch"], "onnx": policies["onnx"], **served}
     ms = {n: latencies(computed, seen[:n]) for n in BATCHES}
-    print(f"cosine {cosine:.7f}, largest error {error:.2e}, ms {ms}", flush=True)
+    print(f"cosine {cosine:.7f}, in 8 bits {cosine_int8:.5f}, ms {ms}", flush=True)
     results = {name: evaluate(policy, ENV, episodes, SEED) for name, policy in policies.items()}
     success = {name: result.outcomes for name, result in results.items()}
     rate = {name: float(np.mean(each)) for name, each in success.items()}
@@ -86,10 +94,15 @@ def main(episodes: int) -> None:
             Check(f"served by default / torch, batch {n}, one thread", ms[n]["served"] / ms[n]["torch"])
             for n in BATCHES
         ),
+        Check("in 8 bits: cosine of actions, least of 32 observations", cosine_int8, 0.99),
+        Check("in 8 bits: largest difference of normalised actions", error_int8),
+        Check(f"in 8 bits: success minus torch, {episodes} paired episodes", rate["int8"] - rate["torch"], -0.01),
+        Check("in 8 bits: a chunk as it is served, one thread, ms", ms[1]["served int8"], 4, "<="),
+        *(Check(f"in 8 bits / torch, batch {n}, one thread", ms[n]["served int8"] / ms[n]["torch"]) for n in BATCHES),
     ]
     data = {
         "success": rate,
-        "episodes_that_differ": int(np.sum(success["onnx"] != success["torch"])),
+        "episodes_that_differ": {n: int(np.sum(success[n] != success["torch"])) for n in ("onnx", "int8")},
         "latency_ms": {str(n): each for n, each in ms.items()},
     }
     write("onnx", checks, data, seeds=[SEED])

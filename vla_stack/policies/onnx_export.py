@@ -12,7 +12,9 @@ what it means in torch. Batch sizes are dynamic, everything else is static.
 
 Graphs compute in float32, whatever types the policy's weights have: on a CPU, ONNX Runtime has no bfloat16
 convolutions. Adapters (LoRA) are merged into the weights that they adapt. Weights that are float16 in the policy's file
-are so in the graph's, and become float32 as it is loaded.
+are so in the graph's, and become float32 as it is loaded. Where 8 bits are asked for, matrices are int8, one scale an
+output, and what they are multiplied with becomes uint8 as it comes, one scale a tensor; convolutions and the matrices
+of actions stay as they are.
 """
 
 from __future__ import annotations
@@ -54,9 +56,12 @@ from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import ACTION_DIM_IS_PAD, Observation
 
 SMALLEST_HALVED = 1 << 10  # values
+SMALLEST_INT8 = 16  # rows and columns of a matrix: those of actions have fewer, and are read and written exactly
+LEAST_COSINE, LEAST_COSINE_INT8 = 0.999, 0.99  # of a graph that computes what its policy does
 LARGEST_INLINE = 1 << 30  # bytes of weights inside a graph file, else in one beside it; protobuf ends at 2 GiB
 REMEDY = "serve it with --backend torch or compile"
 SMALL = (StateGaussianPolicy, StateFlowPolicy, ExpoPolicy, SteeredPolicy)  # a chunk of theirs is one graph
+Traced = tuple[nn.Module, tuple[Tensor, ...], tuple[str, ...], tuple[str, ...]]  # with tensors, names in, names out
 COMPARED = (1, 2, 3)  # sizes of batch; graphs are traced with 2
 
 
@@ -109,19 +114,20 @@ class ChunkGraph(nn.Module):
         return self.policy.predict_action_chunk(batch, noise=noise, **given)
 
 
-def export(source: Path, out: Path) -> Manifest:
+def export(source: Path, out: Path, int8: bool = False) -> Manifest:
     """Write the graphs of a policy beside its configuration and processors.
 
     Args:
         source: Policy directory.
         out: New directory, which :func:`~vla_stack.policies.chunk_policy.load_policy` opens like any other.
+        int8: Products of matrices in 8 bits.
 
     Raises:
         UserError: As :func:`write_graphs`, or the policy drives several robots.
     """
     chunks = _of_one_robot(source)
     plain = plain_of(chunks)
-    manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), out)
+    manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), out, int8)
     if plain is not None and manifest.graphs == [CHUNK]:
         manifest = replace(manifest, plain=plain.to_json())
         _save(manifest, out)
@@ -135,12 +141,13 @@ def export(source: Path, out: Path) -> Manifest:
     return manifest
 
 
-def export_beside(source: Path) -> Manifest:
+def export_beside(source: Path, int8: bool = False) -> Manifest:
     """Put the graph of a policy beside its weights, where :func:`~vla_stack.verbs.serve.load_directory` takes it on a
     CPU; a signature, which does not vouch for it, is removed.
 
     Args:
         source: Policy directory.
+        int8: Products of matrices in 8 bits.
 
     Raises:
         UserError: As :func:`export`, or the policy is not one that its graph replaces: native, of few steps around it.
@@ -152,7 +159,7 @@ def export_beside(source: Path) -> Manifest:
         raise UserError(what, "write its graphs to a directory of their own: --out DIR")
     weights = check_manifest(source)[WEIGHTS]
     with tempfile.TemporaryDirectory(prefix=f".{source.name}-", dir=source.parent) as name:
-        manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), Path(name))
+        manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), Path(name), int8)
         manifest = replace(manifest, plain=plain.to_json(), weights=weights)
         _save(manifest, Path(name))
         for file in sorted(Path(name).iterdir()):
@@ -173,13 +180,14 @@ def is_native(policy: Any) -> bool:
     return isinstance(policy, VlaPolicy) and policy.unrolls and not policy.config.backbone
 
 
-def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
+def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path, int8: bool = False) -> Manifest:
     """Write the graphs of a policy and their manifest, which is what :class:`OnnxPolicy` reads.
 
     Args:
         policy: The policy, which is used up: it ends on the CPU, in float32, without adapters.
         batch: Three preprocessed observations.
         out: Directory.
+        int8: Products of matrices in 8 bits.
 
     Raises:
         UserError: It is neither a flow policy nor one on states, it cannot be traced, or the graphs do not compute what
@@ -213,9 +221,11 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
     (out / MANIFEST).unlink(missing_ok=True)  # what fails below must not look like an exported policy
     traced = {n: batch[n][:2] for n in names}
     with torch.no_grad():
-        graphs = _write_chunk(policy, traced, noise[:2], out) if one_graph else _write_pair(policy, traced, out)
+        made = chunk_graph(policy, traced, noise[:2]) if one_graph else pair_of_graphs(policy, traced)
+        for name, graph in made.items():
+            _write(*graph, out / name, int8)
     manifest = Manifest(
-        graphs=graphs,
+        graphs=tuple(made),
         inputs=names,
         horizon=policy.horizon,
         noise_dim=policy.noise_dim,
@@ -224,6 +234,7 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path) -> Manifest:
         inference_steps=0 if isinstance(policy, SMALL) else policy.inference_steps,
         max_delay=policy.max_delay,
         cosine_served=_cosine(served, wanted),
+        int8=int8,
     )
     _save(manifest, out)
     try:
@@ -239,29 +250,27 @@ def _save(manifest: Manifest, out: Path) -> None:
     (out / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
 
 
-def _write_chunk(policy: Any, batch: dict[str, Tensor], noise: Float[Tensor, "b h a"], out: Path) -> tuple[str, ...]:
-    """The one graph of a policy on states or of the native one; returns its name."""
+def chunk_graph(policy: Any, batch: dict[str, Tensor], noise: Float[Tensor, "b h a"]) -> dict[str, Traced]:
+    """The one graph of a policy on states or of the native one."""
     if policy.max_delay:
         batch = {FIXED: torch.zeros_like(noise), IS_FIXED: torch.zeros(noise.shape[:2], dtype=torch.bool), **batch}
     names = tuple(batch)
-    _write(ChunkGraph(policy, names), (noise, *batch.values()), ("noise", *names), ("chunk",), out / CHUNK)
-    return (CHUNK,)
+    return {CHUNK: (ChunkGraph(policy, names), (noise, *batch.values()), ("noise", *names), ("chunk",))}
 
 
-def _write_pair(policy: Any, batch: dict[str, Tensor], out: Path) -> tuple[str, ...]:
-    """Prefix and sampler step of a VLA; returns their names."""
+def pair_of_graphs(policy: Any, batch: dict[str, Tensor]) -> dict[str, Traced]:
+    """Prefix and sampler step of a VLA."""
     names = tuple(batch)
     whole = {n: torch.ones_like(v) if n == OBS_LANGUAGE_ATTENTION_MASK else v for n, v in batch.items()}
     context = policy.encode(whole)  # of the longest instruction: a graph leaves out no padding
     kv = [f"{kind}_{i}" for i in range(len(context.keys_values)) for kind in ("k", "v")]
-    _write(PrefixGraph(policy, names), tuple(batch.values()), names, ("mask", *kv), out / PREFIX)
+    prefix = (PrefixGraph(policy, names), tuple(batch.values()), names, ("mask", *kv))
     b, h, a = len(context.mask), policy.horizon, policy.noise_dim
     x, t, is_fixed = torch.randn(b, h, a), torch.full((b,), 0.5), torch.zeros(b, h, dtype=torch.bool)
     tensors = (x, t, t * 0.2, torch.zeros_like(x), is_fixed, context.mask)
     flat = tuple(tensor for pair in context.keys_values for tensor in pair)
     inputs = ("x", "t", "dt", FIXED, IS_FIXED, "mask", *kv)
-    _write(StepGraph(policy), (*tensors, *flat), inputs, ("x_next",), out / STEP)
-    return PREFIX, STEP
+    return {PREFIX: prefix, STEP: (StepGraph(policy), (*tensors, *flat), inputs, ("x_next",))}
 
 
 def compare(
@@ -276,7 +285,7 @@ def compare(
             raise UserError(f"the graphs cannot be run on {n} observations: {first_line(e)}", REMEDY) from e
         cosine = min(cosine, _cosine(wanted[:n], got))
         error = max(error, (wanted[:n] - got).abs().max().item())
-    if not cosine >= 0.999:
+    if not cosine >= (LEAST_COSINE_INT8 if exported.manifest.int8 else LEAST_COSINE):
         raise UserError(f"the graphs do not compute what the policy does (cosine {cosine:.4f})", REMEDY)
     return replace(exported.manifest, cosine=cosine, max_error=error)
 
@@ -331,7 +340,12 @@ def trace(module: nn.Module, tensors: tuple[Tensor, ...]) -> torch.export.Export
 
 
 def _write(
-    module: nn.Module, tensors: tuple[Tensor, ...], inputs: tuple[str, ...], outputs: tuple[str, ...], file: Path
+    module: nn.Module,
+    tensors: tuple[Tensor, ...],
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    file: Path,
+    int8: bool = False,
 ) -> None:
     size = sum(p.numel() * p.element_size() for p in module.parameters())
     inline = size <= LARGEST_INLINE
@@ -350,8 +364,38 @@ def _write(
             )
     except Exception as e:  # a tracer's exceptions have no common class
         raise UserError(f"{file.name} cannot be made of this policy: {first_line(e)}", REMEDY) from e
+    if int8:
+        quantize(file, external=not inline)
     if inline:
         halve(file)
+
+
+def quantize(file: Path, external: bool) -> None:
+    """Let a graph multiply with its matrices in 8 bits, as ONNX Runtime's dynamic quantization does it; ``external``
+    weights lie beside the graph."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(file)
+    del model.graph.value_info[:]  # shapes that the traced graph had before its constants were transposed
+    sizes = {constant.name: tuple(constant.dims) for constant in model.graph.initializer}
+    products = [n for n in model.graph.node if n.op_type == "MatMul"]
+    kept = [n.name for n in products if min(sizes.get(n.input[1], (0,))) < SMALLEST_INT8]
+    kind = {"DefaultTensorType": onnx.TensorProto.FLOAT}
+    logging.disable(logging.WARNING)  # it advises other steps before
+    try:
+        quantize_dynamic(
+            model,
+            file,
+            ["MatMul"],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=kept,
+            use_external_data_format=external,
+            extra_options=kind,
+        )
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def halve(file: Path) -> None:

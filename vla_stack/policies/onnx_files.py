@@ -38,6 +38,7 @@ class Manifest:
             bfloat16 with most backbones.
         plain: What surrounds the graph, where that is simple enough to do without torch, see
             :mod:`vla_stack.policies.plain_policy`.
+        int8: Whether products of matrices are computed in 8 bits.
         weights: SHA-256 of the weights beside which the graph lies, of which it was made; empty without any.
     """
 
@@ -53,6 +54,7 @@ class Manifest:
     max_error: float = 0.0
     cosine_served: float = 1.0
     plain: dict[str, Any] | None = None
+    int8: bool = False
     weights: str = ""
 
 

@@ -1,11 +1,11 @@
 """Sampling by the native expert at a fixed schedule, for inference: the same function in a fraction of the operations.
 
-For a few dozen tokens an operation costs more to call than to compute. (A traced graph is for ONNX Runtime, which
-writes into no view, and joins operations of its own choice: it gets those.) What depends on time and weights alone is
-computed once a policy: scales and gates of every norm, and the shifts as what the next matrix makes of them, a bias.
-What depends on the observation alone (mask, rotary angles, the prefix's keys and values) is computed once a chunk, and
-the action tokens' keys and values are written behind the prefix's. Where positions are rotary, a second copy of the
-rows of queries and keys gives them turned by a quarter, so that a rotation is a sum of two products.
+For a few dozen tokens an operation costs more to call than to compute. (A traced graph is for ONNX Runtime, which has
+others: ``unrolled_onnx.py``.) What depends on time and weights alone is computed once a policy: scales and gates of
+every norm, and the shifts as what the next matrix makes of them, a bias. What depends on the observation alone (mask,
+rotary angles, the prefix's keys and values) is computed once a chunk, and the action tokens' keys and values are
+written behind the prefix's. Where positions are rotary, a second copy of the rows of queries and keys gives them turned
+by a quarter, so that a rotation is a sum of two products.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vla_stack.policies import unrolled_onnx
 from vla_stack.policies.expert import ActionExpert, AdaptiveNorm, ExpertBlock
 from vla_stack.policies.flow import ActionPrefix
 from vla_stack.policies.transformer import PrefixContext, attention
 
-EPSILON = torch.finfo(torch.float32).eps  # of torch's RMS norm
 ALIGNED = 16  # entries: a row of a mask that begins at a multiple of it is read by fused kernels as it is
 
 
@@ -37,11 +37,11 @@ class Layer(NamedTuple):
 
 class Cache(NamedTuple):
     """Keys and values of a layer, each [b, kv_heads, m + n, head_dim], and where both of the action tokens go,
-    [b, n, 2 kv_heads, head_dim]; in a traced graph those of the prefix alone, to which a step joins its own."""
+    [b, n, 2 kv_heads, head_dim]."""
 
     keys: Tensor
     values: Tensor
-    own: Tensor | None = None
+    own: Tensor
 
 
 class Angles(NamedTuple):
@@ -102,6 +102,8 @@ class UnrolledExpert:
         self, context: PrefixContext, noise: Float[Tensor, "b h a"], prefix: ActionPrefix | None = None
     ) -> Float[Tensor, "b h a"]:
         """What :func:`vla_stack.policies.flow.euler` makes of the expert's velocity."""
+        if torch.compiler.is_exporting():
+            return unrolled_onnx.sample(self, context, noise, prefix)
         b, n, _ = noise.shape
         mask = additive_padded(F.pad(context.mask, (0, n), value=True), self.embed.dtype)
         caches = [self._cache(k, v, n) for k, v in context.keys_values]
@@ -138,9 +140,7 @@ class UnrolledExpert:
         for layer, (keys, values, own) in zip(self.layers, caches, strict=True):
             scale, bias, gate = next(parts), next(parts), next(parts)
             qkv = torch.addmm(bias, normed(y, scale), layer.qkv).view(b, n, -1, self.head_dim)
-            if own is None:
-                queries, keys, values = self._joined(qkv, angles, keys, values)
-            elif angles is None:
+            if angles is None:
                 own.copy_(qkv[:, :, heads:])
                 queries = by_group(qkv[:, :, :heads], kv_heads)
             else:
@@ -153,21 +153,7 @@ class UnrolledExpert:
         scale, bias = rows[1].split((self.width, self.head.shape[1]), dim=1)
         return torch.addmm(bias, normed(y if y.dtype == scale.dtype else y.to(scale.dtype), scale), self.head)
 
-    def _joined(
-        self, qkv: Float[Tensor, "b n e d"], angles: Angles | None, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of the action tokens, as :func:`by_group` has them, and keys and values of all."""
-        if angles is not None:
-            last = angles.cos.shape[2]
-            qkv = qkv[:, :, :last] * angles.cos + qkv[:, :, last:] * angles.sin
-        q, k, v = qkv.transpose(1, 2).split(self.split, dim=1)
-        if q.shape[1] > k.shape[1]:
-            q = q.unflatten(1, (k.shape[1], -1)).transpose(2, 3).flatten(2, 3)
-        return q, torch.cat((keys, k), dim=2), torch.cat((values, v), dim=2)
-
     def _cache(self, k: Tensor, v: Tensor, n: int) -> Cache:
-        if torch.compiler.is_exporting():
-            return Cache(k, v)
         b, kv_heads, m, head_dim = k.shape
         both = k.new_empty(b, 2 * kv_heads, m + n, head_dim)
         torch.cat((k, v), dim=1, out=both[:, :, :m])
@@ -209,8 +195,6 @@ def normed(x: Float[Tensor, "m d"], scale: Float[Tensor, "m_or_1 d"]) -> Float[T
     """An RMS norm times ``scale``, which includes the root of the width where the norm is not fused; the epsilon, for
     tokens that are all zero, is then left out."""
     if not is_fused(x.device, x.dtype):
-        if torch.compiler.is_exporting() and scale.shape[0] == 1:  # what ONNX Runtime takes for an RMS norm
-            return x / (x.square().mean(1, keepdim=True) + EPSILON).sqrt() * (scale[0] * x.shape[1] ** -0.5)
         return x / torch.linalg.vector_norm(x, dim=1, keepdim=True) * scale
     return F.rms_norm(x, (x.shape[1],), scale[0]) if scale.shape[0] == 1 else F.rms_norm(x, (x.shape[1],)) * scale
 
