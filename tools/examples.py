@@ -95,7 +95,7 @@ STEPS = (
     Step("vla policy sign runs/pick --key release.pem"),
     Step(
         "vla monitor fit --policy runs/pick --env sim/pick-v0 --episodes 200 --out runs/pick/monitor.json",
-        "--policy shipped --episodes 4 --alpha 0.5",
+        "--policy shipped --episodes 12 --alpha 0.5",
     ),
     Step(
         "vla eval --policy runs/pick --env sim/pick-v0 --monitor runs/pick/monitor.json",
