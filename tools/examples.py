@@ -173,7 +173,11 @@ STEPS = (
         "--episodes 1 --seconds 1",
     ),
     Step("vla console --robot sim --task pick", "--port 18779", "open once"),
-    Step("vla console --robot sim --task pick --host 192.168.1.20", "--host 127.0.0.1 --port 18781", "open once"),
+    Step(
+        "vla console --robot sim --task pick --host 192.168.1.20",
+        "--host 127.0.0.1 --port 18781 --root data/phone",
+        "open once",
+    ),
     Step("vla emulate so101 --leader --task so101_pick", ready="quit"),
     Step("vla emulate so101 --uncalibrated", ready="quit"),
     Step('echo "loss 0.1" | vla emulate so101', ready="done"),

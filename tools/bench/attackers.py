@@ -51,7 +51,7 @@ class Peer:
     def frame(self, payload: bytes, flags: int = 0) -> bytes:
         """A frame as it travels."""
         flags, body = self.mechanism.seal(flags, payload)
-        return head(flags, len(body)) + bytes(body)
+        return b"".join((head(flags, sum(map(len, body))), *body))
 
     def push(self, data: Callable[[], bytes]) -> None:
         """Send what the other end takes at once, and more of it once that has been taken as a whole."""

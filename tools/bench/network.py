@@ -347,7 +347,7 @@ def main() -> int:
               p50["ours tcp"] / p50["websocket + msgpack"]),
         Check("2x224 px, this machine: with keys over without, p50",
               p50["ours tcp + CURVE"] / p50["ours tcp"], 1.5, "<=",
-              why="0.30 MB pass CURVE's cipher twice, which is slow beside the copies that plain TCP makes"),
+              why="0.30 MB are sealed and opened, beside the copies that plain TCP makes"),
     ]  # fmt: skip
     sealed = data["sealing 0.45 MB, ms"] = sealing(450_000)
     checks += [

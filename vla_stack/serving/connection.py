@@ -261,7 +261,7 @@ class Connection:
         buffers: list[bytes | memoryview] = []
         for i, frame in enumerate(frames):
             flags, body = self._mechanism.seal(MORE if i + 1 < len(frames) else 0, frame)
-            buffers += (head(flags, len(body)), body)
+            buffers += (head(flags, sum(map(len, body))), *body)
         self._put(buffers)
         return True
 
@@ -287,7 +287,7 @@ class Connection:
     def _put_frame(self, flags: int, body: bytes) -> None:
         if len(self._out) < 2 * QUEUED_MESSAGES:  # a peer that does not read needs no answers
             flags, sealed = self._mechanism.seal(flags, body)
-            self._put([head(flags, len(sealed)), sealed])
+            self._put([head(flags, sum(map(len, sealed))), *sealed])
 
     def _put(self, buffers: Sequence[bytes | memoryview]) -> None:
         if not self._out:

@@ -47,7 +47,7 @@ class Mechanism(Protocol):
     def as_server(self) -> bool: ...
     def begin(self, kind: bytes) -> list[bytes]: ...
     def handshake(self, command: bytes) -> list[bytes]: ...
-    def seal(self, flags: int, payload: bytes | memoryview) -> tuple[int, bytes | memoryview]: ...
+    def seal(self, flags: int, payload: bytes | memoryview) -> tuple[int, list[bytes | memoryview]]: ...
     def open(self, flags: int, frame: bytes | memoryview) -> tuple[int, bytes | memoryview]: ...
 
 
@@ -68,8 +68,8 @@ class Null:
         self.ready = True
         return []
 
-    def seal(self, flags: int, payload: bytes | memoryview) -> tuple[int, bytes | memoryview]:
-        return flags, payload
+    def seal(self, flags: int, payload: bytes | memoryview) -> tuple[int, list[bytes | memoryview]]:
+        return flags, [payload]
 
     def open(self, flags: int, frame: bytes | memoryview) -> tuple[int, bytes | memoryview]:
         return flags, frame
@@ -90,9 +90,29 @@ def check_greeting(data: bytes, mechanism: Mechanism) -> None:
         raise Refusal(f"the other end speaks {names.get(theirs, 'in another way')}, this one {names[mechanism.name]}")
 
 
-def metadata(kind: bytes) -> bytes:
-    """What a READY or INITIATE says of its sender."""
-    return b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
+def metadata(kind: bytes, **others: bytes) -> bytes:
+    """What a READY or INITIATE says of its sender; names of ``others`` are those of this project, ``X-``."""
+    said = {"Socket-Type": kind} | {f"X-{name.capitalize()}": value for name, value in others.items()}
+    parts = (
+        struct.pack(">B", len(n)) + n.encode() + struct.pack(">I", len(value)) + value for n, value in said.items()
+    )
+    return b"".join(parts)
+
+
+def properties(said: bytes) -> dict[str, bytes]:
+    """Inverse of :func:`metadata`, by names as they are sent.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    found, at = {}, 0
+    while at < len(said):
+        value = at + 1 + said[at] + 4
+        end = value + int.from_bytes(said[value - 4 : value], "big")
+        if end > len(said):
+            raise ProtocolError("malformed metadata")
+        found[said[at + 1 : value - 4].decode("latin-1")], at = said[value:end], end
+    return found
 
 
 def head(flags: int, size: int) -> bytes:
