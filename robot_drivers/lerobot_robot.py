@@ -147,6 +147,7 @@ class LeRobotRobot:
         ):  # LeRobot repeats no packet while it connects, and one in ten may be lost
             try:
                 join(robot)
+                calibrated = robot.is_calibrated  # asks the motors
                 break
             except Exception as e:
                 let_go(robot)
@@ -157,7 +158,7 @@ class LeRobotRobot:
                     text = f"{robot.name} cannot be connected: {_line(e)}"
                     raise UserError(text, "check port, power and cables") from e
                 time.sleep(DRAIN_S * (attempt + 1))
-        if not robot.is_calibrated:
+        if not calibrated:
             let_go(robot)
             raise UserError(
                 f"{robot.name} is not calibrated", f"run: vla robot calibrate --robot.type={self._type} ..."

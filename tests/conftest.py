@@ -16,7 +16,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-REAL_TIME = ("console", "e2e", "robot_drivers", "runtime", "serving", "test_robot_verb.py", "test_outside.py")
+REAL_TIME = (
+    "console",
+    "e2e",
+    "robot_drivers",
+    "runtime",
+    "serving",
+    "test_robot_verb.py",
+    "test_outside.py",
+    "test_tutorials.py",
+)
 
 
 def pytest_collection_modifyitems(items):

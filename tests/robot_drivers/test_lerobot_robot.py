@@ -4,6 +4,7 @@ import threading
 import time
 
 import cv2
+import lerobot_dummy
 import numpy as np
 import pytest
 
@@ -238,6 +239,25 @@ def test_mistakes_are_one_clear_line(config, words, tmp_path):
     base = {"robot_type": "vla_dummy", "module": "lerobot_dummy", "port": "x", "calibration_dir": str(tmp_path)}
     with pytest.raises(UserError, match=words):
         make_driver("lerobot", **(base | config)).connect()
+
+
+def test_an_answer_that_is_lost_while_it_connects_is_asked_for_again(tmp_path, monkeypatch):
+    asked = []
+
+    def is_calibrated(self):
+        asked.append(self.is_connected)
+        if len(asked) < 3:
+            raise ConnectionError("there is no status packet")
+        return True
+
+    monkeypatch.setattr(lerobot_dummy.Dummy, "is_calibrated", property(is_calibrated))
+    monkeypatch.setattr("robot_drivers.lerobot_robot.DRAIN_S", 0.0)
+    driver = make_driver(
+        "lerobot", robot_type="vla_dummy", module="lerobot_dummy", port="x", calibration_dir=str(tmp_path)
+    )
+    driver.connect()
+    assert asked == [True] * 3
+    driver.disconnect()
 
 
 def test_unknown_drivers_and_arguments():
