@@ -119,11 +119,17 @@ def test_what_a_person_did_is_kept_with_the_demonstrations_and_gaps_are_not_brid
 
 
 def test_it_waits_for_what_is_not_recorded_yet(given, robot, tmp_path, monkeypatch, capsys):
-    asleep = threading.Event()
-    monkeypatch.setattr(live.time, "sleep", lambda _: asleep.set())
+    asleep, recorded = threading.Event(), threading.Event()
+    recording = threading.Thread(target=lambda: (asleep.wait(), robot.live(False), recorded.set()))
+
+    def sleep(_: float) -> None:
+        asleep.set()
+        if threading.current_thread() is not recording:  # which may sleep as well
+            recorded.wait()
+
+    monkeypatch.setattr(live.time, "sleep", sleep)
     robot.live(True)
     loop = LiveLoop(load(CONFIG, [*given, f"method.live={robot.root}"]), tmp_path / "run")
-    recording = threading.Thread(target=lambda: (asleep.wait(), robot.live(False)))
     recording.start()
     assert loop.practise([0, 0]).success.tolist() == [True, False]
     recording.join()
