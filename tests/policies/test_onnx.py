@@ -17,8 +17,8 @@ from vla_stack.cli import main as vla
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.directory import write_manifest
-from vla_stack.policies.onnx_export import _write
 from vla_stack.policies.onnx_files import default_backend, open_graph
+from vla_stack.policies.onnx_write import Graph, write
 from vla_stack.policies.plain_export import plain_of
 from vla_stack.policies.plain_policy import TOKENS, TOKENS_MASK, Plain, PlainPolicy, load_plain
 from vla_stack.policies.processor_gripper import BinaryGripperStep
@@ -265,7 +265,7 @@ def test_half_precision_weights_stay_half_where_they_lose_nothing(tmp_path):
             return self.second(self.first(x).relu()) + rest[0]
 
     layers, x, file = Layers(), torch.randn(3, 64), tmp_path / "chunk.onnx"
-    _write(layers, (x, x), ("x", "rest"), ("y",), file)
+    write(Graph(layers, (x, x), ("x", "rest"), ("y",)), file)
     kinds = [c.data_type for c in onnx.load(file).graph.initializer if np.prod(c.dims) == 64 * 64]
     assert sorted(kinds) == sorted([onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT])
     (got,) = open_graph(file, "cpu", 1).run(None, {"x": x.numpy(), "rest": x.numpy()})

@@ -9,7 +9,7 @@ from small_backbone import make_base, make_smolvlm
 from small_vla import ACTIONS, ROBOT, make_config, make_observations, make_stats
 
 from vla_stack.errors import UserError
-from vla_stack.policies import onnx_export
+from vla_stack.policies import onnx_export, onnx_write
 from vla_stack.policies.backends import load_with
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.embodiment import Embodiment
@@ -73,7 +73,7 @@ def test_a_traced_prefix_takes_any_batch(served):
     names = tuple(name for name in batch if name.startswith("observation."))
     graph = onnx_export.PrefixGraph(policy, names)
     with torch.no_grad():
-        traced = onnx_export.trace(graph, tuple(batch[name][:2] for name in names)).module()
+        traced = onnx_write.trace(graph, tuple(batch[name][:2] for name in names)).module()
         for n in (1, 2, 3):
             tensors = [batch[name][:n] for name in names]
             torch.testing.assert_close(traced(*tensors), graph(*tensors), atol=1e-5, rtol=1e-5)
@@ -115,7 +115,7 @@ def exported(source, served, tmp_path_factory):
     # As if this were more than a graph file holds, though not in bfloat16.
     size = sum(4 * p.numel() for name, p in served.policy.named_parameters() if "lora" not in name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_export, "LARGEST_INLINE", size - 1)
+        patch.setattr(onnx_write, "LARGEST_INLINE", size - 1)
         export(source, out)
     return load_with("onnx", out, "cpu"), out
 

@@ -11,21 +11,16 @@ chunk: steps of the sampler, edits and the choice of critics are in it. Noise is
 what it means in torch. Batch sizes are dynamic, everything else is static.
 
 Graphs compute in float32, whatever types the policy's weights have: on a CPU, ONNX Runtime has no bfloat16
-convolutions. Adapters (LoRA) are merged into the weights that they adapt. Weights that are float16 in the policy's file
-are so in the graph's, and become float32 as it is loaded. Where 8 bits are asked for, matrices are int8, one scale an
-output, and what they are multiplied with becomes uint8 as it comes, one scale a tensor; convolutions and the matrices
-of actions stay as they are.
+convolutions. Adapters (LoRA) are merged into the weights that they adapt. ``onnx_write.py`` has the files.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -50,18 +45,14 @@ from vla_stack.policies.modeling_steered import SteeredPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.onnx_files import CHUNK, FIXED, IS_FIXED, MANIFEST, PREFIX, STEP, Manifest
 from vla_stack.policies.onnx_policy import OnnxPolicy
+from vla_stack.policies.onnx_write import REMEDY, Graph, write
 from vla_stack.policies.plain_export import plain_of
 from vla_stack.policies.reading import find_weights, read_config
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import ACTION_DIM_IS_PAD, Observation
 
-SMALLEST_HALVED = 1 << 10  # values
-SMALLEST_INT8 = 16  # rows and columns of a matrix: those of actions have fewer, and are read and written exactly
 LEAST_COSINE, LEAST_COSINE_INT8 = 0.999, 0.99  # of a graph that computes what its policy does
-LARGEST_INLINE = 1 << 30  # bytes of weights inside a graph file, else in one beside it; protobuf ends at 2 GiB
-REMEDY = "serve it with --backend torch or compile"
 SMALL = (StateGaussianPolicy, StateFlowPolicy, ExpoPolicy, SteeredPolicy)  # a chunk of theirs is one graph
-Traced = tuple[nn.Module, tuple[Tensor, ...], tuple[str, ...], tuple[str, ...]]  # with tensors, names in, names out
 COMPARED = (1, 2, 3)  # sizes of batch; graphs are traced with 2
 
 
@@ -223,7 +214,7 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path, int8: bool = 
     with torch.no_grad():
         made = chunk_graph(policy, traced, noise[:2]) if one_graph else pair_of_graphs(policy, traced)
         for name, graph in made.items():
-            _write(*graph, out / name, int8)
+            write(graph, out / name, int8)
     manifest = Manifest(
         graphs=tuple(made),
         inputs=names,
@@ -250,27 +241,27 @@ def _save(manifest: Manifest, out: Path) -> None:
     (out / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
 
 
-def chunk_graph(policy: Any, batch: dict[str, Tensor], noise: Float[Tensor, "b h a"]) -> dict[str, Traced]:
+def chunk_graph(policy: Any, batch: dict[str, Tensor], noise: Float[Tensor, "b h a"]) -> dict[str, Graph]:
     """The one graph of a policy on states or of the native one."""
     if policy.max_delay:
         batch = {FIXED: torch.zeros_like(noise), IS_FIXED: torch.zeros(noise.shape[:2], dtype=torch.bool), **batch}
     names = tuple(batch)
-    return {CHUNK: (ChunkGraph(policy, names), (noise, *batch.values()), ("noise", *names), ("chunk",))}
+    return {CHUNK: Graph(ChunkGraph(policy, names), (noise, *batch.values()), ("noise", *names), ("chunk",))}
 
 
-def pair_of_graphs(policy: Any, batch: dict[str, Tensor]) -> dict[str, Traced]:
+def pair_of_graphs(policy: Any, batch: dict[str, Tensor]) -> dict[str, Graph]:
     """Prefix and sampler step of a VLA."""
     names = tuple(batch)
     whole = {n: torch.ones_like(v) if n == OBS_LANGUAGE_ATTENTION_MASK else v for n, v in batch.items()}
     context = policy.encode(whole)  # of the longest instruction: a graph leaves out no padding
     kv = [f"{kind}_{i}" for i in range(len(context.keys_values)) for kind in ("k", "v")]
-    prefix = (PrefixGraph(policy, names), tuple(batch.values()), names, ("mask", *kv))
+    prefix = Graph(PrefixGraph(policy, names), tuple(batch.values()), names, ("mask", *kv))
     b, h, a = len(context.mask), policy.horizon, policy.noise_dim
     x, t, is_fixed = torch.randn(b, h, a), torch.full((b,), 0.5), torch.zeros(b, h, dtype=torch.bool)
     tensors = (x, t, t * 0.2, torch.zeros_like(x), is_fixed, context.mask)
     flat = tuple(tensor for pair in context.keys_values for tensor in pair)
     inputs = ("x", "t", "dt", FIXED, IS_FIXED, "mask", *kv)
-    return {PREFIX: prefix, STEP: (StepGraph(policy), (*tensors, *flat), inputs, ("x_next",))}
+    return {PREFIX: prefix, STEP: Graph(StepGraph(policy), (*tensors, *flat), inputs, ("x_next",))}
 
 
 def compare(
@@ -327,98 +318,3 @@ def example(chunks: ChunkPolicy, n: int = 2) -> dict[str, Any]:
     ]
     with torch.no_grad():
         return chunks.preprocess(observations)
-
-
-def trace(module: nn.Module, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
-    """A module as a graph whose batch has any size. ``torch.onnx.export`` alone would, where that is impossible, try
-    other ways of tracing until one of them takes the batch of the example for the only one."""
-    batch = {0: torch.export.Dim("batch")}
-    variadic = module.forward.__code__.co_argcount - 1  # *args are one entry of the shapes' tree
-    fixed, rest = tensors[:variadic], tensors[variadic:]
-    shapes = (*(batch for _ in fixed), tuple(batch for _ in rest))
-    return torch.export.export(module.eval(), tensors, dynamic_shapes=shapes, strict=False)
-
-
-def _write(
-    module: nn.Module,
-    tensors: tuple[Tensor, ...],
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-    file: Path,
-    int8: bool = False,
-) -> None:
-    size = sum(p.numel() * p.element_size() for p in module.parameters())
-    inline = size <= LARGEST_INLINE
-    try:
-        logging.getLogger("onnxscript").setLevel(logging.ERROR)  # what it warns of is about its internals
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                trace(module, tensors),
-                f=file,
-                input_names=list(inputs),
-                output_names=list(outputs),
-                dynamo=True,
-                external_data=not inline,
-                verbose=False,
-            )
-    except Exception as e:  # a tracer's exceptions have no common class
-        raise UserError(f"{file.name} cannot be made of this policy: {first_line(e)}", REMEDY) from e
-    if int8:
-        quantize(file, external=not inline)
-    if inline:
-        halve(file)
-
-
-def quantize(file: Path, external: bool) -> None:
-    """Let a graph multiply with its matrices in 8 bits, as ONNX Runtime's dynamic quantization does it; ``external``
-    weights lie beside the graph."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(file)
-    del model.graph.value_info[:]  # shapes that the traced graph had before its constants were transposed
-    sizes = {constant.name: tuple(constant.dims) for constant in model.graph.initializer}
-    products = [n for n in model.graph.node if n.op_type == "MatMul"]
-    kept = [n.name for n in products if min(sizes.get(n.input[1], (0,))) < SMALLEST_INT8]
-    kind = {"DefaultTensorType": onnx.TensorProto.FLOAT}
-    logging.disable(logging.WARNING)  # it advises other steps before
-    try:
-        quantize_dynamic(
-            model,
-            file,
-            ["MatMul"],
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-            nodes_to_exclude=kept,
-            use_external_data_format=external,
-            extra_options=kind,
-        )
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def halve(file: Path) -> None:
-    """Store as float16 the constants of a graph that lose nothing by it; each is cast where it is read, which ONNX
-    Runtime does once, as it loads.
-    """
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    model = onnx.load(file)
-    casts = []
-    for constant in model.graph.initializer:
-        if constant.data_type != TensorProto.FLOAT:
-            continue
-        values = numpy_helper.to_array(constant)
-        with np.errstate(over="ignore"):
-            halves = values.astype(np.float16)
-        if values.size < SMALLEST_HALVED or not np.array_equal(halves.astype(np.float32), values):
-            continue
-        name = constant.name
-        constant.CopyFrom(numpy_helper.from_array(halves, f"{name}.half"))
-        casts.append(helper.make_node("Cast", [f"{name}.half"], [name], f"{name}.cast", to=TensorProto.FLOAT))
-    nodes = [*casts, *model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    onnx.save(model, file)
