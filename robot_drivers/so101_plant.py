@@ -181,7 +181,10 @@ def resting(angles: NDArray[np.float64]) -> Hand:
 
 
 def sweeping(plant: Plant) -> Hand:
-    """A hand that moves each joint, the roll excepted, to both ends of its range and back to the middle."""
+    """A hand that moves each joint, the roll excepted, to both ends of its range and back to the middle, for ever.
+
+    Who samples too seldom to see a joint at its end sees it there another time.
+    """
     middle = plant.middle
     marks: list[tuple[float, int, float]] = []  # from this time on joint i is to be at this angle
     t = 0.0
@@ -190,11 +193,12 @@ def sweeping(plant: Plant) -> Hand:
             quarter = (high - low) / 2 / HAND_RATE + 0.05
             marks += [(t, i, low), (t + quarter, i, high), (t + 3 * quarter, i, middle[i])]
             t += 4 * quarter
+    period = t
 
     def where(t: float) -> NDArray[np.float64]:
         out = middle.copy()
         for since, i, angle in marks:
-            if t >= since:
+            if t % period >= since:
                 out[i] = angle
         return out
 

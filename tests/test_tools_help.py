@@ -14,15 +14,24 @@ def of_tools(path: str | None) -> bool:
     return Path(path or ".").resolve().is_relative_to(TOOLS)
 
 
+@pytest.fixture
+def without_tools():
+    """What other tests have imported of the tools is not there for a script, nor what a script imports for them."""
+
+    def take() -> dict:
+        return {n: sys.modules.pop(n) for n, m in list(sys.modules.items()) if of_tools(getattr(m, "__file__", None))}
+
+    of_others = take()
+    yield
+    take()
+    sys.modules.update(of_others)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_is_the_description_of_the_module(script, monkeypatch, capsys):
+def test_help_is_the_description_of_the_module(script, without_tools, monkeypatch, capsys):
     path = TOOLS / script
     monkeypatch.setattr(sys, "argv", [str(path), "--help"])
-    # As for a script: what another test has put on the path, or imported, is not what this one would find.
     monkeypatch.setattr(sys, "path", [str(path.parent), *(p for p in sys.path if not of_tools(p))])
-    for name, module in list(sys.modules.items()):
-        if of_tools(getattr(module, "__file__", None)):
-            monkeypatch.delitem(sys.modules, name)
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(path), run_name="__main__")
     assert end.value.code == 0

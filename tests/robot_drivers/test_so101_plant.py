@@ -96,16 +96,16 @@ def test_a_joint_that_is_pushed_raises_overload(run):
     assert not run.plant.servos[0].errors
 
 
-def test_a_sweep_reaches_both_ends_of_the_ranges_that_calibration_asks_for(run):
+def test_a_sweep_reaches_both_ends_of_the_ranges_that_calibration_asks_for_again_and_again(run):
     run.plant.take(sweeping(run.plant))
-    seen = []
-    for _ in range(500):
-        run.wait(0.02)
-        seen.append(run.plant.angles)
-    ends = np.column_stack([np.min(seen, axis=0), np.max(seen, axis=0)])
-    swept = [0, 1, 2, 3, 5]  # LeRobot takes the roll to turn without end
-    assert np.abs(ends - run.plant.range)[swept].max() < 0.01
-    assert np.abs(run.plant.angles - run.plant.middle).max() < 0.01
+    for _ in range(2):
+        seen = []
+        for _ in range(600):
+            run.wait(0.02)
+            seen.append(run.plant.angles)
+        ends = np.column_stack([np.min(seen, axis=0), np.max(seen, axis=0)])
+        swept = [0, 1, 2, 3, 5]  # LeRobot takes the roll to turn without end
+        assert np.abs(ends - run.plant.range)[swept].max() < 0.01
 
 
 def test_a_stalled_process_skips_time_instead_of_racing(run):
