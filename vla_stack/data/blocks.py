@@ -22,6 +22,7 @@ QUANTILES = (0.01, 0.99)
 BLOCK = 1 << 20  # values looked at together: a few MB, in all their forms
 SAMPLE = 1 << 20  # pairs that say where a quantile lies; where there are no more, all are kept
 RELEASED = 64  # blocks, after which their memory is let go of
+SCATTERED = 1024  # frames of a sample read together: around each the kernel maps a large piece of the file
 WORTH_A_BAR = 1 << 24  # values; fewer take no second
 _WIDTH = 5.0  # standard deviations of a sample's rank
 _THREADS = min(4, os.cpu_count() or 1)
@@ -54,10 +55,10 @@ class Rows:
 
     def sample(self, count: int) -> NDArray[Any]:
         """About ``count`` rows at random, each equally likely, [D, P]; the same at each call."""
-        rng, per, parts = np.random.default_rng(0), max(1, BLOCK // (self.horizon * self.size)), []
+        rng, parts = np.random.default_rng(0), []
         tries = round(count * self.horizon / float(self.steps.mean()))
-        for first in range(0, tries, per):
-            size = min(per, tries - first)
+        for first in range(0, tries, SCATTERED):
+            size = min(SCATTERED, tries - first)
             at, step = rng.integers(len(self.steps), size=size), rng.integers(self.horizon, size=size)
             counts = step < self.steps[at]
             at, step = at[counts], step[counts]
