@@ -7,8 +7,8 @@ in files of up to 100 MB, eight numbers of state and action, rows of meta/episod
 episodes share a video of 224 x 224 under 1000 names, of which few stay open, so that a sampled frame costs opening,
 seeking and decoding. The other is as a recorder of ours leaves it, a data file and a video an episode (75 copies under
 1000 names each), and is packed by `vla data compact`. Each time is given twice, by the clock and by what the process
-computed, divided by two cores: the clock counts whatever else the machine does. Each measurement is a process of its own, whose
-largest resident memory is reported; of statistics the open dataset is taken off. Beside the times stands what bounds
+computed, divided by two cores: the clock counts whatever else the machine does. Each measurement is a process of its own,
+whose largest resident memory is reported; of statistics the open dataset is taken off. Beside the times stands what bounds
 them: reading the files once, a bare pass over the values, the bare decoder.
 """
 
@@ -166,23 +166,18 @@ def make_packed(root: Path) -> None:
 def make_recorded(root: Path) -> None:
     begin(root, SHORT, 64)
     rng = np.random.default_rng(1)
-    shared = root / "shared.mp4"
-    film(shared, SHORT, 64)
-    data_of_film = shared.read_bytes()
     for e in range(EPISODES):
         chunk, number = numbered(e)
         data = root / DATA_PATH.format(chunk_index=chunk, file_index=number)
         video = root / VIDEO_PATH.format(video_key=CAMERA, chunk_index=chunk, file_index=number)
         if not number:
             data.parent.mkdir(parents=True)
-            video.parent.mkdir(parents=True)
             made = rows(e, min(CHUNK_SIZE, EPISODES - e), SHORT, rng)
-            copy = video  # a file system limits how many names a file has
-            copy.write_bytes(data_of_film)
-        digests.write_pages(made.slice(number * SHORT, SHORT), data)
+            shared = video  # anew in each folder: a file system limits how many names a file has
+            film(shared, SHORT, 64)
         else:
-            os.link(copy, video)
-    shared.unlink()
+            os.link(shared, video)
+        digests.write_pages(made.slice(number * SHORT, SHORT), data)
     write_meta(root, SHORT, lambda e: e, lambda e: (e, 0.0))
 
 
