@@ -7,9 +7,9 @@ in files of up to 100 MB, eight numbers of state and action, rows of meta/episod
 episodes share a video of 224 x 224 under 1000 names, of which few stay open, so that a sampled frame costs opening,
 seeking and decoding. The other is as a recorder of ours leaves it, a data file and a video an episode (75 copies under
 1000 names each), and is packed by `vla data compact`. Each time is given twice, by the clock and by what the process
-computed, divided by two cores: the clock counts whatever else the machine does. Each measurement is a process of its own,
-whose largest resident memory is reported; of statistics the open dataset is taken off. Beside the times stands what bounds
-them: reading the files once, a bare pass over the values, the bare decoder.
+computed, divided by two cores: the clock counts whatever else the machine does. Each measurement is a process of its
+own, whose largest resident memory is reported; of statistics the open dataset is taken off. Beside the times stands
+what bounds them: reading the files once, a bare pass over the values, the bare decoder.
 """
 
 from __future__ import annotations
