@@ -22,7 +22,6 @@ QUANTILES = (0.01, 0.99)
 BLOCK = 1 << 20  # values looked at together: a few MB, in all their forms
 SAMPLE = 1 << 20  # pairs that say where a quantile lies; where there are no more, all are kept
 RELEASED = 64  # blocks, after which their memory is let go of
-SCATTERED = 1024  # frames of a sample read together: around each the kernel maps a large piece of the file
 WORTH_A_BAR = 1 << 24  # values; fewer take no second
 _WIDTH = 5.0  # standard deviations of a sample's rank
 _THREADS = min(4, os.cpu_count() or 1)
@@ -55,15 +54,17 @@ class Rows:
 
     def sample(self, count: int) -> NDArray[Any]:
         """About ``count`` rows at random, each equally likely, [D, P]; the same at each call."""
-        rng, parts = np.random.default_rng(0), []
+        rng, per, parts = np.random.default_rng(0), max(1, BLOCK // (self.horizon * self.size)), []
         tries = round(count * self.horizon / float(self.steps.mean()))
-        for first in range(0, tries, SCATTERED):
-            size = min(SCATTERED, tries - first)
-            at, step = rng.integers(len(self.steps), size=size), rng.integers(self.horizon, size=size)
-            counts = step < self.steps[at]
-            at, step = at[counts], step[counts]
-            before = np.cumsum(self.steps[at]) - self.steps[at]
-            parts.append(self.take(at if self.frames is None else self.frames[at])[before + step].T)
+        at, step = rng.integers(len(self.steps), size=tries), rng.integers(self.horizon, size=tries)
+        counts = step < self.steps[at]
+        order = np.argsort(at[counts], kind="stable")  # read from front to back, or all of the file comes to memory
+        at, step = at[counts][order], step[counts][order]
+        for first in range(0, len(at), per):
+            some = at[first : first + per]
+            before = np.cumsum(self.steps[some]) - self.steps[some]
+            frames = some if self.frames is None else self.frames[some]
+            parts.append(self.take(frames)[before + step[first : first + per]].T)
             self.release()
         return np.concatenate(parts, 1)
 
