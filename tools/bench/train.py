@@ -1,12 +1,16 @@
-"""End-to-end training speed: ``vla train`` against stock ``lerobot-train``, same policy, data, batch, steps, threads.
+"""End-to-end training speed: ``vla train pick`` against stock ``lerobot-train``, same policy, data, batch and loss.
 
-    python tools/bench/train.py [repeats]
+    python tools/bench/train.py [repeats] [--former REVISION]
 
-Both are run as they are installed, in turns and twice, so that neither profits from a quiet moment alone; the best run
-of each counts, and the other's best number of loader workers. Speed is that of the steady state, from the
-second log record on, as each tool reports it itself: its own clock around loading, processing and updating, which for
-LeRobot leaves out what happens between two updates (its progress bar). Start-up is reported apart: the time from the
-start of the command to its end that is not steady state, which includes one checkpoint.
+All are run as they are installed, in turns and twice, so that none profits from a quiet moment alone; the best run of
+each counts, and of the other its best number of loader workers. Both train the native VLA with the recipe's options on
+pictures as they are (without augmentation) with one draw of noise an observation, as LeRobot's loop does; ours in the
+precision and the number of processes that its recipe asks for, LeRobot's in what it has. Speed is that of the steady
+state, from the second log record on, as each tool reports it itself: its own clock around loading, processing and
+updating, which for LeRobot leaves out what happens between two updates (its progress bar). Start-up is reported apart:
+the time from the start of the command to its end that is not steady state, which includes one checkpoint. Our loss is
+held against that of the same recipe in float32 in one process. With ``--former``, the same recipe is trained by an
+earlier revision of this repository as well.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,45 +31,79 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, parser, write
 
 BIN = Path(sys.executable).parent
-STEPS, LOG, BATCH = 60, 10, 32
+STEPS, LOG, BATCH = 100, 10, 64
 THREADS = os.cpu_count() or 1
 # Waiting threads sleep: without it either tool is several times slower on a machine that does anything else.
 ENV = os.environ | {"OMP_NUM_THREADS": str(THREADS), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+# What the policy's own `forward` computes for lerobot-train, of pictures as they are.
+SAME = ("method.draws=1", "data.augmentation.strength=0", f"method.batch_size={BATCH}", "device=cpu")
+PLAIN = ("processes=1", "precision=fp32")
+OPTIONS = ("--policy.chunk_size=12", "--policy.n_action_steps=4", "--policy.noise_scale=0.4", "--policy.bpe_dropout=0")
 
 
-def main(repeats: int) -> int:
+def main(repeats: int, former: str) -> int:
     with tempfile.TemporaryDirectory() as tmp:
         base = Path(tmp)
         data = base / "pick"
         collect = ["collect", "--task", "pick", "--episodes", "120", "--root", str(data)]
         subprocess.run([BIN / "vla", *collect], check=True, env=ENV, capture_output=True)
         runs = []
-        for i in range(repeats):
-            runs.append(ours(data, base / f"ours-{i}"))
-            runs += [stock(data, base / f"stock-{workers}-{i}", workers) for workers in (0, 2)]
+        with checked_out(former, base / "former") as tree:
+            for i in range(repeats):
+                runs.append(ours("vla train pick", data, base / f"ours-{i}"))
+                runs.append(ours("in float32 in one process", data, base / f"plain-{i}", *PLAIN))
+                if tree:
+                    runs.append(ours(f"revision {former}", data, base / f"former-{i}", tree=tree))
+                runs += [stock(data, base / f"stock-{workers}-{i}", workers) for workers in (0, 2)]
     runs.sort(key=lambda r: -r["samples_per_s"])
-    mine = next(r for r in runs if r["tool"] == "vla train")
-    peer = next(r for r in runs if r["tool"] != "vla train")
+
+    def best(begin: str) -> dict[str, Any]:
+        return next(r for r in runs if r["tool"].startswith(begin))
+
+    mine, peer, plain = best("vla train"), best("lerobot-train"), best("in float32")
+    speed = mine["samples_per_s"]
     checks = [
-        Check("samples/s of vla train over lerobot-train", mine["samples_per_s"] / peer["samples_per_s"], 1.5),
+        Check("samples/s of vla train pick over lerobot-train", speed / peer["samples_per_s"], 4.0),
+        Check("loss of its second half over that in float32 in one process", mine["loss"] / plain["loss"], 1.05, "<="),
+        Check("samples/s over its own in float32 in one process", speed / plain["samples_per_s"]),
         Check("start-up of lerobot-train over vla train", peer["startup_s"] / mine["startup_s"]),
-        Check("vla train, samples/s", mine["samples_per_s"]),
+        Check("vla train pick, samples/s", speed),
         Check(f"{peer['tool']}, samples/s", peer["samples_per_s"]),
     ]
+    if former:
+        old = best("revision")
+        checks.insert(1, Check(f"samples/s over revision {former}", speed / old["samples_per_s"], 2.0))
+        checks.insert(3, Check(f"loss over revision {former}", mine["loss"] / old["loss"], 1.05, "<="))
     write("train", checks, {"threads": THREADS, "batch_size": BATCH, "image_size": 64, "steps": STEPS, "runs": runs})
     return 0
 
 
-def ours(data: Path, out: Path) -> dict[str, Any]:
-    """One run of ``vla train``."""
-    recipe = out.with_suffix(".yaml")
-    sizes = f"steps: {STEPS}, batch_size: {BATCH}, log_every: {LOG}"
-    # What the policy's own `forward` computes for lerobot-train, of pictures as they are.
-    same_loss, plain = "draws: 1", "data: {augmentation: {strength: 0}}"
-    recipe.write_text(f"method: {{{sizes}, {same_loss}}}\n{plain}\nthreads: {THREADS}\ndevice: cpu\n")
-    seconds, _ = timed("vla", "train", str(recipe), f"data.root={data}", f"output_dir={out}")
+@contextmanager
+def checked_out(revision: str, folder: Path) -> Iterator[Path | None]:
+    """An earlier revision of this repository in a folder of its own, while it is measured."""
+    if not revision:
+        yield None
+        return
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "worktree"]
+    subprocess.run([*git, "add", "--detach", str(folder), revision], check=True, capture_output=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
+
+
+def ours(tool: str, data: Path, out: Path, *options: str, tree: Path | None = None) -> dict[str, Any]:
+    """One run of ``vla train pick``, or of the same in another source tree."""
+    steps = (f"method.steps={STEPS}", f"method.log_every={LOG}")
+    recipe = str(next(tree.rglob("configs/pick.yaml"))) if tree else "pick"
+    where = {"PYTHONPATH": str(tree)} if tree else {}
+    seconds, _ = timed(
+        "vla", "train", recipe, f"data.root={data}", f"output_dir={out}", *SAME, *steps, *options, **where
+    )
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return summary("vla train", seconds, [r["samples_per_s"] for r in records])
+    losses = [r["loss"] for r in records]
+    found = summary(tool, seconds, [r["samples_per_s"] for r in records])
+    return found | {"loss": sum(losses[len(losses) // 2 :]) / (len(losses) - len(losses) // 2)}
 
 
 def stock(data: Path, out: Path, workers: int) -> dict[str, Any]:
@@ -71,7 +111,7 @@ def stock(data: Path, out: Path, workers: int) -> dict[str, Any]:
     seconds, printed = timed(
         "lerobot-train",
         *("--dataset.repo_id=local/pick", f"--dataset.root={data}", f"--output_dir={out}"),
-        *("--policy.type=vla", "--policy.device=cpu", "--policy.push_to_hub=false"),
+        *("--policy.type=vla", "--policy.device=cpu", "--policy.push_to_hub=false", *OPTIONS),
         *(f"--steps={STEPS}", f"--batch_size={BATCH}", f"--log_freq={LOG}", f"--num_workers={workers}"),
         *("--env_eval_freq=0", f"--save_freq={STEPS}"),
     )
@@ -81,9 +121,9 @@ def stock(data: Path, out: Path, workers: int) -> dict[str, Any]:
     return summary(f"lerobot-train, {workers} workers", seconds, [BATCH / t for t in times])
 
 
-def timed(command: str, *args: str) -> tuple[float, str]:
+def timed(command: str, *args: str, **environment: str) -> tuple[float, str]:
     begin = time.monotonic()
-    done = subprocess.run([BIN / command, *args], env=ENV, capture_output=True, text=True)
+    done = subprocess.run([BIN / command, *args], env=ENV | environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{command} failed:\n{done.stderr[-3000:]}")
     return time.monotonic() - begin, done.stdout + done.stderr
@@ -106,4 +146,6 @@ def summary(tool: str, seconds: float, rates: list[float]) -> dict[str, Any]:
 if __name__ == "__main__":
     p = parser(__doc__)
     p.add_argument("repeats", type=int, nargs="?", default=2, help="of every tool (default: %(default)d)")
-    sys.exit(main(p.parse_args().repeats))
+    p.add_argument("--former", default="", metavar="REVISION", help="of this repository, to be measured beside")
+    args = p.parse_args()
+    sys.exit(main(args.repeats, args.former))
