@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vla_stack.errors import UserError
 from vla_stack.policies.reading import find_device
+from vla_stack.training.shared_gradients import share_gradients
 
 LARGE = 1 << 20  # parameters of a layer that is gathered by itself while it computes; smaller ones are at once
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
@@ -105,7 +106,9 @@ class Distributed:
         self.is_main = self.rank == 0
 
     def prepare(self, objective: nn.Module, all_used: bool) -> nn.Module:
-        return DistributedDataParallel(objective, find_unused_parameters=not all_used)
+        model = DistributedDataParallel(objective, find_unused_parameters=not all_used, gradient_as_bucket_view=True)
+        share_gradients(model)
+        return model
 
     def accumulating(self, objective: nn.Module) -> AbstractContextManager[Any]:
         assert isinstance(objective, DistributedDataParallel)
