@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-EVERY_S = 1.0
+EVERY_S = 0.5  # an import that lets no thread run for a second still leaves no two seconds of silence
 ERASE = "\r\x1b[K"
 
 
