@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+SILENT_S = 1.0  # before the first notice
 EVERY_S = 0.5  # an import that lets no thread run for a second still leaves no two seconds of silence
 ERASE = "\r\x1b[K"
 
@@ -49,7 +50,7 @@ class Waiting:
                     bar.refresh()
             return
         with self._lock:
-            if not self._spoken and self._clock() - self._heard >= EVERY_S:
+            if not self._spoken and self._clock() - self._heard >= SILENT_S:
                 self._terminal.write(f"{ERASE}{self._name}: {self._clock() - self._begun:.0f} s")
                 self._terminal.flush()
                 self._drawn = True

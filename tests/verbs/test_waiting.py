@@ -55,7 +55,7 @@ def test_a_file_is_left_alone(monkeypatch):
 CODE = """
 import sys
 from vla_stack import waiting
-waiting.EVERY_S = 0.01
+waiting.SILENT_S = waiting.EVERY_S = 0.01
 with waiting.waiting("vla eval"):
     while waiting_for(): pass
     print("a notice", file=sys.stderr)
