@@ -140,6 +140,7 @@ def test_a_session_in_which_nothing_was_kept_goes_on(tmp_path):
     for _ in range(2):
         assert familiar_states(tmp_path / "d") is None
         Watched(tmp_path / "d").recording.close()
+        assert heat(tmp_path / "d", ROBOT)["frames"] == 0
 
 
 def test_the_heat_map_counts_where_the_tool_was(tmp_path):

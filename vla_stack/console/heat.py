@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.data.dataset import open_dataset
-from vla_stack.data.layout import INFO
+from vla_stack.data.layout import INFO, read_info
 from vla_stack.schema import OBS_STATE, RobotSpec
 
 CELLS = (24, 36)  # along x and y
@@ -28,10 +28,8 @@ def heat(root: Path, robot: RobotSpec) -> dict[str, Any]:
     axes = [index["tcp_x.pos"], index["tcp_y.pos"]]
     bounds = [(robot.state[i].low, robot.state[i].high) for i in axes]
     points: NDArray[np.float64] = np.zeros((0, 2))
-    if (root / INFO).exists():
-        dataset = open_dataset(root)
-        if dataset.num_frames:
-            points = np.asarray(dataset.columns[OBS_STATE], np.float64)[:, axes]
+    if (root / INFO).exists() and read_info(root)["total_episodes"]:
+        points = np.asarray(open_dataset(root).columns[OBS_STATE], np.float64)[:, axes]
     if not np.isfinite(bounds).all():
         if not len(points):
             return {"frames": 0}
