@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, parser, write
 
 HORIZON, SECONDS, ROUNDS, READER_S = 16, 3.0, 4, 0.02
+LATE_MS = 0.1  # a hundredth of a tick; where the busy process has a core of its own all is earlier
 CAMERAS = (Camera("front", 480, 640), Camera("wrist", 480, 640))
 
 
@@ -201,8 +202,8 @@ def main() -> int:
         "executor",
         [
             Check(
-                "lateness at 100 Hz beside a busy process, p99, control loop / bare loop",
-                at_100["ours_p99_ms"] / at_100["bare_p99_ms"],
+                "lateness at 100 Hz beside a busy process, p99, at least 0.1 ms: control loop / bare loop",
+                max(at_100["ours_p99_ms"], LATE_MS) / max(at_100["bare_p99_ms"], LATE_MS),
                 1.5,
                 "<=",
             ),
