@@ -255,7 +255,8 @@ def use_threads(threads: int) -> int:
 
 def keep_memory() -> None:
     """Let this process keep what its tensors free: glibc gives the large ones back to the kernel, and at the next step
-    they come as thousands of page faults again, a sixth of a training's time. Of other C libraries nothing is asked.
+    they come as thousands of page faults again, an eighth of a step in one process. Of other C libraries nothing is
+    asked.
     """
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
