@@ -111,10 +111,12 @@ class Process:
 
     Attributes:
         silent_s: Longest time in which it said nothing, until it had ended or was ready.
+        silent_from_s: When that began, from its start.
     """
 
     def __init__(self, step: Step, folder: Path, log: Path) -> None:
-        self.step, self.log, self.silent_s, self._begun = step, log, 0.0, time.monotonic()
+        self.step, self.log, self._begun = step, log, time.monotonic()
+        self.silent_s = self.silent_from_s = 0.0
         self._terminal, there = pty.openpty()
         termios.tcsetwinsize(there, SIZE)
         # Nothing of this machine's user is read or written.
@@ -144,7 +146,8 @@ class Process:
     def wait(self, timeout_s: float = TIMEOUT_S) -> bool:
         """Until it has ended, or is ready where it does not end; whether that went well."""
         while (now := time.monotonic()) < self._begun + timeout_s:
-            self.silent_s = max(self.silent_s, now - self._heard)
+            if (silent_s := now - (heard := self._heard)) > self.silent_s:
+                self.silent_s, self.silent_from_s = silent_s, heard - self._begun
             code = self._process.poll()
             if code is not None:
                 return code == 0 and not self.step.ready
@@ -173,7 +176,8 @@ class Process:
         text = self.log.read_text(errors="replace")
         if not good:
             print(text[-TAIL:])
-        took = f"{time.monotonic() - self._begun:5.1f} s, silent {self.silent_s:4.1f} s"
+        silence = f"silent {self.silent_s:4.1f} s from {self.silent_from_s:5.1f} s on"
+        took = f"{time.monotonic() - self._begun:5.1f} s, {silence}"
         print(f"{'ok  ' if good else 'FAIL'} {took}  {self.step.line}", flush=True)
 
 

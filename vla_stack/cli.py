@@ -8,11 +8,14 @@ without torch. Such a module offers ``HELP`` (one line), ``EXAMPLES`` (shell lin
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
+from typing import Any
 
 # Numeric libraries start one spinning thread per core in every process; with several processes on a small machine that
 # makes everything slower, measurably so (a tiny policy's training step went from 60 ms to 1.6 s). A person's own
@@ -57,7 +60,7 @@ LOADING_VERBS = (
     "serve",
     "demo",
 )  # of policies and run directories
-TERMINAL_VERBS = ("run", "robot", "teleop", "console", "emulate")  # have a terminal for themselves
+ENDING_VERBS = ("doctor", "collect", "train", "policy", "eval", "monitor", "export", "report", "demo")  # ask nothing
 ROBOT_VERBS = ("run", "compare", "robot", "teleop", "console")  # take LeRobot's --robot.* flags as well
 EXTRAS = {  # package -> the smallest extra of pyproject.toml that brings it
     **dict.fromkeys(("mujoco", "gymnasium", "cv2"), "robot"),
@@ -110,6 +113,26 @@ def _absent(verb: str, e: ModuleNotFoundError) -> int:
     return 1
 
 
+def _parser(verb: str, module: Any) -> argparse.ArgumentParser:
+    """Of a verb's module."""
+    parser = argparse.ArgumentParser(
+        prog=f"vla {verb}",
+        description=module.HELP,
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    if verb in LOADING_VERBS:
+        parser.add_argument(
+            "--trust",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="let a file name this class, step or policy type",
+        )
+    return parser
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the ``vla`` command; returns the process's exit code."""
     argv = sys.argv[1:] if argv is None else argv
@@ -136,33 +159,16 @@ def main(argv: list[str] | None = None) -> int:
     if verb in ROBOT_VERBS:
         from vla_stack.verbs.robot_arguments import translate_flags
 
+    atexit.register(gc.freeze)  # Python's last look for cycles among torch's objects: seconds, and all go anyway
     try:
-        module = registry.VERBS.get(verb)
-    except UserError as e:
-        print(f"vla {verb}: {e}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as e:
-        return _absent(verb, e)
-    parser = argparse.ArgumentParser(
-        prog=f"vla {verb}",
-        description=module.HELP,
-        epilog="examples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.add_arguments(parser)
-    if verb in LOADING_VERBS:
-        parser.add_argument(
-            "--trust",
-            action="append",
-            default=[],
-            metavar="NAME",
-            help="let a file name this class, step or policy type",
-        )
-    try:
-        args = parser.parse_args(translate_flags(rest) if verb in ROBOT_VERBS else rest)
-        if verb in LOADING_VERBS:
-            trust(args.trust)
-        with nullcontext() if verb in TERMINAL_VERBS else waiting(f"vla {verb}"):
+        with ExitStack() as stack:
+            stack.enter_context(waiting(f"vla {verb}", verb in ENDING_VERBS))
+            module = registry.VERBS.get(verb)
+            args = _parser(verb, module).parse_args(translate_flags(rest) if verb in ROBOT_VERBS else rest)
+            if verb in LOADING_VERBS:
+                trust(args.trust)
+            if verb == "robot":  # LeRobot's calibrations ask on the terminal
+                stack.close()
             return int(module.main(args) or 0)
     except ModuleNotFoundError as e:
         return _absent(verb, e)

@@ -145,8 +145,11 @@ def test_torch_probe_is_read(monkeypatch):
 
 
 def test_encoders_are_opened_not_looked_up(monkeypatch):
+    scheduler = getattr(os, "sched_getscheduler", lambda _: None)  # Linux has it
+    before = scheduler(0)
     (check,) = doctor.check_video()
     assert check.status == "ok" and "libx264" in check.detail
+    assert scheduler(0) == before  # an encoder as root takes the highest priority that there is
 
     def broken(codec):
         raise ValueError("cannot open encoder")

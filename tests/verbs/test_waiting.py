@@ -17,20 +17,33 @@ def shown(text: str) -> list[str]:
 
 def test_seconds_are_counted_until_the_first_word():
     terminal, now = io.StringIO(), 0.0
-    told = Waiting("vla eval", terminal, lambda: now)
+    told = Waiting("vla serve", terminal, ends=False, clock=lambda: now)
     for now in (0.5, 1.0, 2.0):  # noqa: B007  the clock reads it
         told.tick()
-    assert shown(terminal.getvalue()) == ["vla eval: 1 s", "vla eval: 2 s"]
-    told.heard(result=False)  # a notice on stderr: the line below it goes on
+    assert shown(terminal.getvalue()) == ["vla serve: 1 s", "vla serve: 2 s"]
+    told.heard("a notice\n", result=False)  # a notice on stderr: the line below it goes on
     now = 2.5
     told.tick()
     now = 3.0
     told.tick()
-    assert shown(terminal.getvalue())[-1] == "vla eval: 3 s"
-    told.heard(result=True)
+    assert shown(terminal.getvalue())[-1] == "vla serve: 3 s"
+    told.heard("READY\n", result=True)
     now = 9.0
     told.tick()
-    assert shown(terminal.getvalue())[-1] == "vla eval: 3 s" and terminal.getvalue().endswith(ERASE)
+    assert shown(terminal.getvalue())[-1] == "vla serve: 3 s" and terminal.getvalue().endswith(ERASE)
+
+
+def test_a_command_that_ends_is_never_silent_but_its_lines_stay_whole():
+    terminal, now = io.StringIO(), 0.0
+    told = Waiting("vla eval", terminal, clock=lambda: now)
+    told.heard("success 1.0\n", result=True)
+    now = 1.5
+    told.tick()
+    assert shown(terminal.getvalue()) == ["vla eval: 2 s"]
+    told.heard("which one? ", result=True)
+    now = 5.0
+    told.tick()
+    assert terminal.getvalue().endswith(f"vla eval: 2 s{ERASE}")
 
 
 def test_bars_move_while_their_first_step_is_under_way():

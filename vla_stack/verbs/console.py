@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing as mp
 import signal
 import ssl
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def main(args: argparse.Namespace) -> int:
             quota=args.quota,
             monitor=Monitor.load(args.monitor) if args.monitor else None,
         )
-        print("starting the robot ...", flush=True)
+        print("starting the robot ...", file=sys.stderr, flush=True)
         certificate = (args.cert, args.key) if tls else None
         with running(config) as robot, stop_line(access, args.host, certificate, config.endpoint) as stop:
             print(f"{robot.guard.value}\nkeys: {help_line('console')}, {HELP_KEY} on the page: all keys", flush=True)
