@@ -144,7 +144,7 @@ def command() -> str:
         if word == "--out":
             next(rest, None)
         elif not word.startswith("--out="):
-            words.append(word)
+            words.append(f"…/{Path(word).name}" if Path(word).is_absolute() else word)
     return " ".join(words)
 
 
