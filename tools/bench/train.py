@@ -10,7 +10,7 @@ state, from the second log record on, as each tool reports it itself: its own cl
 updating, which for LeRobot leaves out what happens between two updates (its progress bar). Start-up is reported apart:
 the time from the start of the command to its end that is not steady state, which includes one checkpoint. Our loss is
 held against that of the same recipe in float32 in one process. With ``--former``, the same recipe is trained by an
-earlier revision of this repository as well.
+earlier revision of this repository as well. Last, a profile says where the CPU time of a step goes.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ SAME = ("method.draws=1", "data.augmentation.strength=0", f"method.batch_size={B
 PLAIN = ("processes=1", "precision=fp32")
 OPTIONS = ("--policy.chunk_size=12", "--policy.n_action_steps=4", "--policy.noise_scale=0.4", "--policy.bpe_dropout=0")
 
-WHERE_TIME_GOES = (
-    "of 94 ms that one core takes for 32 samples 35 are convolutions, which run at the speed of a bare product of "
-    "matrices in bfloat16, and 23 the products themselves; the rest is thousands of small operations. Inductor's graph "
-    "of the same took as long, after 89 s of compiling"
-)
+CONVOLUTIONS = ("aten::mkldnn_convolution", "aten::convolution_backward")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+PROFILED = 10  # steps of one process's share of a batch
 
 
 def main(repeats: int, former: str) -> int:
@@ -61,6 +59,7 @@ def main(repeats: int, former: str) -> int:
                 if tree:
                     runs.append(ours(f"revision {former}", data, base / f"former-{i}", tree=tree))
                 runs += [stock(data, base / f"stock-{workers}-{i}", workers) for workers in (0, 2)]
+        share = parts(base / "ours-0" / "checkpoints" / "last" / "pretrained_model")
     runs.sort(key=lambda r: -r["samples_per_s"])
 
     def best(begin: str) -> dict[str, Any]:
@@ -75,14 +74,71 @@ def main(repeats: int, former: str) -> int:
         Check("start-up of lerobot-train over vla train", peer["startup_s"] / mine["startup_s"]),
         Check("vla train pick, samples/s", speed),
         Check(f"{peer['tool']}, samples/s", peer["samples_per_s"]),
+        *(Check(f"share of a step's CPU time in {name}", value) for name, value in share.items()),
     ]
     if former:
         old = best("revision")
         ratio = speed / old["samples_per_s"]
-        checks.insert(1, Check(f"samples/s over revision {former}", ratio, 2.0, why=WHERE_TIME_GOES))
+        checks.insert(1, Check(f"samples/s over revision {former}", ratio, 2.0, why=why(share)))
         checks.insert(3, Check(f"loss over revision {former}", mine["loss"] / old["loss"], 1.05, "<="))
     write("train", checks, {"threads": THREADS, "batch_size": BATCH, "image_size": 64, "steps": STEPS, "runs": runs})
     return 0
+
+
+def why(share: dict[str, float]) -> str:
+    """What is left to make faster."""
+    heavy = share["convolutions"] + share["products of matrices"]
+    return (
+        f"{heavy:.0%} of a step are convolutions and products of matrices in bfloat16, which PyTorch does no "
+        "faster; the rest is spread over small operations"
+    )
+
+
+def parts(policy_dir: Path) -> dict[str, float]:
+    """Where a process's CPU time of a step of the flow loss goes, by kind of operator, on random samples."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from vla_stack.policies.modeling_vla import VlaPolicy
+    from vla_stack.policies.reading import read_config, read_processors
+    from vla_stack.schema import ACTION, ACTION_IS_PAD, OBS_STATE
+    from vla_stack.training.build import preprocessed
+
+    torch.set_num_threads(1)
+    config, size = read_config(policy_dir, "cpu"), BATCH // 2
+    pre, _ = read_processors(policy_dir, config, "cpu")
+    policy = VlaPolicy.from_pretrained(policy_dir, config=config).train()
+    pictures = {
+        key: torch.randint(256, (size, *config.input_features[key].shape[1:], 3), dtype=torch.uint8)
+        for key in config.camera_keys
+    }
+    batch = preprocessed(
+        {
+            **pictures,
+            OBS_STATE: torch.rand(size, *config.robot_state_feature.shape),
+            ACTION: torch.rand(size, config.chunk_size, *config.action_feature.shape),
+            ACTION_IS_PAD: torch.zeros(size, config.chunk_size, dtype=torch.bool),
+            "task": ["pick up the red cube"] * size,
+        },
+        pre,
+    )
+    optimizer = torch.optim.AdamW(policy.parameters(), fused=True)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, _ = policy(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        for _ in range(PROFILED):
+            step()
+    spent = {event.key: event.self_cpu_time_total for event in profiled.key_averages()}
+    kinds = {"convolutions": CONVOLUTIONS, "products of matrices": PRODUCTS}
+    found = {kind: sum(spent.get(name, 0.0) for name in names) / sum(spent.values()) for kind, names in kinds.items()}
+    return found | {"everything else": 1.0 - sum(found.values())}
 
 
 @contextmanager
