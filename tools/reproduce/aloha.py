@@ -33,7 +33,7 @@ from vla_stack.statistics import success_interval
 TASK = "aloha/transfer_cube"
 DEMOS, RECORDERS = 720, 2
 EPISODES, ON_THE_WAY, SEED = 500, 100, 50_000
-COLLECT = ("--control-hz", "10", "--cameras", "top", "--image-size", "96", "--noise", "0.3")
+COLLECT = ("--control-hz", "10", "--image-size", "96", "--noise", "0.3")
 STEPS = 14_000  # of the recipe
 EVERY = STEPS // 4
 ACT = "{type: act, options: {chunk_size: 16, n_action_steps: 8, pretrained_backbone_weights: null}}"
