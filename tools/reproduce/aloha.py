@@ -5,8 +5,8 @@
 
 Demonstrations are the scripted expert's, recorded at 10 Hz under noise from camera ``top`` alone, 96 pixels. ``native``
 is the recipe as it ships; ``native-4h`` four times its steps; ``act`` LeRobot's ACT at its own sizes, with chunks of 16
-steps, as ours, a learning rate for short trainings and no weights of ImageNet (a download), stopped at the CPU time that
-``native`` took.
+steps, as ours, a learning rate for short trainings and no weights of ImageNet (a download), stopped at the CPU time
+that ``native`` took.
 CPU hours are those of all processes of `vla train`, loading included. Success is of 500 episodes whose scenes training
 never saw, no delay; checkpoints on the way are evaluated on the first 100. The 87.6 % that gym-aloha's ACT is
 published with are of pictures of 480x640 at 50 Hz and of hours on a GPU.
