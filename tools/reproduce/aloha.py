@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from cpu_hours import trained, vla
+
 from results import ROOT, Check, parser, write
 from vla_stack.data.layout import write_json
 from vla_stack.evaluation.evaluate import evaluate
@@ -36,10 +35,9 @@ DEMOS, RECORDERS = 720, 2
 EPISODES, ON_THE_WAY, SEED = 500, 100, 50_000
 COLLECT = ("--control-hz", "10", "--image-size", "96", "--noise", "0.3")
 STEPS = 7_500  # of the recipe
-EVERY = STEPS // 3
 ACT = "{type: act, options: {chunk_size: 16, n_action_steps: 8, pretrained_backbone_weights: null}}"
 ARMS = {
-    "native": (f"method.save_every={EVERY}",),
+    "native": ("method.keep=9",),
     "act": (
         f"policy={ACT}",
         "method.name=own_loss",
@@ -49,7 +47,7 @@ ARMS = {
         "method.optimizer.lr=1e-4",
         "method.optimizer.final_lr_ratio=1.0",
     ),
-    "native-4h": (f"method.steps={4 * STEPS}", f"method.save_every={STEPS}"),
+    "native-4h": (f"method.steps={4 * STEPS}", f"method.save_every={STEPS}", "method.keep=9"),
 }
 PUBLISHED = 0.876
 WHY = "one CPU hour is short for it"
@@ -68,50 +66,6 @@ def collected(out: Path) -> list[Path]:
     return roots
 
 
-def trained(run: Path, data: list[Path], overrides: tuple[str, ...], hours: float) -> float:
-    """CPU hours of an arm's training, at most ``hours``; a run that was stopped goes on."""
-    spent = run.parent / f"{run.name}.hours.json"
-    before = json.loads(spent.read_text()) if spent.exists() else {"hours": 0.0, "over": False}
-    if before["over"]:
-        return float(before["hours"])
-    new = ("aloha", f"data.root=[{','.join(map(str, data))}]", f"output_dir={run}", *overrides)
-    command = vla("train", *(("--resume", str(run)) if (run / "checkpoints").exists() else new))
-    begun = of_children()
-    process = subprocess.Popen(command, start_new_session=True)
-    ended = False
-    while process.poll() is None:
-        time.sleep(5.0)
-        if before["hours"] + of_group(process.pid) / 3600 > hours:
-            os.killpg(process.pid, signal.SIGINT)  # it saves a checkpoint and ends
-            ended = True
-            process.wait()
-    if process.returncode and not ended:
-        raise SystemExit(f"training of {run.name} failed; the same command goes on with it")
-    now = {"hours": before["hours"] + (of_children() - begun) / 3600, "over": True}
-    write_json(spent, now)
-    return float(now["hours"])
-
-
-def of_children() -> float:
-    """CPU seconds of processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def of_group(group: int) -> float:
-    """CPU seconds of a group of processes that runs."""
-    import psutil
-
-    total = 0.0
-    for process in psutil.process_iter(["pid"]):
-        try:
-            if os.getpgid(process.pid) == group:
-                total += sum(process.cpu_times()[:2])
-        except (psutil.Error, ProcessLookupError):
-            continue  # it has ended
-    return total
-
-
 def successes(checkpoint: Path, episodes: int) -> list[dict[str, Any]]:
     """Episodes of an evaluation; read from its file where it is done already."""
     done = checkpoint / f"evaluation-{episodes}.json"
@@ -123,16 +77,13 @@ def successes(checkpoint: Path, episodes: int) -> list[dict[str, Any]]:
     return json.loads(done.read_text())
 
 
-def vla(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "vla_stack.cli", *arguments]
-
-
 def main(out: Path, arms: list[str]) -> int:
     os.chdir(ROOT)
-    data, checks, found = collected(out), [], {}
+    checks, found = [], {}
+    roots = f"data.root=[{','.join(map(str, collected(out)))}]"
     for arm in arms:
         limit = found["native"]["cpu_hours"] if arm == "act" else float("inf")
-        hours = trained(out / arm, data, ARMS[arm], limit)
+        hours = trained(out / arm, ("aloha", roots, *ARMS[arm]), limit)
         checkpoints = sorted(p for p in (out / arm / "checkpoints").iterdir() if p.name.isdigit())
         curve = {int(p.name): successes(p, ON_THE_WAY) for p in checkpoints[:-1]}
         last = successes(checkpoints[-1], EPISODES)
