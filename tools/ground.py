@@ -97,8 +97,8 @@ def draw(name: str, kind: np.dtype, tasks: list[str], size: int, first: int, ste
     ring = np.ndarray(RING, kind, memory.buf)
     envs = [[make(task, size), make(task, size, 2)] for task in tasks]
     rng = np.random.default_rng(SEED + first)
-    number = first
-    while True:
+    number, parent = first, os.getppid()
+    while os.getppid() == parent:  # nothing tells it that the other process was killed
         task = int(rng.integers(len(tasks)))
         env = envs[task][int(rng.random() < RANDOMISED)]
         write_row(ring[number % RING : number % RING + 1][0], env, task, SEED + number, rng, 0.7)

@@ -2,6 +2,7 @@
 
     python tools/train_generalist.py                  # rounds without end: stop it and go on as you like
     python tools/train_generalist.py --rounds 20 --start generalist     # from the one that ships
+    python tools/train_generalist.py --ground 90      # longer with scenes that are only reset, before the first round
     python tools/train_generalist.py --final          # a last round whose learning rate falls to nothing
 
 What such a policy lacks is scenes: those of a few hundred demonstrations it remembers. So each round has new ones, a
@@ -35,6 +36,7 @@ TASKS = (
 CLIP, NOISE, RANDOMISED = 4, 0.3, 3  # frames of a scene; of the commands; every third round looks otherwise
 SEED = 1000  # of the first round; the next one has the next
 EVAL_SEED = 60_000
+POINTERS = 2  # a camera's, for what is moved and where to
 KEEP = 2  # rounds behind the window whose runs stay
 
 
@@ -58,12 +60,18 @@ def collecting(args: argparse.Namespace, number: int) -> subprocess.Popen[bytes]
 
 
 def first_policy(args: argparse.Namespace) -> Path:
-    """Where the first round begins: the shipped policy's eyes and hands, and words of these tasks."""
+    """Where the first round begins: the shipped policy's eyes and hands, words of these tasks, and what is where."""
     start = args.out / "start"
     if not start.exists():
         words = [str(root) for root in roots(args.out, 0, args.tasks)]
         run([sys.executable, str(ROOT / "tools" / "renew_text.py"), "shipped", str(start), *words])
-    return start
+    grounded = args.out / "grounded"
+    if args.ground and not grounded.exists():
+        partial = args.out / "grounding"
+        time_and_shape = ("--minutes", str(args.ground), "--pointers", str(POINTERS), "--tasks", *args.tasks)
+        run([sys.executable, str(ROOT / "tools" / "ground.py"), str(start), str(partial), *time_and_shape])
+        partial.rename(grounded)
+    return grounded if args.ground else start
 
 
 def train(args: argparse.Namespace, number: int, policy: Path) -> Path:
@@ -143,6 +151,7 @@ if __name__ == "__main__":
     p = parser(__doc__)
     p.add_argument("--out", type=Path, default=ROOT / "outputs" / "generalist", help="folder (outputs/generalist)")
     p.add_argument("--start", default="", help="policy to begin with (the shipped one with new words)")
+    p.add_argument("--ground", type=float, default=40.0, help="minutes of grounding before the first (%(default)g)")
     p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all of them")
     p.add_argument("--rounds", type=int, default=10**6, help="rounds in all (without end)")
     p.add_argument("--scenes", type=int, default=250, help="new ones of each task a round (%(default)s)")
