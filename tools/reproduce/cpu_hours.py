@@ -34,13 +34,18 @@ def trained(run: Path, recipe: Sequence[str], hours: float) -> float:
     begun = of_children()
     process = subprocess.Popen(command, start_new_session=True)
     told = False
-    while process.poll() is None:
-        time.sleep(5.0)
-        now = before["hours"] + of_group(process.pid) / 3600
-        write_json(spent, {"hours": now, "over": False})
-        if now > hours:
-            os.killpg(process.pid, signal.SIGINT)  # it saves a checkpoint and ends
-            told = True
+    try:
+        while process.poll() is None:
+            time.sleep(5.0)
+            now = before["hours"] + of_group(process.pid) / 3600
+            write_json(spent, {"hours": now, "over": False})
+            if now > hours:
+                os.killpg(process.pid, signal.SIGINT)  # it saves a checkpoint and ends
+                told = True
+                process.wait()
+    finally:  # Ctrl-C reaches this process alone
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
             process.wait()
     if process.returncode and not told:
         raise SystemExit(f"training of {run.name} failed; the same command goes on with it")
