@@ -1,15 +1,14 @@
 """gym-aloha's cube transfer from pictures: success by CPU hours of training, and ACT on the same demonstrations.
 
-    python tools/reproduce/aloha.py                     # recipe `aloha` as it ships, ACT for as long
-    python tools/reproduce/aloha.py --arms native-4h    # one arm more; what is there already is kept
+    python tools/reproduce/aloha.py                  # what is there already under outputs/reproduce/aloha is kept
+    python tools/reproduce/aloha.py --arms native    # without ACT
 
 Demonstrations are the scripted expert's, recorded at 10 Hz under noise from camera ``top`` alone, 96 pixels. ``native``
-is the recipe as it ships; ``native-4h`` four times its steps; ``act`` LeRobot's ACT at its own sizes, with chunks of 16
-steps, as ours, a learning rate for short trainings and no weights of ImageNet (a download), stopped at the CPU time
-that ``native`` took.
-CPU hours are those of all processes of `vla train`, loading included. Success is of 500 episodes whose scenes training
-never saw, no delay; checkpoints on the way are evaluated on the first 100. The 87.6 % that gym-aloha's ACT is
-published with are of pictures of 480x640 at 50 Hz and of hours on a GPU.
+is the recipe as it ships; ``act`` LeRobot's ACT at its own sizes, with chunks of 16 steps, as ours, a learning rate for
+short trainings and no weights of ImageNet (a download), stopped at the CPU time that ``native`` took. CPU hours are
+those of all processes of `vla train`, loading included. Success is in scenes that training never saw, without delay:
+500 for the end of ``native``, the first 100 of them for checkpoints on the way and for ACT. The 87.6 % that ACT is
+published with on this task are of pictures of 480x640 at 50 Hz, of other demonstrations and of hours on a GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ TASK = "aloha/transfer_cube"
 DEMOS, RECORDERS = 720, 2
 EPISODES, ON_THE_WAY, SEED = 500, 100, 50_000
 COLLECT = ("--control-hz", "10", "--image-size", "96", "--noise", "0.3")
-STEPS = 7_500  # of the recipe
 ACT = "{type: act, options: {chunk_size: 16, n_action_steps: 8, pretrained_backbone_weights: null}}"
 ARMS = {
     "native": ("method.keep=9",),
@@ -47,10 +45,8 @@ ARMS = {
         "method.optimizer.lr=1e-4",
         "method.optimizer.final_lr_ratio=1.0",
     ),
-    "native-4h": (f"method.steps={4 * STEPS}", f"method.save_every={STEPS}", "method.keep=9"),
 }
-PUBLISHED = 0.876
-WHY = "one CPU hour is short for it"
+PUBLISHED = 0.876  # of ACT
 
 
 def collected(out: Path) -> list[Path]:
@@ -81,12 +77,12 @@ def main(out: Path, arms: list[str]) -> int:
     os.chdir(ROOT)
     checks, found = [], {}
     roots = f"data.root=[{','.join(map(str, collected(out)))}]"
-    for arm in arms:
+    for arm in (arm for arm in ARMS if arm in arms or arm == "native"):  # the others train for as long as it
         limit = found["native"]["cpu_hours"] if arm == "act" else float("inf")
         hours = trained(out / arm, ("aloha", roots, *ARMS[arm]), limit)
         checkpoints = sorted(p for p in (out / arm / "checkpoints").iterdir() if p.name.isdigit())
         curve = {int(p.name): successes(p, ON_THE_WAY) for p in checkpoints[:-1]}
-        last = successes(checkpoints[-1], EPISODES)
+        last = successes(checkpoints[-1], EPISODES if arm == "native" else ON_THE_WAY)
         found[arm] = {"cpu_hours": hours, "curve": curve, "steps": int(checkpoints[-1].name), "episodes": last}
         checks += told(arm, found[arm])
     write("aloha", checks, {"demonstrations": DEMOS, "published": PUBLISHED, "arms": found}, seeds=[SEED])
@@ -96,11 +92,10 @@ def main(out: Path, arms: list[str]) -> int:
 def told(arm: str, found: dict[str, Any]) -> list[Check]:
     """An arm's checks."""
     wins, n = sum(e["success"] for e in found["episodes"]), len(found["episodes"])
-    bound = {"native": 0.75, "native-4h": 0.88}.get(arm)
-    why = WHY if bound and wins / n < bound else ""
+    asked = (PUBLISHED, 1.0) if arm == "native" else (None, None)
     rows = [
-        Check(f"{arm}: success", wins / n, bound, interval=success_interval(wins, n), why=why),
-        Check(f"{arm}: CPU hours of training", found["cpu_hours"], {"native": 1.0, "native-4h": 4.0}.get(arm), "<="),
+        Check(f"{arm}: success", wins / n, asked[0], interval=success_interval(wins, n)),
+        Check(f"{arm}: CPU hours of training", found["cpu_hours"], asked[1], "<="),
     ]
     for steps, episodes in found["curve"].items():
         wins = sum(e["success"] for e in episodes)
