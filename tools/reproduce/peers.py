@@ -203,7 +203,6 @@ def main(out: Path, tasks: list[str], seeds: list[int], settings: Settings) -> i
     same_settings(out, asdict(settings))
     if settings != SMOKE:
         adopt("peers", out, asdict(settings))
-    done: list[dict[str, Any]] = []
     for cell in cells(tasks, seeds):
         path = out / "cells" / f"{cell.name}.json"
         with claimed(out / "cells" / f"{cell.name}.lock") as mine:
