@@ -10,8 +10,10 @@ import dataclasses
 import sys
 import typing
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from threading import get_ident
+from types import CodeType
 from typing import Any
 
 from vla_stack.training.recipe import Recipe
@@ -25,26 +27,41 @@ def files_handed_the_recipe(run: Callable[[], Any]) -> set[str]:
     kinds: set[type] = set(_kinds(Recipe))
     found = {"vla_stack/verbs/train.py"}  # whose main makes it
 
-    def see(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(str(ROOT)) or code.co_name == "<module>":
-            return
-        place = Path(code.co_filename).relative_to(ROOT)
-        if place.parts[0] not in OF_CODE:
-            return
+    def see(code: CodeType, _: int) -> Any:
+        place = _place(code)
+        if place is None:
+            return sys.monitoring.DISABLE  # whatever is not ours runs at its own speed
+        if get_ident() != here:
+            return None
+        values = sys._getframe(1).f_locals
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            value = frame.f_locals.get(name)
+            value = values.get(name)
             if isinstance(value, Recipe):
                 kinds.update(_kinds(type(value.method)))
             if type(value) in kinds or (isinstance(value, dict) and {"method", "policy"} & value.keys()):
-                found.add(place.as_posix())
+                found.add(place)
+        return None
 
-    sys.setprofile(see)
+    events, tool, here = sys.monitoring.events, sys.monitoring.PROFILER_ID, get_ident()
+    sys.monitoring.use_tool_id(tool, __name__)
     try:
+        sys.monitoring.restart_events()  # those that an earlier walk had disabled
+        sys.monitoring.register_callback(tool, events.PY_START, see)
+        sys.monitoring.set_events(tool, events.PY_START)
         run()
     finally:
-        sys.setprofile(None)
+        sys.monitoring.set_events(tool, events.NO_EVENTS)
+        sys.monitoring.free_tool_id(tool)
     return found
+
+
+@cache
+def _place(code: CodeType) -> str | None:
+    """The file of a function of ours, relative to the root."""
+    if not code.co_filename.startswith(str(ROOT)) or code.co_name == "<module>":
+        return None
+    place = Path(code.co_filename).relative_to(ROOT)
+    return place.as_posix() if place.parts[0] in OF_CODE else None
 
 
 def _kinds(cls: type) -> Iterator[type]:

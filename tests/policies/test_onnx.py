@@ -15,6 +15,7 @@ from small_vla import make_observations, make_policy, make_stats
 
 from vla_stack.cli import main as vla
 from vla_stack.errors import UserError
+from vla_stack.policies import onnx_export
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.directory import write_manifest
 from vla_stack.policies.onnx_files import default_backend, open_graph
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.slow
 def directories(tmp_path_factory):
     """A policy that takes action prefixes, and its export."""
     source, out = (tmp_path_factory.mktemp(name) for name in ("policy", "onnx"))
-    policy = make_policy(max_delay=3)
+    policy = make_policy(max_delay=3, num_inference_steps=2)
     for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
         part.save_pretrained(source)
     assert vla(["export", "--policy", str(source), "--out", str(out)]) == 0
@@ -184,16 +185,16 @@ def test_only_flow_policies_are_exported(tmp_path, capsys):
 def test_policy_info_reads_it(directories, capsys):
     assert vla(["policy", "info", str(directories[1]), "--repeats", "1", "--json"]) == 0
     r = json.loads(capsys.readouterr().out)
-    assert r["parameters"] == {} and r["horizon"] == 8 and r["euler_steps"] == 3 and set(r["latency_ms"]) == {"chunk"}
+    assert r["parameters"] == {} and r["horizon"] == 8 and r["euler_steps"] == 2 and set(r["latency_ms"]) == {"chunk"}
     assert vla(["policy", "info", str(directories[1]), "--repeats", "0"]) == 0
-    assert "3 Euler steps" in capsys.readouterr().out
+    assert "2 Euler steps" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory):
     """A policy with its graph beside its weights."""
     source = tmp_path_factory.mktemp("beside")
-    policy = make_policy(max_delay=3)
+    policy = make_policy(max_delay=3, num_inference_steps=2)
     for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
         part.save_pretrained(source)
     write_manifest(source)
@@ -226,13 +227,19 @@ def test_a_graph_of_other_weights_is_refused(beside, tmp_path):
     assert isinstance(load_directory(copy, "cpu", 1), PlainPolicy)
 
 
-def test_an_export_of_its_own_leaves_the_graph_beside_weights_behind(beside, tmp_path):
+def test_an_export_of_its_own_takes_the_graph_beside_the_weights_along(beside, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_export, "write", None)  # nothing is traced
     assert vla(["export", "--policy", str(beside), "--out", str(tmp_path / "out")]) == 0
     assert isinstance(load_plain(tmp_path / "out", threads=1), PlainPolicy)
     assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert onnx_export._has_graph(beside, load_policy(beside).policy, int8=False)
+    for change in ({"int8": True}, {"weights": "of others"}, {"inference_steps": 7}):
+        graph = json.loads((beside / "onnx.json").read_text()) | change
+        monkeypatch.setattr(onnx_export, "read_manifest", lambda _, graph=graph: SimpleNamespace(**graph))
+        assert not onnx_export._has_graph(beside, load_policy(beside).policy, int8=False)
 
 
-def test_a_graph_in_8_bits_is_near_and_smaller(beside, tmp_path, capsys):
+def test_a_graph_in_8_bits_is_near_and_smaller(beside, tmp_path):
     exact, near = tmp_path / "exact", tmp_path / "near"
     assert vla(["export", "--policy", str(beside), "--out", str(exact)]) == 0
     assert vla(["export", "--policy", str(beside), "--out", str(near), "--int8"]) == 0

@@ -43,7 +43,7 @@ from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_state import StateFlowPolicy, StateGaussianPolicy
 from vla_stack.policies.modeling_steered import SteeredPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
-from vla_stack.policies.onnx_files import CHUNK, FIXED, IS_FIXED, MANIFEST, PREFIX, STEP, Manifest
+from vla_stack.policies.onnx_files import CHUNK, FIXED, IS_FIXED, MANIFEST, PREFIX, STEP, Manifest, read_manifest
 from vla_stack.policies.onnx_policy import OnnxPolicy
 from vla_stack.policies.onnx_write import REMEDY, Graph, write
 from vla_stack.policies.plain_export import plain_of
@@ -108,6 +108,8 @@ class ChunkGraph(nn.Module):
 def export(source: Path, out: Path, int8: bool = False) -> Manifest:
     """Write the graphs of a policy beside its configuration and processors.
 
+    A graph that lies beside the policy's weights and is of them is not traced again.
+
     Args:
         source: Policy directory.
         out: New directory, which :func:`~vla_stack.policies.chunk_policy.load_policy` opens like any other.
@@ -118,7 +120,8 @@ def export(source: Path, out: Path, int8: bool = False) -> Manifest:
     """
     chunks = _of_one_robot(source)
     plain = plain_of(chunks)
-    manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), out, int8)
+    beside = source if _has_graph(source, chunks.policy, int8) else None
+    manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), out, int8, beside)
     if plain is not None and manifest.graphs == [CHUNK]:
         manifest = replace(manifest, plain=plain.to_json())
         _save(manifest, out)
@@ -166,12 +169,23 @@ def _of_one_robot(source: Path) -> ChunkPolicy:
     return load_policy(source)
 
 
+def _has_graph(source: Path, policy: Any, int8: bool) -> bool:
+    """Whether the graph of a policy lies beside its weights."""
+    if not (source / MANIFEST).is_file() or not (source / WEIGHTS).is_file():
+        return False
+    found = read_manifest(source)
+    made_of = found.weights, found.int8, found.inference_steps
+    return made_of == (check_manifest(source).get(WEIGHTS), int8, getattr(policy, "inference_steps", 0))
+
+
 def is_native(policy: Any) -> bool:
     """Whether a policy is a native VLA whose chunk is one graph."""
     return isinstance(policy, VlaPolicy) and policy.unrolls and not policy.config.backbone
 
 
-def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path, int8: bool = False) -> Manifest:
+def write_graphs(
+    policy: Any, batch: Mapping[str, Any], out: Path, int8: bool = False, made_in: Path | None = None
+) -> Manifest:
     """Write the graphs of a policy and their manifest, which is what :class:`OnnxPolicy` reads.
 
     Args:
@@ -179,6 +193,7 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path, int8: bool = 
         batch: Three preprocessed observations.
         out: Directory.
         int8: Products of matrices in 8 bits.
+        made_in: Where they lie already; they are compared with the policy all the same.
 
     Raises:
         UserError: It is neither a flow policy nor one on states, it cannot be traced, or the graphs do not compute what
@@ -210,13 +225,14 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path, int8: bool = 
 
     out.mkdir(parents=True, exist_ok=True)
     (out / MANIFEST).unlink(missing_ok=True)  # what fails below must not look like an exported policy
-    traced = {n: batch[n][:2] for n in names}
-    with torch.no_grad():
-        made = chunk_graph(policy, traced, noise[:2]) if one_graph else pair_of_graphs(policy, traced)
-        for name, graph in made.items():
-            write(graph, out / name, int8)
+    if made_in is not None:
+        graphs = tuple(read_manifest(made_in).graphs)
+        for name in graphs:
+            shutil.copy(made_in / name, out / name)
+    else:
+        graphs = _trace(policy, {n: batch[n][:2] for n in names}, noise[:2], one_graph, out, int8)
     manifest = Manifest(
-        graphs=tuple(made),
+        graphs=graphs,
         inputs=names,
         horizon=policy.horizon,
         noise_dim=policy.noise_dim,
@@ -235,6 +251,17 @@ def write_graphs(policy: Any, batch: Mapping[str, Any], out: Path, int8: bool = 
         raise
     _save(manifest, out)
     return manifest
+
+
+def _trace(
+    policy: Any, batch: dict[str, Tensor], noise: Float[Tensor, "b h a"], one_graph: bool, out: Path, int8: bool
+) -> tuple[str, ...]:
+    """Write the graphs: the names of their files."""
+    with torch.no_grad():
+        made = chunk_graph(policy, batch, noise) if one_graph else pair_of_graphs(policy, batch)
+        for name, graph in made.items():
+            write(graph, out / name, int8)
+    return tuple(made)
 
 
 def _save(manifest: Manifest, out: Path) -> None:
