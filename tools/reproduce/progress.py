@@ -59,8 +59,8 @@ def main() -> int:
     return 0
 
 
-def record(root: Path, good: int, bad: int) -> None:
-    """The expert's episodes, then the others; what is recorded is what was executed."""
+def record(root: Path, good: int, bad: int, first: int = GOOD_SEED) -> None:
+    """The expert's episodes, from the ``first`` seed on, then the others; what is recorded is what was executed."""
     import gymnasium as gym
 
     import sim
@@ -74,7 +74,7 @@ def record(root: Path, good: int, bad: int) -> None:
     try:
         for i in range(recorder.num_episodes, good + bad):
             clumsy = i >= good
-            seed = BAD_SEED + i - good if clumsy else GOOD_SEED + i
+            seed = BAD_SEED + i - good if clumsy else first + i
             raw, info = env.reset(seed=seed)
             acting: Any = make_behaviour(env, "clumsy", seed) if clumsy else sim.make_expert(env, seed=seed)
             for k in range(MOST):
