@@ -153,8 +153,8 @@ def report(records: list[dict[str, Any]], s: Settings) -> list[Check]:
     policies = [r for r in records if r["task"] == "policies"]
     success = np.array([np.mean(r["outcomes"]) for r in policies])
     checks = [Check("policies", len(policies), 20)]
-    draws = np.random.default_rng(0).integers(len(policies), size=(DRAWS, len(policies)))
-    for key, (words, sign) in PREDICTORS.items():
+    draws = np.random.default_rng(0).integers(max(1, len(policies)), size=(DRAWS, len(policies)))
+    for key, (words, sign) in (PREDICTORS if policies else {}).items():
         x = np.array([r[key] for r in policies], float)
         r = spearman(x, success)
         interval = drawn_interval(r, [spearman(x[d], success[d]) for d in draws], "policies", len(policies))
