@@ -23,12 +23,13 @@ def outcomes(rate, n=100):
 
 def policy(i, n=24):
     rate = i / (n - 1)
-    known = {"open_loop": 1 - rate, "validation": 0.5, "quality": (7 * i) % n, "frames": 100 * i, "steps": 500}
-    return {"task": "policies", "arm": str(i), "seed": 0, "bad": 0.0, "outcomes": outcomes(rate), **known}
+    task = ("pick", "place", "push")[i % 3]
+    known = {"open_loop": 1 - rate, "validation": 0.5, "quality": (7 * (i // 3)) % 8, "frames": 100 * i, "steps": 500}
+    return {"task": task, "selection": "", "arm": str(i), "seed": 0, "bad": 0.0, "outcomes": outcomes(rate), **known}
 
 
 def selection(arm, seed, rate):
-    return {"task": "selection", "arm": arm, "seed": seed, "bad": 0.3, "outcomes": outcomes(rate)}
+    return {"task": "pick", "selection": arm, "arm": arm, "seed": seed, "bad": 0.3, "outcomes": outcomes(rate)}
 
 
 def test_what_orders_policies_predicts_and_what_does_not_vary_says_nothing(experiment):

@@ -4,12 +4,13 @@
     python tools/reproduce/data_quality.py --smoke          # the same code, tiny, nothing written
     python tools/reproduce/data_quality.py --report
 
-Picking from pictures and an instruction, out of one pool: an expert's episodes, and those of somebody clumsy who is off
-by centimetres and drops things. *Policies* are trained on draws from the pool that differ in size, in the share of
-clumsy episodes and in the length of training; success is set beside what could be known before: the open-loop error on
-demonstrations that no policy saw, the validation loss on a tenth of its own data, and the mean quality score of its
-episodes within the pool. *Selections* keep equally many episodes of the whole pool: at random, by their quality, and by
-quality that also asks the policy of the random draw (``vla data quality --policy``).
+From pictures and an instruction, three tasks, each with a pool: an expert's episodes, and those of somebody clumsy who
+is off by centimetres and drops things. *Policies* are trained on draws from their task's pool that differ in size, in
+the share of clumsy episodes and in the length of training; success is set beside what could be known before: the
+open-loop error on demonstrations that no policy saw, the validation loss on a tenth of its own data, and the mean
+quality score of its episodes within the pool. Ranks are within a task. *Selections* keep equally many episodes of one
+whole pool: at random, by their quality, and by quality that also asks the policy of the random draw (``vla data quality
+--policy``).
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from claims import Cell, adopt, claimed, published, same_settings
-from progress import TASK, record, tested, vla
+from numpy.typing import NDArray
+from progress import record, tested, vla
 
 from results import ROOT, Check, parser, write
 from vla_stack.data.layout import write_json
 from vla_stack.statistics import drawn_interval, rates_difference, rates_interval
-from vla_stack.world_model.ranking import spearman
+from vla_stack.world_model.ranking import pearson, ranks
 
 HELD_SEED = 700_000  # of the expert's episodes that no policy sees
 DRAWS = 4000  # bootstrap resamples of the policies
@@ -47,142 +49,163 @@ ARMS = ("random", "quality", "quality-policy")
 
 @dataclass(frozen=True)
 class Settings:
-    """Size of the experiment: the pool, the policies' data and training, the selections."""
+    """Size of the experiment: pools, the policies' data and training, the selections of the first task's pool."""
 
+    tasks: tuple[str, ...] = ("pick", "place", "push")
     good: int = 200
     bad: int = 100
+    most: int = 100  # control steps of a recorded episode
     held: int = 40
     episodes: tuple[int, ...] = (45, 150)
-    shares: tuple[float, ...] = (0.0, 1 / 3, 2 / 3)
+    shares: tuple[float, ...] = (0.0, 2 / 3)
     steps: tuple[int, ...] = (500, 1500)
-    draws: int = 2
     kept: int = 100
     kept_steps: int = 1500
     seeds: int = 5
     test: int = 100
 
 
-SMOKE = Settings(4, 4, 2, (3, 4), (0.0, 2 / 3), (2,), 1, 3, 2, 2, 2)
+SMOKE = Settings(("pick", "place"), 4, 4, 30, 2, (3, 4), (0.0,), (2,), 3, 2, 2, 2)
 
 
-def cells(s: Settings) -> list[tuple[Cell, dict[str, Any]]]:
-    """Every policy and what it is trained on; of each kind a part, then the next."""
+@dataclass(frozen=True)
+class About:
+    """What a policy is trained on: so many episodes of which this share is bad; or those that a selection keeps."""
+
+    steps: int
+    count: int
+    share: float = 0.0
+    selection: str = ""
+
+
+def cells(s: Settings) -> list[tuple[Cell, About]]:
+    """Every policy and what it is trained on: selections of a seed after a part of the others."""
     policies = [
-        (
-            Cell("policies", f"{count}-{share:.2f}-{steps}", draw),
-            {"share": share, "count": count, "steps": steps, "draw": draw},
-        )
-        for draw in range(s.draws)
+        (Cell(task, f"{count}-{share:.2f}-{steps}", 0), About(steps, count, share))
         for steps in s.steps
         for share in s.shares
         for count in s.episodes
+        for task in s.tasks
     ]
-    selections = [
-        (Cell("selection", arm, seed), {"arm": arm, "steps": s.kept_steps, "draw": seed})
-        for seed in range(s.seeds)
-        for arm in ARMS
+    kept = [
+        (Cell(s.tasks[0], arm, seed), About(s.kept_steps, s.kept, 0, arm)) for seed in range(s.seeds) for arm in ARMS
     ]
-    half, third = len(policies) // s.draws, len(selections) // s.seeds
-    parts = max(s.draws, s.seeds)
+    part = -(-len(policies) // s.seeds)
     return [
-        c for i in range(parts) for c in policies[i * half : (i + 1) * half] + selections[i * third : (i + 1) * third]
+        c
+        for i in range(s.seeds)
+        for c in policies[i * part : (i + 1) * part] + kept[i * len(ARMS) : (i + 1) * len(ARMS)]
     ]
 
 
-def run(cell: Cell, about: dict[str, Any], s: Settings, out: Path) -> dict[str, Any]:
+def run(cell: Cell, about: About, s: Settings, out: Path) -> dict[str, Any]:
     """Train a policy and roll it out: what was known before, and its outcomes."""
     from vla_stack.data.dataset import open_dataset
     from vla_stack.evaluation.open_loop import RECORDED, open_loop
     from vla_stack.policies.chunk_policy import load_policy
     from vla_stack.policies.directory import resolve_policy
 
-    pool, held, folder = out / "pool", out / "held", out / "runs" / cell.name
-    chosen, scores = episodes(about, s, out), pool_scores(out)
+    pool, folder = out / f"{cell.task}-pool", out / "runs" / cell.name
+    chosen = episodes(cell, about, s, out)
     words = [f"data.root={pool}", f"data.episodes={json.dumps(chosen, separators=(',', ':'))}", "data.validation=0.1"]
-    words += [f"method.steps={about['steps']}", f"seed={cell.seed}", f"output_dir={folder}", "eval.every=0"]
+    words += [f"task=sim/{cell.task}-v0", f"method.steps={about.steps}", f"seed={cell.seed}", f"output_dir={folder}"]
     begun = (folder / "checkpoints" / "last").exists()
-    vla("train", *(["--resume", str(folder)] if begun else [TASK, "threads=1", "processes=1", *words]))
+    vla(
+        "train", *(["--resume", str(folder)] if begun else ["pick", "threads=1", "processes=1", "eval.every=0", *words])
+    )
     log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    loss = [line["validation/loss"] for line in log if "validation/loss" in line][-1]
     policy = load_policy(resolve_policy(str(folder)), frozen=True)
-    error = open_loop(policy, open_dataset(held), s.held)[RECORDED]
-    frames = open_dataset(pool).columns["episode_index"]
+    error = open_loop(policy, open_dataset(out / f"{cell.task}-held"), s.held)[RECORDED]
     known = {
         "open_loop": float(np.nanmean(error.relative)),
-        "validation": float(loss),
-        "quality": float(np.mean([scores[e] for e in chosen])),
-        "frames": int(np.isin(frames, chosen).sum()),
-        "steps": about["steps"],
+        "validation": float([line["validation/loss"] for line in log if "validation/loss" in line][-1]),
+        "quality": float(np.mean(np.array(scores(pool))[chosen])),
+        "frames": int(np.isin(open_dataset(pool).columns["episode_index"], chosen).sum()),
+        "steps": about.steps,
+        "bad": float(np.mean([e >= s.good for e in chosen])),
     }
-    bad = float(np.mean([e >= s.good for e in chosen]))
-    return {**asdict(cell), **known, "bad": bad, "outcomes": tested(folder, s.test)}
+    kind = {"selection": about.selection}
+    return {**asdict(cell), **kind, **known, "outcomes": tested(folder, s.test, cell.task)}
 
 
-def episodes(about: dict[str, Any], s: Settings, out: Path) -> list[int]:
+def episodes(cell: Cell, about: About, s: Settings, out: Path) -> list[int]:
     """Those of the pool that a policy is trained on."""
-    rng = np.random.default_rng([about["draw"], 7])
-    if "arm" not in about:
-        bad = round(about["share"] * about["count"])
-        found = [*rng.permutation(s.good)[: about["count"] - bad], *(s.good + rng.permutation(s.bad)[:bad])]
-    elif about["arm"] == "random":
-        found = list(rng.permutation(s.good + s.bad)[: s.kept])
+    pool, rng = out / f"{cell.task}-pool", np.random.default_rng([cell.seed, 7])
+    if not about.selection:
+        bad = round(about.share * about.count)
+        found = [*rng.permutation(s.good)[: about.count - bad], *(s.good + rng.permutation(s.bad)[:bad])]
+    elif about.selection == "random":
+        found = list(rng.permutation(s.good + s.bad)[: about.count])
     else:
-        asked = out / "runs" / Cell("selection", "random", about["draw"]).name if "policy" in about["arm"] else None
-        found = list(np.argsort(pool_scores(out, asked), kind="stable")[: s.kept])
+        asked = asked_policy(cell, out) if about.selection == "quality-policy" else None
+        found = list(np.argsort(scores(pool, asked), kind="stable")[: about.count])
     return sorted(map(int, found))
 
 
-def pool_scores(out: Path, policy: Path | None = None) -> list[float]:
-    """Quality scores of the pool's episodes, as ``vla data quality`` writes them."""
-    folder = out / ("scores" if policy is None else f"scores-{policy.name}")
+def asked_policy(cell: Cell, out: Path) -> Path:
+    """The run of the random draw of a selection's seed."""
+    return out / "runs" / Cell(cell.task, "random", cell.seed).name
+
+
+def scores(pool: Path, policy: Path | None = None) -> list[float]:
+    """Quality scores of a pool's episodes, as ``vla data quality`` writes them."""
+    folder = pool.with_name(f"{pool.name}-scores" + ("" if policy is None else f"-{policy.name}"))
     with claimed(folder.with_suffix(".lock"), wait=True):
         if not (folder / "quality.json").exists():
-            vla(
-                "data",
-                "quality",
-                str(out / "pool"),
-                "--save",
-                str(folder),
-                *(["--policy", str(policy)] if policy else []),
-            )
+            asked = ["--policy", str(policy)] if policy else []
+            vla("data", "quality", str(pool), "--save", str(folder), *asked)
     return json.loads((folder / "quality.json").read_text())["score"]
 
 
 def report(records: list[dict[str, Any]], s: Settings) -> list[Check]:
-    """Rank correlations over the policies, and what selections gain over a random one."""
-    policies = [r for r in records if r["task"] == "policies"]
-    success = np.array([np.mean(r["outcomes"]) for r in policies])
+    """Rank correlations over the policies, within tasks, and what selections gain over a random one."""
+    policies = [r for r in records if not r["selection"]]
     checks = [Check("policies", len(policies), 20)]
-    draws = np.random.default_rng(0).integers(max(1, len(policies)), size=(DRAWS, len(policies)))
+    success = np.array([np.mean(r["outcomes"]) for r in policies])
+    groups = [np.flatnonzero([r["task"] == task for r in policies]) for task in s.tasks]
+    rng = np.random.default_rng(0)
+    draws = [np.concatenate([rng.choice(g, len(g)) for g in groups if len(g)]) for _ in range(DRAWS if policies else 0)]
     for key, (words, sign) in (PREDICTORS if policies else {}).items():
         x = np.array([r[key] for r in policies], float)
-        r = spearman(x, success)
-        interval = drawn_interval(r, [spearman(x[d], success[d]) for d in draws], "policies", len(policies))
+        r = within(x, success, groups)
+        several = [within(x[d], success[d], _same(d, groups)) for d in draws]
+        interval = drawn_interval(r, several, "policies", len(policies))
         checks.append(Check(f"{words}: rank correlation with success", r, interval=interval))
         told = interval.low * sign > 0 and interval.high * sign > 0
         checks.append(Check(f"{words}: predicts success, 1 for yes", float(told)))
-    if policies:
-        checks += [
-            Check("worst policy: success", float(success.min())),
-            Check("best policy: success", float(success.max())),
-        ]
+    for task, group in zip(s.tasks, groups, strict=True):
+        for which, of in (("worst", np.min), ("best", np.max)) if len(group) else ():
+            checks.append(Check(f"{task}, {which} policy: success", float(of(success[group]))))
     arms: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-    for r in (r for r in records if r["task"] == "selection"):
-        arms[r["arm"]][r["seed"]] = r
+    for cell in (r for r in records if r["selection"]):
+        arms[cell["selection"]][cell["seed"]] = cell
     seeds = sorted(set.intersection(*(set(arms[arm]) for arm in ARMS)))
     rates = {arm: [float(np.mean(arms[arm][i]["outcomes"])) for i in seeds] for arm in ARMS}
     for arm in ARMS if seeds else ():
-        checks.append(
-            Check(f"{s.kept} kept, {arm}: success", np.mean(rates[arm]), interval=rates_interval(rates[arm], s.test))
-        )
-        checks.append(
-            Check(f"{s.kept} kept, {arm}: share of bad", float(np.mean([arms[arm][i]["bad"] for i in seeds])))
-        )
+        name, bad = f"{s.kept} kept, {arm}", float(np.mean([arms[arm][i]["bad"] for i in seeds]))
+        interval = rates_interval(rates[arm], s.test)
+        checks.append(Check(f"{name}: success", float(np.mean(rates[arm])), interval=interval))
+        checks.append(Check(f"{name}: share of bad", bad))
     for arm in ARMS[1:] if seeds else ():
         gain = rates_difference(rates[arm], s.test, rates["random"], s.test)
         low, name = gain.interval[0], f"{s.kept} kept, {arm} minus random: success, lower end"
         checks.append(Check(name, low, 0.0, ">", gain, "" if low > 0 else "no gain could be told"))
     return checks
+
+
+def within(x: NDArray[np.float64], y: NDArray[np.float64], groups: list[NDArray[np.int64]]) -> float:
+    """Correlation of ranks, where ranks are within groups, from -1/2 to 1/2 each."""
+    a, b = (np.concatenate([_centred(v[g]) for g in groups if len(g)]) for v in (x, y))
+    return pearson(a, b)
+
+
+def _centred(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return ranks(values) / max(1, len(values) - 1) - 0.5
+
+
+def _same(drawn: NDArray[np.int64], groups: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+    """Places of each group's members among those drawn."""
+    return [np.flatnonzero(np.isin(drawn, g)) for g in groups]
 
 
 def main() -> int:
@@ -195,16 +218,17 @@ def main() -> int:
     same_settings(args.out, asdict(s))
     adopt("data_quality", args.out, asdict(s))
     if not args.report:
-        with claimed(args.out / "pool.lock", wait=True):
-            record(args.out / "pool", s.good, s.bad)
-            record(args.out / "held", s.held, 0, HELD_SEED)
+        with claimed(args.out / "pools.lock", wait=True):
+            for task in s.tasks:
+                record(args.out / f"{task}-pool", s.good, s.bad, task=task, most=s.most)
+                record(args.out / f"{task}-held", s.held, 0, HELD_SEED, task, s.most)
         for cell, about in cells(s):
             file = args.out / "cells" / f"{cell.name}.json"
             if (
-                "policy" in about.get("arm", "")
-                and not file.with_name(f"selection-random-seed{cell.seed}.json").exists()
+                about.selection == "quality-policy"
+                and not (asked_policy(cell, args.out) / "checkpoints" / "last").exists()
             ):
-                continue  # another process is at the policy that it asks; the next run makes up for it
+                continue  # another process is at the policy that is asked; the next run makes up for it
             with claimed(file.with_suffix(".lock")) as mine:
                 if mine and not file.exists():
                     write_json(file, run(cell, about, s, args.out))

@@ -59,7 +59,7 @@ def main() -> int:
     return 0
 
 
-def record(root: Path, good: int, bad: int, first: int = GOOD_SEED) -> None:
+def record(root: Path, good: int, bad: int, first: int = GOOD_SEED, task: str = TASK, most: int = MOST) -> None:
     """The expert's episodes, from the ``first`` seed on, then the others; what is recorded is what was executed."""
     import gymnasium as gym
 
@@ -68,7 +68,7 @@ def record(root: Path, good: int, bad: int, first: int = GOOD_SEED) -> None:
     from vla_stack.data.recorder import EpisodeRecorder
     from vla_stack.envs.making import observe
 
-    env: Any = gym.make(f"sim/{TASK}-v0").unwrapped
+    env: Any = gym.make(f"sim/{task}-v0").unwrapped
     robot = env.spec_robot
     recorder = EpisodeRecorder(root, robot, image_mode="image")
     try:
@@ -77,7 +77,7 @@ def record(root: Path, good: int, bad: int, first: int = GOOD_SEED) -> None:
             seed = BAD_SEED + i - good if clumsy else first + i
             raw, info = env.reset(seed=seed)
             acting: Any = make_behaviour(env, "clumsy", seed) if clumsy else sim.make_expert(env, seed=seed)
-            for k in range(MOST):
+            for k in range(most):
                 seen, action = observe(raw, robot, info["task"], k), np.asarray(acting.act(), np.float32)
                 raw, _, terminated, truncated, info = env.step(action)
                 recorder.add_frame(seen, action)
@@ -119,14 +119,14 @@ def succeeded(data: Path) -> np.ndarray:
     return np.asarray(dataset.columns[SUCCESS])[dataset.episode_to - 1].ravel().astype(bool)
 
 
-def tested(policy: Path, episodes: int) -> list[int]:
+def tested(policy: Path, episodes: int, task: str = TASK) -> list[int]:
     from vla_stack.evaluation.evaluate import evaluate
     from vla_stack.policies.chunk_policy import load_policy
     from vla_stack.policies.directory import resolve_policy
     from vla_stack.runtime.executor import ExecutorConfig
 
     loaded = load_policy(resolve_policy(str(policy)))
-    result = evaluate(loaded, f"sim/{TASK}-v0", episodes, TEST_SEED, ExecutorConfig(mode="sync"))
+    result = evaluate(loaded, f"sim/{task}-v0", episodes, TEST_SEED, ExecutorConfig(mode="sync"))
     return [int(episode.success) for episode in result.episodes]
 
 
