@@ -3,11 +3,11 @@
     python tools/train_generalist.py                  # rounds without end: stop it and go on as you like
     python tools/train_generalist.py --rounds 20 --start generalist     # from the one that ships
     python tools/train_generalist.py --ground 90      # longer with scenes that are only reset, before the first round
-    python tools/train_generalist.py --final          # a last round whose learning rate falls to nothing
+    python tools/train_generalist.py --final          # a last round, on both cores; its learning rate falls to nothing
 
 What such a policy lacks is scenes: those of a few hundred demonstrations it remembers. So each round has new ones, a
-few frames of each (`vla collect --clip`), which one process records while another trains on the rounds before, each
-frame about ten times. A round begins with the averaged weights of the one before. ``progress.jsonl`` says after every
+few moments of each (`vla collect --moments`), which one process records while another trains on the rounds before, each
+frame a few dozen times. A round begins with the averaged weights of the one before. ``progress.jsonl`` says after every
 few rounds how the policy does in scenes that no round has.
 """
 
@@ -33,10 +33,11 @@ TASKS = (
     *("pick", "place", "obstacle", "push", "stack", "drawer"),
     *("pick_any", "place_relation", "press", "shelf", "slot", "sort_one"),
 )
-CLIP, NOISE, RANDOMISED = 4, 0.3, 3  # frames of a scene; of the commands; every third round looks otherwise
+MOMENTS, NOISE, RANDOMISED = 6, 0.3, 3  # frames of a scene; of the commands; every third round looks otherwise
 SEED = 1000  # of the first round; the next one has the next
 EVAL_SEED = 60_000
 POINTERS = 2  # a camera's, for what is moved and where to
+DONE = "done"  # in the folder of a round that ended
 KEEP = 2  # rounds behind the window whose runs stay
 
 
@@ -51,7 +52,17 @@ def collecting(args: argparse.Namespace, number: int) -> subprocess.Popen[bytes]
         look = ["--randomisation", "2"] if number % RANDOMISED == RANDOMISED - 1 else []
         commands.append(
             [*VLA, "collect", "--task", task, "--root", str(root), "--episodes", str(args.scenes), "--workers", "1"]
-            + ["--noise", str(NOISE), "--clip", str(CLIP), "--image-mode", "image", "--seed", str(SEED + number), *look]
+            + [
+                "--noise",
+                str(NOISE),
+                "--moments",
+                str(MOMENTS),
+                "--image-mode",
+                "image",
+                "--seed",
+                str(SEED + number),
+                *look,
+            ]
         )
     program = f"import subprocess, sys\nfor c in {commands!r}:\n    subprocess.run(c, check=True)"
     args.out.mkdir(parents=True, exist_ok=True)
@@ -91,10 +102,20 @@ def train(args: argparse.Namespace, number: int, policy: Path) -> Path:
                 f"method.optimizer.lr={args.lr}",
                 f"method.optimizer.final_lr_ratio={last}",
             ]
-            + [f"method.save_every={args.steps}", "method.ema=0.99", "data.opening_weight=1.0", "threads=1"]
-            + ["method.keep=1", f"seed={number}", "eval.every=0"]
+            + [
+                f"method.save_every={max(1, args.steps // 4)}",
+                "method.ema=0.99",
+                "data.opening_weight=1.0",
+                "threads=1",
+            ]
+            + ["method.keep=1", f"seed={number}", "eval.every=0", "threads=1", f"processes={2 if args.final else 1}"]
         )
-    return out / "checkpoints" / "last" / "pretrained_model"
+    (out / DONE).touch()
+    return left(out)
+
+
+def left(run: Path) -> Path:
+    return run / "checkpoints" / "last" / "pretrained_model"
 
 
 def successes(args: argparse.Namespace, policy: Path) -> dict[str, float]:
@@ -120,15 +141,16 @@ def report(args: argparse.Namespace, line: dict[str, Any]) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    done = sorted((args.out / "runs").glob("*/checkpoints/last/pretrained_model/model.safetensors"))
+    done = sorted((args.out / "runs").glob(f"*/{DONE}"))
     number = len(done)
     recorder, begun = collecting(args, number), time.monotonic()
     try:
-        policy = done[-1].parent if done else None
+        policy = left(done[-1].parent) if done else None
         while number < args.rounds:
             if recorder.wait():
                 raise SystemExit(f"recording failed, see {args.out / 'collect.log'}")
-            recorder = collecting(args, number + 1)
+            if not args.final:
+                recorder = collecting(args, number + 1)
             policy = train(args, number, policy or (Path(args.start) if args.start else first_policy(args)))
             if (number + 1) % args.eval_every == 0 or args.final or number + 1 == args.rounds:
                 found = successes(args, policy)
@@ -155,7 +177,7 @@ if __name__ == "__main__":
     p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all of them")
     p.add_argument("--rounds", type=int, default=10**6, help="rounds in all (without end)")
     p.add_argument("--scenes", type=int, default=250, help="new ones of each task a round (%(default)s)")
-    p.add_argument("--steps", type=int, default=2000, help="of 64 samples a round (%(default)s)")
+    p.add_argument("--steps", type=int, default=7500, help="of 64 samples a round (%(default)s)")
     p.add_argument("--window", type=int, default=6, help="rounds that are trained on (%(default)s)")
     p.add_argument("--lr", type=float, default=1e-3, help="learning rate (%(default)s)")
     p.add_argument("--eval-every", type=int, default=4, help="rounds between evaluations (%(default)s)")

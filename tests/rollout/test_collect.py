@@ -131,34 +131,38 @@ def test_attempt_seeds_differ_between_tasks_seeds_and_attempts() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_clip_is_a_few_frames_of_a_scene_from_a_random_one_on(tmp_path):
-    config = CollectConfig("pick", noise=0.3, image_size=16, clip=3, options={"cameras": ("front",)})
-    tried, _ = collect(config, tmp_path / "clips", 8, workers=0)
-    data = open_dataset(tmp_path / "clips")
+def test_moments_are_a_few_random_frames_of_an_episode_in_their_order(tmp_path):
+    config = CollectConfig("pick", noise=0.3, image_size=16, moments=3, options={"cameras": ("front",)})
+    tried, _ = collect(config, tmp_path / "moments", 8, workers=0)
+    data = open_dataset(tmp_path / "moments")
     assert tried == data.num_episodes == 8
     lengths = data.episode_to - data.episode_from
     assert lengths.max() == 3 and lengths.sum() == data.num_frames
-    starts = data.columns["observation.state"][data.episode_from]
-    whole = CollectConfig("pick", noise=0.0, image_size=16, options={"cameras": ("front",)})
+    whole = CollectConfig("pick", noise=0.3, image_size=16, options={"cameras": ("front",)})
     collect(whole, tmp_path / "whole", 8, workers=0)
-    begun = open_dataset(tmp_path / "whole")
-    home = begun.columns["observation.state"][begun.episode_from]
-    far = np.abs(starts - home.mean(axis=0)).max(axis=1) > 3 * np.abs(home - home.mean(axis=0)).max()
-    assert far.any()  # some begin on the way
+    every = open_dataset(tmp_path / "whole")
+    state = data.columns["observation.state"]
+    inside = np.concatenate([state[e : e + 3] for e in data.episode_from[lengths == 3]]).reshape(-1, 3, state.shape[-1])
+    jumps = np.abs(np.diff(inside, axis=1)).max(-1)
+    steps = np.abs(np.diff(every.columns["observation.state"], axis=0)).max(-1)
+    assert np.median(jumps) > 2 * np.median(steps)  # no neighbours
+    home = every.columns["observation.state"][every.episode_from]
+    late = np.abs(inside[:, 2] - home.mean(0)).max(-1) > np.abs(inside[:, 0] - home.mean(0)).max(-1)
+    assert late.mean() > 0.7  # the arm has come further from where it began
     # The label of a frame is what the clean expert does from there: its first action is the frame's own.
     chunks = data.columns[CHUNK].reshape(data.num_frames, -1, 5)
     np.testing.assert_allclose(chunks[:, 0], data.columns[ACTION], atol=1e-6)
 
 
-def test_clips_that_end_before_their_episode_does_are_no_failures_of_the_expert(tmp_path, monkeypatch):
+def test_moments_before_the_end_are_no_failures_of_the_expert(tmp_path, monkeypatch):
     monkeypatch.setattr("vla_stack.rollout.collect.HOPELESS", 1)
-    config = CollectConfig("pick", noise=0.3, image_size=16, clip=1, options={"cameras": ("front",)})
-    assert collect(config, tmp_path / "clips", 6, workers=0) == (6, 6)
-    assert not open_dataset(tmp_path / "clips").columns["next.success"][0]  # the first one had not arrived
+    config = CollectConfig("pick", noise=0.3, image_size=16, moments=1, options={"cameras": ("front",)})
+    assert collect(config, tmp_path / "moments", 6, workers=0) == (6, 6)
+    assert not open_dataset(tmp_path / "moments").columns["next.success"][0]  # the first one had not arrived
 
 
-def test_clips_are_continued_where_they_were_stopped(tmp_path):
-    config = CollectConfig("pick", noise=0.3, image_size=16, clip=2, options={"cameras": ("front",)})
+def test_moments_are_continued_where_they_were_stopped(tmp_path):
+    config = CollectConfig("pick", noise=0.3, image_size=16, moments=2, options={"cameras": ("front",)})
     collect(config, tmp_path / "once", 5, workers=0)
     collect(config, tmp_path / "twice", 2, workers=0)
     collect(config, tmp_path / "twice", 5, workers=0)

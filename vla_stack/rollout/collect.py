@@ -68,8 +68,9 @@ class CollectConfig:
             of the benchmarks, MetaWorld alone has them.
         mixed: What a world model learns from: the behaviours of ``sim.behaviours`` in their shares, failures included,
             and episodes go on for :data:`LINGER` steps after a success.
-        clip: Frames that are recorded of each episode, one after the other from a random one on; 0 records all. What is
-            before is driven without pictures, so that in the same time many more scenes are seen.
+        moments: Frames that are recorded of each episode, in order, of random control steps; 0 records all. The episode
+            is driven without pictures, so that in the same time many more scenes are seen. What is between them is
+            not there: only the chunk labels say what the expert does.
         options: Further keyword arguments of the environment, e.g. ``{"cameras": ("top",)}``.
     """
 
@@ -82,7 +83,7 @@ class CollectConfig:
     keep_failures: bool = False
     privileged: bool = False
     mixed: bool = False
-    clip: int = 0
+    moments: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
     def env_seed(self, attempt: int) -> int:
@@ -158,30 +159,32 @@ class CollectingAgent:
             self._branch = self._branches[env]
             self._branch.begin(seed)
         self._no_chunk = np.zeros((0, len(episode.robot.action)), np.float32), 0
-        self._frames: range | None = None  # control steps that are recorded; None for all
-        if config.clip:
-            self._frames = self._begin_clip(config, seed)
+        # Of each control step the state to jump to before it; None where it is recorded.
+        self._schedule: list[NDArray[np.float64] | None] | None = None
+        if config.moments:
+            self._schedule = self._moments(config, seed)
 
-    def _begin_clip(self, config: CollectConfig, seed: int) -> range:
-        """Put the environment into a random state of an episode that is driven without pictures.
+    def _moments(self, config: CollectConfig, seed: int) -> list[NDArray[np.float64] | None]:
+        """Random states of an episode that is driven without pictures.
 
-        The engine shows the agent what the reset showed: one step from the state before brings its pictures.
+        The engine shows the agent what the last step showed: one step from the state before brings a state's pictures.
         """
         if self._branch is None:
-            raise UserError(f"{config.task}: --clip needs chunk labels", "give --noise and --branch, of a task of ours")
-        if not (states := self._branch.drive(seed, config.noise)):  # it failed
-            return range(0)
-        first = int(np.random.default_rng((seed, 1)).integers(len(states)))
+            message = f"{config.task}: --moments needs chunk labels"
+            raise UserError(message, "give --noise and --branch, of a task of ours")
+        states = self._branch.drive(seed, config.noise)  # none where it failed
         self._branch.begin(seed)
-        if first == 0:
-            return range(config.clip)
-        self._env.unwrapped.set_state(states[first - 1])
-        return range(1, 1 + config.clip)
+        drawn = np.random.default_rng((seed, 1)).permutation(len(states))[: config.moments]
+        return [entry for k in sorted(drawn.tolist()) for entry in ([None] if k == 0 else [states[k - 1], None])]
 
     def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
-        recorded = self._frames is None or k in self._frames
-        if self._frames is not None and k >= self._frames.stop:
-            return None
+        recorded = True
+        if self._schedule is not None:
+            if k >= len(self._schedule):
+                return None
+            recorded = (state := self._schedule[k]) is None
+            if state is not None:
+                self._env.unwrapped.set_state(state)
         action = self._expert.act()
         chunk, length = self._no_chunk if self._branch is None or not recorded else self._branch.chunk(self._env)
         return Decision(self._expert.perturb(action), label=(action, chunk, length) if recorded else None)
@@ -283,8 +286,8 @@ def collect(
         _write_record(config, root)
         for record in records:
             tried += 1
-            # A clip ends before its episode does; it has frames where the expert, driven to the end, succeeded.
-            worked = bool(record.attached[FRAMES]) if config.clip else record.success
+            # Moments are of episodes in which the expert, driven to the end, succeeded; there are none of others.
+            worked = bool(record.attached[FRAMES]) if config.moments else record.success
             succeeded += worked
             if worked or (record.attached[FRAMES] and (config.keep_failures or config.mixed)):
                 _record(recorder, record)

@@ -17,7 +17,7 @@ EXAMPLES = (
     "vla collect --task pick place --episodes 100 --root data/two --noise 0.5 --workers 4",
     "vla collect --task pick --mixed --episodes 200 --root data/world   # for a world model",
     "vla collect --task pick --episodes 2000 --root data/pick --rollouts ray --workers 32",
-    "vla collect --task pick_any shelf --noise 0.3 --clip 4 --episodes 9000 --root data/scenes   # 4 frames of each",
+    "vla collect --task pick_any shelf --noise 0.3 --moments 4 --episodes 9000 --root data/scenes   # 4 frames of each",
     "vla collect --env metaworld/push-v3 metaworld/drawer-open-v3 --control-hz 20 --cameras topview gripperPOV "
     "--episodes 100 --root data/metaworld",
     "vla collect --env aloha/transfer_cube --control-hz 10 --episodes 100 --root data/aloha",
@@ -48,11 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="actions of each frame's chunk label, with --noise (16)",
     )
     parser.add_argument(
-        "--clip",
+        "--moments",
         type=whole,
         default=0,
         metavar="N",
-        help="record N frames of each episode, from a random one on, and drive the rest without pictures: many more "
+        help="record N random frames of each episode, and drive it without pictures between them: many more "
         "scenes in the same time, for policies without memory (0: all frames)",
     )
     parser.add_argument("--image-size", type=count, default=64, help="pixels (64)")
@@ -79,8 +79,8 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(f"--branch {args.branch} is negative", "0 records no chunk labels")
     if args.mixed and (args.env or args.noise):
         raise UserError("--mixed is for our tasks (--task), and brings its own noise", "leave out --env and --noise")
-    if args.clip and (args.env or args.mixed or not args.noise):
-        raise UserError("--clip needs the chunk labels of our tasks", "give --task and --noise, leave out --mixed")
+    if args.moments and (args.env or args.mixed or not args.noise):
+        raise UserError("--moments needs the chunk labels of our tasks", "give --task and --noise, leave out --mixed")
     if args.privileged and args.cameras:
         raise UserError("--privileged records no cameras", "leave out --cameras")
     if args.task and (args.control_mode or args.visuals):
@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
         args.privileged,
     )
     for task in args.task or args.env:
-        config = CollectConfig(task, *shared, args.mixed, args.clip, options)
+        config = CollectConfig(task, *shared, args.mixed, args.moments, options)
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode, args.rollouts)
         except KeyboardInterrupt:
