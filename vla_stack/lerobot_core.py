@@ -77,9 +77,13 @@ __all__ = [
 ]
 
 
-def lightly() -> AbstractContextManager[None]:
-    """A block in which further modules of LeRobot are imported without its packages' initialisers."""
-    return light(_PACKAGES)
+def lightly(*later: str) -> AbstractContextManager[None]:
+    """A block in which further modules of LeRobot are imported without its packages' initialisers.
+
+    Args:
+        later: Modules that those need in functions alone, see :func:`~vla_stack.light_imports.light`.
+    """
+    return light(_PACKAGES, (*_LATER, *later) if later else ())
 
 
 def import_type(kind: str) -> None:

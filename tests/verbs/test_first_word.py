@@ -67,6 +67,15 @@ def test_an_evaluation_loads_its_own_policy_alone(kind: str, exported: Path, tmp
     assert (said["code"], said["heavy"]) == (0, [])
 
 
+def test_a_training_loads_no_libraries_of_other_policies(tmp_path: Path) -> None:
+    brief = "--task pick --episodes 1 --workers 1 --image-size 16 --image-mode image --root"
+    assert main(["collect", *brief.split(), str(tmp_path / "data")]) == 0
+    few = "method.steps=1 method.batch_size=2 processes=1 threads=1 device=cpu eval.every=0"
+    said = fresh(RUN, "train", "pick", f"data.root={tmp_path / 'data'}", f"output_dir={tmp_path / 'run'}", *few.split())
+    assert said["code"] == 0
+    assert not {"transformers", "diffusers", "torchvision", "peft"} & set(said["heavy"])
+
+
 @pytest.mark.parametrize("kind", ["shipped", "exported", "torch"])
 def test_a_server_loads_its_own_policy_alone_and_its_memory_is_bounded(kind: str, exported: Path) -> None:
     policy = {"shipped": ["shipped"], "exported": [exported], "torch": ["shipped", "--backend", "torch"]}[kind]

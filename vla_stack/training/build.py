@@ -10,8 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
-from lerobot.utils.feature_utils import dataset_to_policy_features
 from torch import Tensor, nn
 
 from vla_stack.data.features import read_robot_spec
@@ -35,6 +33,7 @@ from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.augmentation import NONE, Augmentation
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
+from vla_stack.training.lerobot_metadata import LeRobotDatasetMetadata, dataset_to_policy_features
 from vla_stack.training.loaders import make_loader
 from vla_stack.training.lora import save_merged
 from vla_stack.training.policies import new_policy, new_processors, restore

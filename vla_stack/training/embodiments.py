@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 from torch import nn
 
 from vla_stack.data.stats import RELATIVE_ACTION, load_stats
@@ -26,6 +25,7 @@ from vla_stack.policies.processor_embodiment import EmbodimentInputStep
 from vla_stack.policies.reading import read_policy
 from vla_stack.policies.registry import policy_class
 from vla_stack.schema import ACTION, OBS_STATE, image_key
+from vla_stack.training.lerobot_metadata import LeRobotDatasetMetadata
 from vla_stack.training.policies import new_processors, to_train
 from vla_stack.training.recipe import LoraRecipe
 from vla_stack.training.sources import Source, Stats, check_same, pooled

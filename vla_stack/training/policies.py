@@ -9,8 +9,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
-from lerobot.utils.feature_utils import dataset_to_policy_features
 from safetensors import safe_open
 
 from vla_stack.errors import UserError
@@ -29,6 +27,7 @@ from vla_stack.policies.reading import fetching, read_policy, read_processors
 from vla_stack.policies.registry import pads, policy_class
 from vla_stack.schema import ACTION, OBS_STATE
 from vla_stack.training.checkpoint import PRETRAINED, trainable
+from vla_stack.training.lerobot_metadata import LeRobotDatasetMetadata, dataset_to_policy_features
 from vla_stack.training.lora import ADAPTERS_FILE, add_lora, load_adapters
 from vla_stack.training.recipe import LoraRecipe, PolicyRecipe
 
