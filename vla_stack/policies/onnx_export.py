@@ -171,11 +171,11 @@ def _of_one_robot(source: Path) -> ChunkPolicy:
 
 def _has_graph(source: Path, policy: Any, int8: bool) -> bool:
     """Whether the graph of a policy lies beside its weights."""
-    if not (source / MANIFEST).is_file() or not (source / WEIGHTS).is_file():
+    if not is_native(policy) or not (source / MANIFEST).is_file() or not (source / WEIGHTS).is_file():
         return False
     found = read_manifest(source)
     made_of = found.weights, found.int8, found.inference_steps
-    return made_of == (check_manifest(source).get(WEIGHTS), int8, getattr(policy, "inference_steps", 0))
+    return made_of == (check_manifest(source).get(WEIGHTS), int8, policy.inference_steps)
 
 
 def is_native(policy: Any) -> bool:
