@@ -52,17 +52,8 @@ def collecting(args: argparse.Namespace, number: int) -> subprocess.Popen[bytes]
         look = ["--randomisation", "2"] if number % RANDOMISED == RANDOMISED - 1 else []
         commands.append(
             [*VLA, "collect", "--task", task, "--root", str(root), "--episodes", str(args.scenes), "--workers", "1"]
-            + [
-                "--noise",
-                str(NOISE),
-                "--moments",
-                str(MOMENTS),
-                "--image-mode",
-                "image",
-                "--seed",
-                str(SEED + number),
-                *look,
-            ]
+            + ["--noise", str(NOISE), "--moments", str(MOMENTS), "--image-mode", "image"]
+            + ["--seed", str(SEED + number), *look]
         )
     program = f"import subprocess, sys\nfor c in {commands!r}:\n    subprocess.run(c, check=True)"
     args.out.mkdir(parents=True, exist_ok=True)
@@ -102,12 +93,7 @@ def train(args: argparse.Namespace, number: int, policy: Path) -> Path:
                 f"method.optimizer.lr={args.lr}",
                 f"method.optimizer.final_lr_ratio={last}",
             ]
-            + [
-                f"method.save_every={max(1, args.steps // 4)}",
-                "method.ema=0.99",
-                "data.opening_weight=1.0",
-                "threads=1",
-            ]
+            + [f"method.save_every={max(1, args.steps // 4)}", "method.ema=0.99", "data.opening_weight=1.0"]
             + ["method.keep=1", f"seed={number}", "eval.every=0", "threads=1", f"processes={2 if args.final else 1}"]
         )
     (out / DONE).touch()

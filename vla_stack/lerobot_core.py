@@ -83,7 +83,7 @@ def lightly(*later: str) -> AbstractContextManager[None]:
     Args:
         later: Modules that those need in functions alone, see :func:`~vla_stack.light_imports.light`.
     """
-    return light(_PACKAGES, (*_LATER, *later) if later else ())
+    return light(_PACKAGES, later)
 
 
 def import_type(kind: str) -> None:

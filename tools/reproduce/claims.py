@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,7 @@ def adopt(name: str, out: Path, settings: Mapping[str, Any]) -> None:
     if data.get("settings") != json.loads(json.dumps(settings)):
         return
     for record in data["cells"]:
-        cell = out / "cells" / f"{Cell(record['task'], record['arm'], record['seed']).name}.json"
+        cell = cell_file(Cell(record["task"], record["arm"], record["seed"]), out)
         if not cell.exists():
             write_json(cell, record)
 
@@ -92,6 +92,21 @@ class Cell:
     @property
     def name(self) -> str:
         return f"{self.task}-{self.arm}-seed{self.seed}"
+
+
+def run_cells[C: Cell](cells: Iterable[C], run: Callable[[C], Mapping[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """Run the cells that are not done and that no other process runs: the records of all that are done."""
+    for cell in cells:
+        file = cell_file(cell, out)
+        with claimed(file.with_suffix(".lock")) as mine:
+            if mine and not file.exists():
+                write_json(file, run(cell))
+    return [json.loads(path.read_text()) for path in sorted((out / "cells").glob("*.json"))]
+
+
+def cell_file(cell: Cell, out: Path) -> Path:
+    """Where the record of a cell lies once it is done."""
+    return out / "cells" / f"{cell.name}.json"
 
 
 @contextmanager

@@ -26,12 +26,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
-from claims import Cell, adopt, claimed, published, same_settings
+from claims import Cell, adopt, cell_file, claimed, published, run_cells, same_settings
 from numpy.typing import NDArray
 from progress import record, tested, vla
 
 from results import ROOT, Check, parser, write
-from vla_stack.data.layout import write_json
 from vla_stack.statistics import drawn_interval, rates_difference, rates_interval
 from vla_stack.world_model.ranking import pearson, ranks
 
@@ -143,8 +142,12 @@ def episodes(cell: Cell, about: About, s: Settings, out: Path) -> list[int]:
 
 
 def asked_policy(cell: Cell, out: Path) -> Path:
-    """The run of the random draw of a selection's seed."""
-    return out / "runs" / Cell(cell.task, "random", cell.seed).name
+    """The run of the random draw of a selection's seed; where another process is at it, when that is done."""
+    random = Cell(cell.task, "random", cell.seed)
+    with claimed(cell_file(random, out).with_suffix(".lock"), wait=True):
+        if not cell_file(random, out).exists():
+            sys.exit(f"{random.name} ended before it was done: run this again")
+    return out / "runs" / random.name
 
 
 def scores(pool: Path, policy: Path | None = None) -> list[float]:
@@ -222,17 +225,8 @@ def main() -> int:
             for task in s.tasks:
                 record(args.out / f"{task}-pool", s.good, s.bad, task=task, most=s.most)
                 record(args.out / f"{task}-held", s.held, 0, HELD_SEED, task, s.most)
-        for cell, about in cells(s):
-            file = args.out / "cells" / f"{cell.name}.json"
-            if (
-                about.selection == "quality-policy"
-                and not (asked_policy(cell, args.out) / "checkpoints" / "last").exists()
-            ):
-                continue  # another process is at the policy that is asked; the next run makes up for it
-            with claimed(file.with_suffix(".lock")) as mine:
-                if mine and not file.exists():
-                    write_json(file, run(cell, about, s, args.out))
-    records = [json.loads(path.read_text()) for path in sorted((args.out / "cells").glob("*.json"))]
+    about = {} if args.report else dict(cells(s))
+    records = run_cells(about, lambda cell: run(cell, about[cell], s, args.out), args.out)
     checks = report(records, s)
     if not args.smoke:
         write("data_quality", checks, published(asdict(s), records), seeds=sorted({r["seed"] for r in records}))

@@ -11,7 +11,6 @@ has no cameras: a cheaper, extra arm. Cells that are done are kept; what is ther
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -21,10 +20,9 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from claims import Cell, adopt, claimed, published, same_settings
+from claims import Cell, adopt, claimed, published, run_cells, same_settings
 
 from results import Check, parser, write
-from vla_stack.data.layout import write_json
 from vla_stack.statistics import seeds_interval
 
 ARMS = ("branched", "series")
@@ -136,12 +134,8 @@ def main() -> int:
     settings = SMOKE if args.smoke else Settings()
     same_settings(args.out, asdict(settings))
     adopt("labels", args.out, asdict(settings))
-    for cell, horizon in [] if args.report else cells(args.tasks, args.seeds):
-        file = args.out / "cells" / f"{cell.name}.json"
-        with claimed(file.with_suffix(".lock")) as mine:
-            if mine and not file.exists():
-                write_json(file, run(cell, horizon, settings, args.out))
-    records = [json.loads(path.read_text()) for path in sorted((args.out / "cells").glob("*.json"))]
+    horizons = {} if args.report else dict(cells(args.tasks, args.seeds))
+    records = run_cells(horizons, lambda cell: run(cell, horizons[cell], settings, args.out), args.out)
     checks = report(records)
     if not args.smoke:
         seeds = sorted({r["seed"] for r in records})

@@ -25,11 +25,10 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from claims import Cell, adopt, claimed, published, same_settings
+from claims import Cell, adopt, claimed, published, run_cells, same_settings
 from cpu_hours import trained, vla
 
 from results import ROOT, Check, parser, write
-from vla_stack.data.layout import write_json
 from vla_stack.statistics import seeds_interval
 
 TASKS = {  # what `vla collect` is asked for, and what an evaluation is of
@@ -203,12 +202,7 @@ def main(out: Path, tasks: list[str], seeds: list[int], settings: Settings) -> i
     same_settings(out, asdict(settings))
     if settings != SMOKE:
         adopt("peers", out, asdict(settings))
-    for cell in cells(tasks, seeds):
-        path = out / "cells" / f"{cell.name}.json"
-        with claimed(out / "cells" / f"{cell.name}.lock") as mine:
-            if mine and not path.exists():
-                write_json(path, run(cell, settings, out))
-    done = [json.loads(path.read_text()) for path in sorted((out / "cells").glob("*.json"))]
+    done = run_cells(cells(tasks, seeds), lambda cell: run(cell, settings, out), out)
     if settings == SMOKE:
         print(json.dumps([{k: r[k] for k in ("task", "arm", "steps", "cpu_hours")} for r in done]))
     else:
