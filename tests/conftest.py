@@ -1,5 +1,6 @@
 """What holds for every test: few threads, software rendering, and a Ctrl-C that works."""
 
+import gc
 import importlib.util
 import os
 import signal
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name in REAL_TIME or item.path.name in REAL_TIME:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_collection_finish(session):
+    """What torch and LeRobot have made while they were imported is never garbage: nobody looks through it again."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 @pytest.fixture(scope="session")
