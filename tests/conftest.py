@@ -41,7 +41,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """What torch and LeRobot have made while they were imported is never garbage: nobody looks through it again."""
+    """What torch and LeRobot have made while they were imported is never garbage: it is not searched again, and what
+    tests leave is searched less often.
+    """
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
 

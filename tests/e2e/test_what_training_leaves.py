@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from lerobot.scripts import lerobot_eval
 from recipe_walk import files_handed_the_recipe
+from safetensors.torch import load_file
 
 import sim.lerobot_env  # noqa: F401  registers `vla_sim` with LeRobot
 from vla_stack import envs
@@ -77,7 +78,7 @@ RECIPES: dict[str, tuple[str, ...]] = {  # {data} and {start} stand for demonstr
     "rlpd_vla": ("rl_vla", *ON_FLOW, "method=rlpd_vla"),
 }
 
-OF_A_TYPE_BEFORE = ("grape", "rac", "rlpd", "cal_ql")  # they leave what `imitation` and `wsrl` leave
+EXPORTED_AS = {"grape": "imitation", "rlpd": "wsrl", "cal_ql": "wsrl"}  # the same policy, with other weights
 WALKS = {"reinflow": (12, 5), "wsrl": (16, 6), "expo": (16, 6)}  # at most so many files, in at most so many rooms
 
 
@@ -185,7 +186,7 @@ def test_it_drives_a_robot(left: Left, tmp_path: Path) -> None:
     assert episode["ticks"]["run"] > 0 and episode["instruction"]
 
 
-@pytest.mark.parametrize("left", [name for name in RECIPES if name not in OF_A_TYPE_BEFORE], indirect=True)
+@pytest.mark.parametrize("left", [name for name in RECIPES if name not in EXPORTED_AS], indirect=True)
 def test_it_is_exported(left: Left, tmp_path: Path) -> None:
     assert main(["export", "--policy", str(left.run), "--out", str(tmp_path)]) == 0
     how = {"executor": ExecutorConfig("sync"), "num_envs": 1, "env_options": {"max_episode_steps": LIMIT}}
@@ -194,6 +195,15 @@ def test_it_is_exported(left: Left, tmp_path: Path) -> None:
     )
     assert len(original.actions) == LIMIT
     np.testing.assert_allclose(exported.actions, original.actions, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "other"), EXPORTED_AS.items())
+def test_it_is_exported_as_another_is(trained: Path, name: str, other: str) -> None:
+    directories = [resolve_policy(train(trained, run)) for run in (name, other)]
+    ours, theirs = (json.loads((directory / "config.json").read_text())["type"] for directory in directories)
+    assert ours == theirs
+    ours, theirs = (load_file(directory / "model.safetensors").keys() for directory in directories)
+    assert ours == theirs
 
 
 def test_lerobot_eval_runs_it(left: Left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 def beside(tmp_path_factory):
     """A policy that takes action prefixes, with its graph beside its weights."""
     source = tmp_path_factory.mktemp("beside")
-    policy = make_policy(max_delay=3, num_inference_steps=2, depth=1)
+    policy = make_policy(max_delay=3, num_inference_steps=2)
     for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):
         part.save_pretrained(source)
     write_manifest(source)
@@ -220,6 +220,8 @@ def test_a_graph_of_other_weights_is_refused(beside, tmp_path):
         with pytest.raises(UserError, match="made of other weights.*vla export --policy"):
             load(copy)
     assert isinstance(load_directory(copy, "cpu", 1, backend="torch"), ChunkPolicy)
+    assert vla(["export", "--policy", str(copy)]) == 0
+    assert isinstance(load_directory(copy, "cpu", 1), PlainPolicy)
 
 
 def test_an_export_of_its_own_takes_the_graph_beside_the_weights_along(beside, tmp_path, monkeypatch):
