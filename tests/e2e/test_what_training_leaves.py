@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,12 +124,17 @@ def train(root: Path, name: str) -> Path:
 @pytest.fixture(scope="module", params=RECIPES)
 def left(request: pytest.FixtureRequest, trained: Path) -> Iterator[Left]:
     run = train(trained, request.param)
-    server = PolicyServer(lambda: load_directory(resolve_policy(run), "cpu", 1), "tcp://127.0.0.1:*")
+    ready = threading.Event()
+    policy = partial(load_directory, resolve_policy(run), "cpu", 1)
+    server = PolicyServer(policy, "tcp://127.0.0.1:*", on_ready=lambda _: ready.set())
     thread = threading.Thread(target=server.run)
     thread.start()
-    yield Left(run, "stack" if request.param == "rac" else "pick", server.endpoint)
-    server.stop()
-    thread.join()
+    try:
+        assert ready.wait(60)  # torch cannot trace an export in one thread while another one computes
+        yield Left(run, "stack" if request.param == "rac" else "pick", server.endpoint)
+    finally:
+        server.stop()
+        thread.join()
 
 
 @pytest.mark.parametrize("name", WALKS)
