@@ -61,9 +61,11 @@ def test_a_branch_is_what_the_expert_would_do_and_leaves_no_trace(task: str) -> 
             break
 
 
-def test_without_noise_the_series_is_the_chunk() -> None:
-    env, make_expert = make("pick")
-    branches = Branches(make("pick")[0], make_expert, H)
+@pytest.mark.parametrize("mode", ["ee_abs", "ee_delta"])
+def test_without_noise_the_series_is_the_chunk_and_then_it_holds(mode: str) -> None:
+    env, twin = (gym.make(sim.TASKS["pick"].id, cameras=(), control_mode=mode) for _ in range(2))
+    make_expert = sim.make_expert
+    branches = Branches(twin, make_expert, H)
     env.reset(seed=2)
     branches.begin(2)
     expert, chunks, actions = make_expert(env), [], []
@@ -73,9 +75,10 @@ def test_without_noise_the_series_is_the_chunk() -> None:
         if env.step(actions[-1])[2]:
             break
     for k, (chunk, steps) in enumerate(chunks):
-        assert steps == min(H, len(actions) - k)  # a branch ends with success, as the episode does
-        np.testing.assert_array_equal(chunk[:steps], actions[k : k + steps])
-        assert (chunk[steps:] == chunk[steps - 1]).all()
+        acted = min(H, len(actions) - k)  # a branch ends with success, as the episode does
+        assert steps == (H if mode == "ee_abs" else acted)  # a target that is repeated holds; a move goes on
+        np.testing.assert_array_equal(chunk[:acted], actions[k : k + acted])
+        assert (chunk[acted:] == chunk[acted - 1]).all()
 
 
 @pytest.mark.parametrize("name", ["push-v3", "door-open-v3", "pick-place-v3"])

@@ -90,6 +90,10 @@ def test_backbone_has_its_own_learning_rate(tmp_path):
             assert group["backbone"] == (".backbone." in names[id(p)])
             assert (group["weight_decay"] > 0) == (p.ndim >= 2)
     assert sum(len(g["params"]) for g in optimizer.param_groups) == sum(p.requires_grad for p in policy.parameters())
+    native = make_policy()
+    slow = {id(p) for g in make_optimizer(native, OptimizerRecipe()).param_groups if g["backbone"] for p in g["params"]}
+    eyes_and_words = [p for part in (native.prefix.vision, native.prefix.text) for p in part.parameters()]
+    assert slow == {id(p) for p in eyes_and_words}
     settings = OptimizerRecipe(backbone_lr_scale=0.1, backbone_from_step=3)
     assert [backbone_scale(step, settings) for step in (0, 2, 3, 9)] == [0.0, 0.0, 0.1, 0.1]
 

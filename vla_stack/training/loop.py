@@ -36,6 +36,9 @@ from vla_stack.training.stop import Stop
 from vla_stack.training.text_pairs import PairedLoader
 from vla_stack.training.validation import HeldOut, without_dropout
 
+# What `backbone_lr_scale` is about: a pretrained backbone, or the native policy's encoders of pictures and words.
+BACKBONE = {"backbone", "vision", "text"}
+
 Evaluate = Callable[[Path, int], dict[str, float]]  # (policy directory, step) -> metrics
 
 
@@ -256,7 +259,7 @@ class Rate:
 
 
 def make_optimizer(policy: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Optimizer:
-    """AdamW over the trainable parameters; only matrices decay, and a pretrained backbone has groups of its own.
+    """AdamW over the trainable parameters; only matrices decay, and what reads pictures and words has its own groups.
 
     Raises:
         UserError: Moments in 8 bits are wanted, and bitsandbytes is not installed.
@@ -264,7 +267,7 @@ def make_optimizer(policy: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Op
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     parameters = ckpt.trainable(policy)
     for name, p in parameters.items():
-        groups.setdefault(("backbone" in name.split("."), p.ndim >= 2), []).append(p)
+        groups.setdefault((not BACKBONE.isdisjoint(name.split(".")), p.ndim >= 2), []).append(p)
     fused = next(iter(parameters.values())).device.type in ("cpu", "cuda")
     options = [
         {"params": params, "backbone": backbone, "weight_decay": recipe.weight_decay if matrix else 0.0}

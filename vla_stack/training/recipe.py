@@ -234,7 +234,7 @@ class OptimizerRecipe:
         warmup_steps: Steps of linear warm-up from 0 to ``lr``.
         final_lr_ratio: Learning rate of the last step, as a fraction of ``lr``.
         backbone_lr_scale: Learning rate of a pretrained backbone (what is trained of modules named ``backbone``,
-            adapters included), as a fraction of ``lr``.
+            adapters included), or of the native policy's encoders of pictures and words, as a fraction of ``lr``.
         backbone_from_step: Steps before which the backbone's learning rate is 0, so that a new expert settles first.
         eight_bit: Keep the moments of large matrices in 8 bits (Dettmers et al., arXiv:2110.02861), a quarter of the
             memory; needs the package bitsandbytes.
