@@ -21,7 +21,7 @@ from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.build import preprocessed, to_device, with_float_images
 from vla_stack.training.ema import Ema
 from vla_stack.training.log import Window
-from vla_stack.training.loop import Outcome, Rate, Trainer, learning_rate
+from vla_stack.training.loop import Outcome, Rate, Trainer, learning_rate, of_backbone
 from vla_stack.training.placement import Local
 from vla_stack.training.recipe import Recipe
 
@@ -65,6 +65,25 @@ def test_a_run_killed_in_a_step_resumes_bit_exactly(tmp_path: Path, recipe: Reci
     assert weights(resumed.checkpoint) == weights(whole.checkpoint)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert len(weights(whole.checkpoint)) == (4 if ema else 3)  # with the tokenizer
+
+
+def test_encoders_without_a_learning_rate_stay_as_they_are(tmp_path: Path, recipe: Recipe) -> None:
+    recipe = trained(recipe, optimizer=replace(recipe.method.optimizer, backbone_lr_scale=0.0))
+    before = {name: p.detach().clone() for name, p in tiny_parts(recipe).policy.named_parameters()}
+    parts = tiny_parts(recipe)
+    Trainer(recipe, parts, Local("cpu"), tmp_path).run()
+    for name, p in parts.policy.named_parameters():
+        assert torch.equal(p, before[name]) == of_backbone(name), name
+        assert p.grad is None
+
+
+def test_a_policy_that_is_all_encoders_is_refused_without_a_learning_rate(tmp_path: Path, recipe: Recipe) -> None:
+    recipe = trained(recipe, optimizer=replace(recipe.method.optimizer, backbone_lr_scale=0.0))
+    parts = tiny_parts(recipe)
+    for name, p in parts.policy.named_parameters():
+        p.requires_grad_(of_backbone(name))
+    with pytest.raises(UserError, match="nothing of this policy is left to train -- set it above 0"):
+        Trainer(recipe, parts, Local("cpu"), tmp_path)
 
 
 def killing(update: Any, step: int) -> Any:

@@ -39,7 +39,8 @@ class Branches:
 
     def __init__(self, twin: gym.Env, make_expert: Callable[..., Any], horizon: int) -> None:
         self._twin: Any = twin.unwrapped  # its wrapper's time limit is the episode's, not the branch's
-        self._holds = self._twin.spec_robot.action_kind == "absolute"  # a move that is repeated moves on
+        # A move that is repeated moves on.
+        self._holds = twin.unwrapped.spec_robot.action_kind == "absolute"  # type: ignore[attr-defined]
         self._make_expert, self._horizon = make_expert, horizon
 
     def begin(self, seed: int) -> None:

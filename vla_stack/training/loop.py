@@ -87,6 +87,12 @@ class Trainer:
         self.training: Training = recipe.method
         self.step = 0
         self.policy = parts.policy.to(placement.device).train()
+        if self.training.optimizer.backbone_lr_scale == 0.0:
+            for name, p in self.policy.named_parameters():
+                p.requires_grad_(p.requires_grad and not of_backbone(name))
+            if not ckpt.trainable(self.policy):
+                message = "with method.optimizer.backbone_lr_scale=0 nothing of this policy is left to train"
+                raise UserError(message, "set it above 0")
         # Of a pretrained model some parameters may have no part in a loss, a language model's output head, say.
         config = base_config(self.policy.config) if placement.world > 1 else None
         native = isinstance(config, VlaConfig) and not config.backbone
@@ -267,7 +273,7 @@ def make_optimizer(policy: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Op
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     parameters = ckpt.trainable(policy)
     for name, p in parameters.items():
-        groups.setdefault((not BACKBONE.isdisjoint(name.split(".")), p.ndim >= 2), []).append(p)
+        groups.setdefault((of_backbone(name), p.ndim >= 2), []).append(p)
     fused = next(iter(parameters.values())).device.type in ("cpu", "cuda")
     options = [
         {"params": params, "backbone": backbone, "weight_decay": recipe.weight_decay if matrix else 0.0}
@@ -276,6 +282,11 @@ def make_optimizer(policy: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Op
     if recipe.eight_bit:
         return _bitsandbytes().optim.AdamW8bit(options, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
     return torch.optim.AdamW(options, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
+
+
+def of_backbone(name: str) -> bool:
+    """Whether a parameter is one that ``backbone_lr_scale`` is about."""
+    return not BACKBONE.isdisjoint(name.split("."))
 
 
 def _bitsandbytes() -> Any:

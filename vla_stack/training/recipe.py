@@ -234,7 +234,8 @@ class OptimizerRecipe:
         warmup_steps: Steps of linear warm-up from 0 to ``lr``.
         final_lr_ratio: Learning rate of the last step, as a fraction of ``lr``.
         backbone_lr_scale: Learning rate of a pretrained backbone (what is trained of modules named ``backbone``,
-            adapters included), or of the native policy's encoders of pictures and words, as a fraction of ``lr``.
+            adapters included), or of the native policy's encoders of pictures and words, as a fraction of ``lr``; 0
+            leaves them as they are and computes no gradient of theirs.
         backbone_from_step: Steps before which the backbone's learning rate is 0, so that a new expert settles first.
         eight_bit: Keep the moments of large matrices in 8 bits (Dettmers et al., arXiv:2110.02861), a quarter of the
             memory; needs the package bitsandbytes.
@@ -247,7 +248,7 @@ class OptimizerRecipe:
     clip_norm: NotNegative = 1.0
     warmup_steps: Natural = 100
     final_lr_ratio: Share = 0.05
-    backbone_lr_scale: Positive = 1.0
+    backbone_lr_scale: NotNegative = 1.0
     backbone_from_step: Natural = 0
     eight_bit: bool = False
 
