@@ -12,7 +12,7 @@ from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.policies.transformer import attention
-from vla_stack.policies.vision import ImageEncoder, layout
+from vla_stack.policies.vision import ImageEncoder
 from vla_stack.policies.words import hash_words
 from vla_stack.schema import ACTION, OBS_STATE, SchemaError, image_key
 
@@ -173,18 +173,6 @@ def test_a_stem_of_patches_reads_every_pixel_of_whole_patches():
     encoder(images, torch.randn(1, 16)).square().sum().backward()
     read = images.grad[0].abs().sum(0) > 0
     assert read[:, :16].all() and not read[:, 16:].any()
-
-
-def test_an_encoder_leaves_about_sixteen_cells_a_side():
-    for stem, size, strides, left in (
-        ("patches", 64, [4, 1, 1], 16),
-        ("patches", 96, [4, 1, 1], 24),
-        ("patches", 128, [4, 2, 1], 16),
-        ("overlapping", 64, [2, 2, 1], 16),
-        ("overlapping", 61, [2, 2, 1], 16),
-    ):
-        layers, cells = layout(stem, 3, (size, size))
-        assert [stride for _, stride, _ in layers] == strides and cells == (left, left)
 
 
 def test_uint8_and_float_images_are_the_same(policy, processors):

@@ -17,7 +17,6 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 PATCH = 4  # pixels
-FINE = 32  # cells a side from which on patches are looked at in halved resolution
 KEY = 32  # width of what a query and a place are compared by
 
 
@@ -41,7 +40,7 @@ class ImageEncoder(nn.Module):
         pointers: Things of the instruction that are looked for, a token each beside ``tokens``.
         stem: ``overlapping``: each convolution but the last halves the resolution, the first one over 5x5 pixels;
             ``patches``: the first one takes patches of 4x4 pixels, which is one matrix product, the others keep the
-            resolution, or halve it as long as there are 32 cells a side (of pictures of 128 pixels, once).
+            resolution.
         maps: Maps of the bottleneck.
         tokens: Tokens to emit.
         width: Width of tokens and of the instruction.
@@ -58,13 +57,16 @@ class ImageEncoder(nn.Module):
         pointers: int = 0,
     ) -> None:
         super().__init__()
-        layers, (height, breadth) = layout(stem, len(channels), size)
+        last, patches = len(channels) - 1, stem == "patches"
+        layers = [(3, 1, 1) if patches or n == last else (3, 2, 1) for n in range(len(channels))]
+        layers[0] = (PATCH, PATCH, 0) if patches else (5, layers[0][1], 2)
         self.convs = nn.ModuleList(
             nn.Conv2d(i, o, kernel, stride, padding)
             for i, o, (kernel, stride, padding) in zip((3, *channels), channels, layers, strict=False)
         )
         self.film = nn.ModuleList(nn.Linear(width, 2 * c) for c in channels[1:])
         self.maps = nn.Linear(channels[-1], maps)
+        height, breadth = (s // PATCH if patches else -(-s // 2**last) for s in size)
         self.tokens = nn.Linear(maps * height * breadth, tokens * width)
         self.pointers = Pointers(channels[-1], width, pointers) if pointers else None
         self.width = width
@@ -80,22 +82,6 @@ class ImageEncoder(nn.Module):
         maps = self.maps(features)  # a 1x1 convolution of channels-last features
         tokens = self.tokens(maps.flatten(1)).unflatten(1, (-1, self.width))
         return tokens if self.pointers is None else torch.cat((tokens, self.pointers(features, instruction)), 1)
-
-
-def layout(stem: str, count: int, size: tuple[int, int]) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
-    """Kernel, stride and padding of each of ``count`` convolutions, and the height and width of what they leave."""
-    layers = []
-    for n in range(count):
-        if stem == "patches":
-            layer = (PATCH, PATCH, 0) if n == 0 else (3, 2 if max(size) >= FINE else 1, 1)
-        else:
-            stride = 1 if n == count - 1 else 2
-            layer = (5, stride, 2) if n == 0 else (3, stride, 1)
-        layers.append(layer)
-        kernel, stride, padding = layer
-        height, width = ((s + 2 * padding - kernel) // stride + 1 for s in size)
-        size = height, width
-    return layers, size
 
 
 class Pointers(nn.Module):
