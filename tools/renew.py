@@ -1,11 +1,11 @@
-"""Start a policy anew on other words, and with other eyes: sub-words of other data, pictures of another size.
+"""Start a policy anew on other words and pictures: sub-words of other data, image encoders of another size.
 
     python tools/renew.py shipped outputs/start data/pick data/place
     python tools/renew.py shipped outputs/start data/pick data/place --image-size 128 --channels 24 48 64 64
     vla train multitask policy.pretrained=outputs/start data.root=[data/pick,data/place]
 
 What is new is untrained, so the policy is only good to train from. State, prefix and expert keep what they know, and so
-does the normalisation; so do the eyes, unless the pictures are of another size.
+does the normalisation; so do the image encoders, unless another size or other channels are asked for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vla_stack.policies.reading import find_weights, read_config, read_processor
 from vla_stack.policies.weights import read_weights
 from vla_stack.policies.words import learn_tokenizer
 
-TEXT, EYES = "prefix.text.", "prefix.vision."
+TEXT, VISION = "prefix.text.", "prefix.vision."
 
 
 def main(args: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     config.text, config.vocabulary, config.max_tokens = "bpe", args.vocabulary, args.max_tokens
     new: tuple[str, ...] = (TEXT,)
     if args.image_size or args.channels:
-        new = (TEXT, EYES)
+        new = (TEXT, VISION)
         config.vision_channels = tuple(args.channels or config.vision_channels)
         resize(config.input_features, args.image_size)
         for step in pre.steps:
@@ -57,8 +57,7 @@ def main(args: argparse.Namespace) -> int:
     write_manifest(args.out)
     untrained = sum(p.numel() for name, p in policy.named_parameters() if name.startswith(new))
     found = {"instructions": len(set(instructions)), "kept": len(kept), "new_parameters": untrained}
-    found = {"policy": str(args.out), **found}
-    print(json.dumps(found))
+    print(json.dumps({"policy": str(args.out), **found}))
     return 0
 
 
@@ -75,8 +74,8 @@ if __name__ == "__main__":
     p.add_argument("out", type=Path, help="new policy directory")
     p.add_argument("data", type=Path, nargs="+", help="datasets whose instructions the sub-words are learnt from")
     p.add_argument("--vocabulary", type=int, default=512, help="most tokens (512)")
-    p.add_argument("--image-size", type=int, default=0, help="of all cameras, pixels: new eyes (as they are)")
-    p.add_argument("--channels", type=int, nargs="+", help="vision_channels: new eyes (as they are)")
+    p.add_argument("--image-size", type=int, default=0, help="of all cameras, pixels: new image encoders (as they are)")
+    p.add_argument("--channels", type=int, nargs="+", help="of new image encoders (as they are)")
     p.add_argument("--max-tokens", type=int, default=32, help="of the longest instruction (32)")
     p.add_argument("--seed", type=int, default=0, help="of the new weights (0)")
     sys.exit(main(p.parse_args()))
