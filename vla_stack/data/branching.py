@@ -5,8 +5,9 @@ could foresee, so the series of labels is no chunk that an expert would execute:
 What a chunk policy is to learn is what the expert would do from this state if nobody disturbed it.
 
 Success ends an episode, so that a series of actions never says what comes after it. Where actions are targets, a branch
-does: it holds the last one. A policy that is not taught so goes on. Pushing a cube, which has to rest in its zone, it
-pushed each one through: 0 of 10 scenes, and 18 of 20 after 300 more steps on the same episodes with the hold.
+does: it holds the last one. A policy that is not taught so goes on: pushing a cube that has to rest in its zone, from
+pictures, it pushed each one through, 0 of 20 scenes. After 300 more steps on the same 650 episodes it was 3 of 20
+without the hold and 18 with it, one training seed.
 """
 
 from __future__ import annotations
