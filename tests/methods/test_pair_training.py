@@ -17,7 +17,8 @@ from vla_stack.methods.grape.pair_training import calibrate, self_scores, train_
 from vla_stack.methods.grape.recipe import Grape
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.schema import ACTION, OBS_STATE, image_key
-from vla_stack.training.recipe import LoraRecipe, OptimizerRecipe, PolicyRecipe, Recipe
+from vla_stack.training.optimizer_recipe import OptimizerRecipe
+from vla_stack.training.recipe import LoraRecipe, PolicyRecipe, Recipe
 
 RECIPE = Recipe(
     policy=PolicyRecipe(lora=LoraRecipe(rank=2, train="(?!)")),

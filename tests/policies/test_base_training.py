@@ -23,7 +23,7 @@ from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.training import recipe as recipes
 from vla_stack.training.loop import backbone_scale, make_optimizer
 from vla_stack.training.memory import Memory, activations, estimate
-from vla_stack.training.recipe import OptimizerRecipe
+from vla_stack.training.optimizer_recipe import OptimizerRecipe
 from vla_stack.training.train import train
 
 CONFIGS = Path(__file__).resolve().parents[2] / "vla_stack" / "configs"

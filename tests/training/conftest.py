@@ -9,7 +9,8 @@ import torch
 from training_fakes import record
 
 from vla_stack.methods.imitation.recipe import Imitation
-from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, Recipe
+from vla_stack.training.optimizer_recipe import OptimizerRecipe
+from vla_stack.training.recipe import DataRecipe, Recipe
 
 TINY = """
 name: tiny

@@ -14,7 +14,8 @@ from vla_stack.errors import UserError
 from vla_stack.training import checkpoint
 from vla_stack.training.loop import make_optimizer
 from vla_stack.training.memory import estimate
-from vla_stack.training.recipe import OptimizerRecipe, Recipe, Training
+from vla_stack.training.optimizer_recipe import OptimizerRecipe
+from vla_stack.training.recipe import Recipe, Training
 
 EIGHT = OptimizerRecipe(eight_bit=True)
 

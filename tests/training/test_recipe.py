@@ -10,7 +10,8 @@ import yaml
 
 from vla_stack.errors import UserError
 from vla_stack.methods.imitation.recipe import Imitation
-from vla_stack.training.recipe import OptimizerRecipe, load
+from vla_stack.training.optimizer_recipe import OptimizerRecipe
+from vla_stack.training.recipe import load
 from vla_stack.training.recipe_tree import build
 from vla_stack.training.train import pairings
 

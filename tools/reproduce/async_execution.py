@@ -32,7 +32,8 @@ from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.rollout.latency import Latency
 from vla_stack.runtime.executor import ExecutorConfig
-from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
+from vla_stack.training.optimizer_recipe import OptimizerRecipe
+from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe
 from vla_stack.training.train import train
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

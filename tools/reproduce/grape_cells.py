@@ -21,7 +21,8 @@ from vla_stack.methods.grape.loop import GrapeLoop
 from vla_stack.methods.grape.recipe import Grape, PairRecipe
 from vla_stack.methods.imitation.recipe import Imitation
 from vla_stack.methods.iterations import RECORD
-from vla_stack.training.recipe import DataRecipe, EvalRecipe, OptimizerRecipe, PolicyRecipe, Recipe, TaskRecipe
+from vla_stack.training.optimizer_recipe import OptimizerRecipe
+from vla_stack.training.recipe import DataRecipe, EvalRecipe, PolicyRecipe, Recipe, TaskRecipe
 from vla_stack.training.train import train
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -37,7 +37,8 @@ from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.rollout.records import EvalResult
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import ACTION, OBS_STATE, Chunks, Observation, PolicySpec
-from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
+from vla_stack.training.optimizer_recipe import OptimizerRecipe
+from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe
 from vla_stack.training.train import train
 
 

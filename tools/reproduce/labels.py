@@ -12,6 +12,7 @@ has no cameras: a cheaper, extra arm. Cells that are done are kept; what is ther
 from __future__ import annotations
 
 import sys
+import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,14 +58,17 @@ def cells(tasks: list[str], seeds: list[int]) -> list[tuple[Cell, int]]:
     ]
 
 
-def run(cell: Cell, horizon: int, settings: Settings, out: Path) -> dict[str, Any]:
-    """Train a cell and roll it out: its outcomes."""
+def run(
+    cell: Cell, horizon: int, settings: Settings, out: Path, options: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Train a cell, the policy with further ``options``, and roll it out: its outcomes, the CPU time of training."""
     from vla_stack.evaluation.evaluate import evaluate
     from vla_stack.methods.imitation.recipe import Imitation
     from vla_stack.policies.chunk_policy import load_policy
     from vla_stack.rollout.collect import CollectConfig, collect
     from vla_stack.runtime.executor import ExecutorConfig
-    from vla_stack.training.recipe import DataRecipe, OptimizerRecipe, PolicyRecipe, Recipe
+    from vla_stack.training.optimizer_recipe import OptimizerRecipe
+    from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe
     from vla_stack.training.train import train
 
     task, poses = cell.task.removesuffix("-poses"), cell.task.endswith("-poses")
@@ -76,9 +80,11 @@ def run(cell: Cell, horizon: int, settings: Settings, out: Path) -> dict[str, An
     steps = settings.steps_poses if poses else settings.steps
     recipe = Recipe(
         name=cell.name,
-        policy=PolicyRecipe("vla", options={"chunk_size": horizon, "n_action_steps": EXECUTE, **sizes}),
+        policy=PolicyRecipe(
+            "vla", options={"chunk_size": horizon, "n_action_steps": EXECUTE, **sizes, **(options or {})}
+        ),
         data=DataRecipe(
-            root=(str(root),), opening_frames=2, opening_weight=5.0, branched=cell.arm.startswith("branched")
+            root=(str(root),), opening_frames=2, opening_weight=5.0, branched=not cell.arm.startswith("series")
         ),
         method=Imitation(
             optimizer=OptimizerRecipe(lr=2e-3, betas=(0.9, 0.99), warmup_steps=50, final_lr_ratio=0.01),
@@ -91,7 +97,9 @@ def run(cell: Cell, horizon: int, settings: Settings, out: Path) -> dict[str, An
         device="cpu",
         threads=1,
     )
+    begun = time.process_time()
     policy = train(recipe, recipe.method.loss(), run_dir) / "pretrained_model"
+    spent = time.process_time() - begun
     result = evaluate(
         load_policy(policy),
         f"sim/{task}-v0",
@@ -100,7 +108,7 @@ def run(cell: Cell, horizon: int, settings: Settings, out: Path) -> dict[str, An
         ExecutorConfig(mode="sync", execute=EXECUTE),
         env_options={"privileged": True} if poses else None,
     )
-    return {**asdict(cell), "horizon": horizon, "outcomes": [int(o) for o in result.outcomes]}
+    return {**asdict(cell), "horizon": horizon, "cpu_s": spent, "outcomes": [int(o) for o in result.outcomes]}
 
 
 def report(records: list[dict[str, Any]]) -> list[Check]:

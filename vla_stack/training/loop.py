@@ -30,8 +30,9 @@ from vla_stack.training.build import Batch, Loader, Loss, Objective, preprocesse
 from vla_stack.training.ema import Ema
 from vla_stack.training.log import Log, Window
 from vla_stack.training.mixture import Mixture
+from vla_stack.training.optimizer_recipe import OptimizerRecipe
 from vla_stack.training.placement import Distributed, Local, gathered
-from vla_stack.training.recipe import OptimizerRecipe, Recipe, Training
+from vla_stack.training.recipe import Recipe, Training
 from vla_stack.training.stop import Stop
 from vla_stack.training.text_pairs import PairedLoader
 from vla_stack.training.validation import HeldOut, without_dropout

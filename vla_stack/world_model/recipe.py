@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vla_stack.errors import UserError
-from vla_stack.training.recipe import OptimizerRecipe, Recipe, Training
+from vla_stack.training.optimizer_recipe import OptimizerRecipe
+from vla_stack.training.recipe import Recipe, Training
 from vla_stack.training.recipe_tree import Count, Decay, Natural, Positive, build
 from vla_stack.world_model.config import DynamicsConfig, HeadsConfig, SvdConfig, VaeConfig
 
