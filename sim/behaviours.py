@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.expert import Expert
+from sim.expert import HIGH, LOW, Expert
 
 Kind = Literal["expert", "clumsy", "waypoints", "look_away"]
 SHARES: dict[Kind, float] = {"expert": 0.35, "clumsy": 0.35, "waypoints": 0.20, "look_away": 0.10}
@@ -17,8 +17,6 @@ MISS = 0.02  # m, standard deviation of how far it is off
 # Levels of noise on what is executed (`Expert.perturb`), one of them an episode. Policies do not move as smoothly as
 # experts: what they command has to lie within the data, and where such commands lead has to be learnt.
 SHAKES: dict[Kind, tuple[float, ...]] = {"expert": (0.0, 0.3, 0.6), "clumsy": (0.0, 0.6, 1.5)}
-# Where tools wander: x, y, z in metres. Closer to the table than an expert's free moves, so that things are touched.
-LOW, HIGH = np.array([0.32, -0.22, 0.02]), np.array([0.60, 0.22, 0.28])
 HOVER = 0.14  # m above the table, from where the wrist camera sees a cube
 AWAY = 9  # control steps out of sight: more than two chunks of a world model
 

@@ -15,6 +15,11 @@ YAW_LEAD = 2.0  # rad/s
 # A target moves at most this fraction of the rate that the robot's description allows.
 RATE_MARGIN = 1 / 1.3
 NOISE_SHARE = 0.5  # share of steps that noise touches
+# A stretch of errors: control steps, how far off it is (m, standard deviation), and with which probabilities the arm
+# goes elsewhere altogether and the gripper does the opposite.
+STRETCH, MISS, ASTRAY, FLIPPED = (3, 11), 0.02, 0.5, 0.3
+# Where it then goes: x, y, z in metres.
+LOW, HIGH = np.array([0.32, -0.22, 0.02]), np.array([0.60, 0.22, 0.28])
 
 
 class Expert:
@@ -26,13 +31,15 @@ class Expert:
     Args:
         env: A ``sim`` environment, in any control mode; wrappers are looked through.
         noise: Standard deviation of :meth:`perturb`, as a fraction of the largest move per control step.
-        seed: Seed of the noise.
+        seed: Seed of noise and errors.
+        errors: Share of stretches in which :meth:`perturb` errs.
     """
 
-    def __init__(self, env: gym.Env, noise: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, env: gym.Env, noise: float = 0.0, seed: int = 0, errors: float = 0.0) -> None:
         self._env: ArmEnv = env.unwrapped  # type: ignore[assignment]
-        self._noise = noise
+        self._noise, self._errors = noise, errors
         self._rng = np.random.default_rng(seed)
+        self._left = 0  # steps of the stretch
         self._arm = self._env.arm
         self._ik = arm.InverseKinematics(self._arm)
         self._rates = np.array([d.max_rate for d in self._arm.tool])
@@ -59,8 +66,12 @@ class Expert:
         """The action to execute instead of ``action``: half of the steps get noise, the gripper never does.
 
         Recording ``action`` as the label while executing the perturbed one teaches recovery (Laskey et al.,
-        "DART: Noise Injection for Robust Imitation Learning", 2017).
+        "DART: Noise Injection for Robust Imitation Learning", 2017). Noise of single steps averages out, so that the
+        arm never misses, and a policy that misses goes on as if it had not. Errors last: for some steps the arm is off
+        in one direction, or goes elsewhere, some of the time with the opposite gripper.
         """
+        if self._errors:
+            action = self._err(action)
         noise = self._rng.normal(0.0, 1.0, 4)
         if self._noise == 0.0 or self._rng.random() > NOISE_SHARE:
             return action
@@ -70,6 +81,24 @@ class Expert:
         noisy = tool[:4] + self._noise * step * noise
         noisy = np.clip(noisy, env.tool_command[:4] - step, env.tool_command[:4] + step)
         return self._action(self._legal(np.append(noisy, tool[4])))
+
+    def _err(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The action of the stretch's error, if it has one."""
+        rng, env = self._rng, self._env
+        if self._left == 0:
+            self._left = int(rng.integers(*STRETCH))
+            self._wrong, self._astray, self._flip = rng.random(3) < (self._errors, ASTRAY, FLIPPED)
+            self._offset, self._place = rng.normal(0.0, MISS, 3), np.append(rng.uniform(LOW, HIGH), rng.uniform(-1, 1))
+        self._left -= 1
+        if not self._wrong:
+            return action
+        tool = self._tool(action)
+        gripper = 1.0 - tool[4] if self._flip else tool[4]
+        if self._astray:
+            return self.towards(self._place[:3], self._place[3], gripper)
+        step = self._rates[:3] * env.spec_robot.dt
+        off = np.clip(tool[:3] + self._offset, env.tool_command[:3] - step, env.tool_command[:3] + step)
+        return self._action(self._legal(np.array([*off, tool[3], gripper])))
 
     def _action(self, tool: NDArray[np.float32]) -> NDArray[np.float32]:
         """The action of the environment's control mode that commands a tool target [5] now."""
@@ -96,6 +125,6 @@ class Expert:
         return np.clip(target, *self._arm.tool_range).astype(np.float32)
 
 
-def make_expert(env: gym.Env, noise: float = 0.0, seed: int = 0) -> Expert:
+def make_expert(env: gym.Env, noise: float = 0.0, seed: int = 0, errors: float = 0.0) -> Expert:
     """The scripted expert of a ``sim`` environment, see :class:`Expert`."""
-    return Expert(env, noise, seed)
+    return Expert(env, noise, seed, errors)

@@ -126,6 +126,14 @@ def test_options_of_benchmarks_are_refused_for_our_tasks(tmp_path: Path, capsys:
     assert "--control-mode and --visuals are for benchmarks" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "what", [("--env", "metaworld/push-v3", "--errors", "0.5"), ("--task", "pick", "--errors", "2")]
+)
+def test_errors_are_a_share_and_of_our_tasks(what: tuple, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["collect", *what, "--root", str(tmp_path / "d")]) == 1
+    assert "give --task and at most 1" in capsys.readouterr().err
+
+
 def test_attempt_seeds_differ_between_tasks_seeds_and_attempts() -> None:
     seeds = [CollectConfig(t, s).env_seed(i) for t in ("pick", "place") for s in (0, 1) for i in range(500)]
     assert len(set(seeds)) == len(seeds)

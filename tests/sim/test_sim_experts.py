@@ -7,11 +7,11 @@ import pytest
 import sim
 
 
-def episode(task, seed, noise=0.0, **kwargs):
+def episode(task, seed, noise=0.0, errors=0.0, **kwargs):
     """Success, clean labels [T, A], executed actions [T, A] and the command before each, [T, A]."""
     env = gym.make(sim.TASKS[task].id, cameras=(), **kwargs)
     env.reset(seed=seed)
-    expert = sim.make_expert(env, noise=noise, seed=seed)
+    expert = sim.make_expert(env, noise, seed, errors)
     labels, executed, before, done = [], [], [], False
     while not done:
         tool, joints = env.unwrapped.tool_command, env.unwrapped.joint_command
@@ -56,6 +56,33 @@ def test_noise_disturbs_what_is_executed_and_leaves_labels_clean():
     assert (labels[:, 4] == executed[:, 4]).all()
     again = episode("place", seed=1, noise=0.35)
     assert (again[2] == executed).all()
+
+
+@pytest.mark.parametrize("mode", ["ee_abs", "joint_abs", "ee_delta"])
+def test_errors_last_and_leave_labels_clean_and_episodes_succeed(mode):
+    most, wrong = 0, []
+    for seed in range(6):
+        success, labels, executed, _ = episode("pick", seed, errors=0.5, control_mode=mode, max_episode_steps=300)
+        assert success
+        changed = (labels != executed).any(axis=1)
+        wrong.append(changed.mean())
+        most = max(most, max(map(len, "".join("ox"[c] for c in changed).split("o"))))
+        again = episode("pick", seed, errors=0.5, control_mode=mode, max_episode_steps=300)
+        assert (again[2] == executed).all()
+    assert 0.2 < np.mean(wrong) < 0.8 and most >= 5
+
+
+def test_errors_bring_a_closed_gripper_that_holds_nothing_and_the_label_opens_it():
+    env, opened = gym.make("sim/pick_any-v0", cameras=(), max_episode_steps=300), 0
+    for seed in range(6):
+        env.reset(seed=seed)
+        expert, done = sim.make_expert(env, seed=seed, errors=0.5), False
+        while not done:
+            label, task = expert.act(), env.unwrapped
+            opened += bool(task.tool[4] < 0.3 and not task.held and label[4] == 1.0)
+            _, _, terminated, truncated, _ = env.step(expert.perturb(label))
+            done = terminated or truncated
+    assert opened >= 5
 
 
 def test_expert_labels_any_state():

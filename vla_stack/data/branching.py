@@ -84,18 +84,18 @@ class Branches:
         chunk = np.stack([self._actions[min(i, acted - 1)] for i in range(self._horizon)])
         return chunk, self._horizon if self._succeeded and self._holds else acted
 
-    def drive(self, seed: int, noise: float) -> list[NDArray[np.float64]]:
+    def drive(self, seed: int, **how: float) -> list[NDArray[np.float64]]:
         """An episode of the perturbed expert, without pictures; :meth:`begin` has to follow before :meth:`chunk`.
 
         Args:
-            seed: Of environment and noise.
-            noise: See ``sim.Expert``.
+            seed: Of environment and perturbation.
+            how: ``noise`` and ``errors`` of ``sim.Expert``.
 
         Returns:
             The state before each of its steps until it succeeds; none where it does not.
         """
         self._twin.reset(seed=seed)
-        expert = self._make_expert(self._twin, noise=noise, seed=seed)
+        expert = self._make_expert(self._twin, seed=seed, **how)
         states: list[NDArray[np.float64]] = []
         while len(states) < LONGEST:
             states.append(self._twin.get_state())

@@ -60,7 +60,7 @@ class CollectConfig:
         seed: Seed of everything random.
         noise: Noise on the executed actions, see ``sim.Expert``; the recorded action is the clean one.
         branch: Actions of each frame's chunk label, see :mod:`vla_stack.data.branching`; 0 records none. Without noise
-            the series of actions is the expert's own, and there are none either.
+            or errors the series of actions is the expert's own, and there are none either.
         image_size: Height and width of the pictures, pixels.
         randomisation: Level of domain randomisation.
         keep_failures: Record unsuccessful episodes too.
@@ -72,6 +72,7 @@ class CollectConfig:
             is driven without pictures, so that in the same time many more scenes are seen. What is between them is
             not there: only the chunk labels say what the expert does.
         options: Further keyword arguments of the environment, e.g. ``{"cameras": ("top",)}``.
+        errors: Share of stretches of an episode in which the arm errs, see ``sim.Expert``; of our tasks alone.
     """
 
     task: str
@@ -85,6 +86,7 @@ class CollectConfig:
     mixed: bool = False
     moments: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    errors: float = 0.0
 
     def env_seed(self, attempt: int) -> int:
         """Environment seed of an attempt; hashed, so that neighbouring seeds and tasks share no episodes."""
@@ -94,7 +96,12 @@ class CollectConfig:
     @property
     def chunk_steps(self) -> int:
         """Actions of the chunk labels that are wanted; 0 for none."""
-        return self.branch if self.noise > 0 and not self.mixed else 0
+        return self.branch if self.how and not self.mixed else 0
+
+    @property
+    def how(self) -> dict[str, float]:
+        """How the expert is perturbed, as keyword arguments of what makes one."""
+        return {name: value for name in ("noise", "errors") if (value := getattr(self, name)) > 0}
 
     @property
     def env_id(self) -> str:
@@ -150,7 +157,7 @@ class CollectingAgent:
         if config.mixed:
             self._expert = behaviours.make_behaviour(env, behaviours.deal(seed), seed)
         else:
-            self._expert = expert_maker(config.task)(env, noise=config.noise, seed=seed)
+            self._expert = expert_maker(config.task)(env, seed=seed, **config.how)
         self._env, self._branch = env, None
         if config.chunk_steps and can_branch(env):
             if env not in self._branches:
@@ -172,7 +179,7 @@ class CollectingAgent:
         if self._branch is None:
             message = f"{config.task}: --moments needs chunk labels"
             raise UserError(message, "give --noise and --branch, of a task of ours")
-        states = self._branch.drive(seed, config.noise)  # none where it failed
+        states = self._branch.drive(seed, **config.how)  # none where it failed
         self._branch.begin(seed)
         drawn = np.random.default_rng((seed, 1)).permutation(len(states))[: config.moments]
         return [entry for k in sorted(drawn.tolist()) for entry in ([None] if k == 0 else [states[k - 1], None])]

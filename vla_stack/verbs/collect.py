@@ -17,7 +17,7 @@ EXAMPLES = (
     "vla collect --task pick place --episodes 100 --root data/two --noise 0.5 --workers 4",
     "vla collect --task pick --mixed --episodes 200 --root data/world   # for a world model",
     "vla collect --task pick --episodes 2000 --root data/pick --rollouts ray --workers 32",
-    "vla collect --task pick_any shelf --noise 0.3 --moments 4 --episodes 9000 --root data/scenes   # 4 frames of each",
+    "vla collect --task pick_any shelf --noise 0.3 --errors 0.3 --moments 4 --episodes 9000 --root data/scenes",
     "vla collect --env metaworld/push-v3 metaworld/drawer-open-v3 --control-hz 20 --cameras topview gripperPOV "
     "--episodes 100 --root data/metaworld",
     "vla collect --env aloha/transfer_cube --control-hz 10 --episodes 100 --root data/aloha",
@@ -41,11 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--noise", type=not_negative, default=0.0, help="noise on executed actions, labels stay clean (0)"
     )
     parser.add_argument(
+        "--errors",
+        type=not_negative,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the time in which the arm is off, goes elsewhere or has the wrong gripper, labels stay clean: "
+        "a policy learns what to do after a miss (0)",
+    )
+    parser.add_argument(
         "--branch",
         type=count,
         default=BRANCH,
         metavar="H",
-        help="actions of each frame's chunk label, with --noise (16)",
+        help="actions of each frame's chunk label, with --noise or --errors (16)",
     )
     parser.add_argument(
         "--moments",
@@ -77,9 +85,12 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("--episodes and --workers must be at least 1")
     if args.branch < 0:
         raise UserError(f"--branch {args.branch} is negative", "0 records no chunk labels")
-    if args.mixed and (args.env or args.noise):
+    if args.errors and (args.env or args.errors > 1):
+        raise UserError(f"--errors {args.errors:g} is no share, or not of our tasks", "give --task and at most 1")
+    perturbed = args.noise or args.errors
+    if args.mixed and (args.env or perturbed):
         raise UserError("--mixed is for our tasks (--task), and brings its own noise", "leave out --env and --noise")
-    if args.moments and (args.env or args.mixed or not args.noise):
+    if args.moments and (args.env or args.mixed or not perturbed):
         raise UserError("--moments needs the chunk labels of our tasks", "give --task and --noise, leave out --mixed")
     if args.privileged and args.cameras:
         raise UserError("--privileged records no cameras", "leave out --cameras")
@@ -98,7 +109,7 @@ def main(args: argparse.Namespace) -> int:
         args.privileged,
     )
     for task in args.task or args.env:
-        config = CollectConfig(task, *shared, args.mixed, args.moments, options)
+        config = CollectConfig(task, *shared, args.mixed, args.moments, options, args.errors)
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode, args.rollouts)
         except KeyboardInterrupt:
