@@ -33,7 +33,8 @@ TASKS = (
     *("pick", "place", "obstacle", "push", "stack", "drawer"),
     *("pick_any", "place_relation", "press", "shelf", "slot", "sort_one"),
 )
-MOMENTS, NOISE, RANDOMISED = 6, 0.3, 3  # frames of a scene; of the commands; every third round looks otherwise
+MOMENTS, RANDOMISED = 6, 3  # frames of a scene; every third round looks otherwise
+NOISE, ERRORS = 0.3, 0.35  # of the commands; in every other round
 SEED = 1000  # of the first round; the next one has the next
 EVAL_SEED = 60_000
 POINTERS = 2  # a camera's, for what is moved and where to
@@ -54,12 +55,13 @@ def collecting(args: argparse.Namespace, number: int) -> subprocess.Popen[bytes]
     """A process that records a round; what is there already is not recorded again."""
     commands = []
     for task, root in zip(args.tasks, roots(args.out, number, args.tasks), strict=True):
-        look = ["--randomisation", "2"] if number % RANDOMISED == RANDOMISED - 1 else []
+        how = ["--randomisation", "2"] if number % RANDOMISED == RANDOMISED - 1 else []
+        how += ["--errors", str(ERRORS)] if number % 2 else []
         commands.append(
             [*VLA, "collect", "--task", task, "--root", str(root), "--episodes", str(args.scenes), "--workers", "1"]
             + ["--noise", str(NOISE), "--moments", str(MOMENTS), "--image-mode", "image"]
             + ["--image-size", str(IMAGE_SIZE)]
-            + ["--seed", str(SEED + number), *look]
+            + ["--seed", str(SEED + number), *how]
         )
     program = f"import subprocess, sys\nfor c in {commands!r}:\n    subprocess.run(c, check=True)"
     args.out.mkdir(parents=True, exist_ok=True)
