@@ -7,7 +7,7 @@ from small_vla import ROBOT, make_observations, make_policy, make_stats
 
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.policies.vision import KEY, Pointers
+from vla_stack.policies.vision import KEY, Pointers, window
 from vla_stack.schema import PolicySpec
 
 
@@ -39,3 +39,14 @@ def test_a_policy_with_pointers_reads_them_and_learns_them():
     policy.encode(batch).summary.sum().backward()
     for encoder in policy.prefix.vision.values():
         assert all(bool(p.grad.any()) for p in encoder.pointers.match.parameters() if p.ndim > 1)
+
+
+def test_a_window_is_what_lies_around_a_place_and_nothing_beyond_the_border():
+    height, width = 3, 5
+    values = torch.arange(1.0, 16.0)  # 1 ... 5 in the first row
+    centre, between, corner = (0.0, 0.0), (0.25, 0.0), (-1.0, -1.0)
+    weights = window(torch.tensor([[centre, between, corner]]), height, width)
+    seen = (weights @ values[:, None]).view(3, 3, 3)
+    assert seen[0].tolist() == [[2, 3, 4], [7, 8, 9], [12, 13, 14]]
+    assert seen[1].tolist() == [[2.5, 3.5, 4.5], [7.5, 8.5, 9.5], [12.5, 13.5, 14.5]]
+    assert seen[2].tolist() == [[0, 0, 0], [0, 1, 2], [0, 6, 7]]

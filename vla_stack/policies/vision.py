@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 PATCH = 4  # pixels
 KEY = 32  # width of what a query and a place are compared by
+WINDOW = 3  # places on a side of what a pointer's token is told of its surroundings
 
 
 def to_float(images: Shaped[Tensor, "b _ _ _"]) -> Float[Tensor, "b 3 h w"]:
@@ -87,9 +88,9 @@ class ImageEncoder(nn.Module):
 class Pointers(nn.Module):
     """Where the things that an instruction names are in a picture: attention of the instruction to the features.
 
-    A picture is looked through for what each of a few queries asks for, and a token says where that is and how it
-    looks. A conditioned convolution can say the same, but learns each name anew; here a name is a vector that is
-    compared with features.
+    A picture is looked through for what each of a few queries asks for, and a token says where that is, how it looks,
+    and what is around it: how a thing lies decides how it is taken. A conditioned convolution can say the same, but
+    learns each name anew; here a name is a vector that is compared with features.
 
     Args:
         channels: Of the features.
@@ -101,6 +102,8 @@ class Pointers(nn.Module):
         super().__init__()
         self.match = Match(channels, width, count)
         self.token = nn.Linear(channels + 3, width)
+        self.around = nn.Linear(WINDOW**2 * channels, width, bias=False)
+        nn.init.zeros_(self.around.weight)
 
     def forward(self, features: Float[Tensor, "b h w c"], instruction: Float[Tensor, "b d"]) -> Float[Tensor, "b p d"]:
         height, width = features.shape[1:3]
@@ -109,8 +112,31 @@ class Pointers(nn.Module):
             torch.linspace(-1.0, 1.0, n, device=features.device, dtype=features.dtype) for n in (height, width)
         )
         grid = torch.stack((right.repeat(height), down.repeat_interleave(width)), -1)  # [h * w, 2]
-        known = (attention @ features.flatten(1, 2), attention @ grid, attention.amax(-1, keepdim=True))
-        return self.token(torch.cat(known, -1))  # type: ignore[no-any-return]
+        flat, place = features.flatten(1, 2), attention @ grid
+        known = torch.cat((attention @ flat, place, attention.amax(-1, keepdim=True)), -1)
+        near = window(place, height, width).to(flat.dtype) @ flat  # [b, p * 9, c]
+        around = near.view(*place.shape[:2], -1)
+        return self.token(known) + self.around(around)  # type: ignore[no-any-return]
+
+
+def window(place: Float[Tensor, "b p 2"], height: int, width: int) -> Float[Tensor, "b m n"]:
+    """Weights of an image's places, n = height * width, in each of the m = p * 9 points around given places.
+
+    The points are one place apart, and bilinear between places; beyond the border there is nothing.
+
+    Args:
+        place: x to the right and y down, -1 to 1 from the first place to the last.
+        height: Places from top to bottom.
+        width: Places from left to right.
+    """
+    apart = torch.arange(WINDOW, device=place.device) - WINDOW // 2
+
+    def along(x: Tensor, size: int) -> Tensor:  # [b, p, WINDOW, size]
+        at = (0.5 * (x.float() + 1.0) * (size - 1))[..., None] + apart
+        return (1.0 - (at[..., None] - torch.arange(size, device=place.device)).abs()).clamp(min=0.0)
+
+    right, down = along(place[..., 0], width), along(place[..., 1], height)
+    return (down[:, :, :, None, :, None] * right[:, :, None, :, None, :]).flatten(4).flatten(1, 3)
 
 
 class Match(nn.Module):
