@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 OBS_STATE = "observation.state"
 OBS_IMAGES = "observation.images"
+IMAGE_TOKENS = "observation.image_tokens"  # float [b, n, d], what encoders make of a sample's pictures, in their place
 PAST_AGE = "observation.past_age"  # float32 [b, p], control steps since each recalled observation; 0: none
 ACTION = "action"
 ACTION_IS_PAD = "action_is_pad"  # bool [b, h]: steps past the episode's end

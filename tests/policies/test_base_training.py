@@ -20,9 +20,11 @@ from vla_stack.methods.imitation import loss as imitation
 from vla_stack.methods.imitation.recipe import Imitation
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.schema import IMAGE_TOKENS
 from vla_stack.training import recipe as recipes
-from vla_stack.training.loop import backbone_scale, make_optimizer
+from vla_stack.training.build import build, preprocessed, to_device
 from vla_stack.training.memory import Memory, activations, estimate
+from vla_stack.training.optimizer import backbone_scale, make_optimizer
 from vla_stack.training.optimizer_recipe import OptimizerRecipe
 from vla_stack.training.train import train
 
@@ -79,6 +81,25 @@ def test_recipe_trains_resumes_and_stands_alone(kind, tmp_path, capsys):
     assert not any("lora" in name for name in load_file(wider / "pretrained_model" / "model.safetensors"))
     chunk = load_policy(resumed / "pretrained_model").infer(make_observations(2), [0, 1]).actions
     assert chunk.shape == (2, 4, 5) and np.isfinite(chunk).all()
+
+
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_a_frozen_vision_tower_is_run_once_for_each_view(kind, tmp_path):
+    source, data = MAKERS[kind](tmp_path / "backbone"), record(tmp_path / "data")
+    recipe = load_base(data, f"policy.options.backbone={source}", "data.cached_views=1", "data.augmentation.strength=0")
+    cached, plain = (
+        build(replace(recipe, data=replace(recipe.data, cached_views=n)), recipe.method.loss(), torch.device("cpu"))
+        for n in (1, 0)
+    )
+    plain.policy.load_state_dict(cached.policy.state_dict())
+    one, two = (
+        preprocessed(to_device(next(iter(p.loader)), torch.device("cpu")), p.preprocess) for p in (cached, plain)
+    )
+    assert IMAGE_TOKENS in one and not any(key.startswith("observation.images.") for key in one)
+    assert any(key.startswith("observation.images.") for key in two)
+    with torch.no_grad():
+        summaries = [p.policy.eval().encode(batch).summary for p, batch in ((cached, one), (plain, two))]
+    torch.testing.assert_close(*summaries, rtol=0.05, atol=0.05)
 
 
 def test_backbone_has_its_own_learning_rate(tmp_path):

@@ -12,8 +12,8 @@ from torch import nn
 
 from vla_stack.errors import UserError
 from vla_stack.training import checkpoint
-from vla_stack.training.loop import make_optimizer
 from vla_stack.training.memory import estimate
+from vla_stack.training.optimizer import make_optimizer
 from vla_stack.training.optimizer_recipe import OptimizerRecipe
 from vla_stack.training.recipe import Recipe, Training
 

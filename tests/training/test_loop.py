@@ -21,7 +21,8 @@ from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.build import preprocessed, to_device, with_float_images
 from vla_stack.training.ema import Ema
 from vla_stack.training.log import Window
-from vla_stack.training.loop import Outcome, Rate, Trainer, learning_rate, of_backbone
+from vla_stack.training.loop import Outcome, Rate, Trainer
+from vla_stack.training.optimizer import learning_rate, of_backbone
 from vla_stack.training.placement import Local
 from vla_stack.training.recipe import Recipe
 

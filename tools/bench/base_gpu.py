@@ -44,8 +44,8 @@ from vla_stack.policies.backends import _compile
 from vla_stack.policies.captured import CapturedSampler, Sampler
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.schema import ACTION, OBS_STATE, image_key
-from vla_stack.training.loop import make_optimizer
 from vla_stack.training.memory import estimate
+from vla_stack.training.optimizer import make_optimizer
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "bench")]

@@ -30,8 +30,8 @@ import torch
 
 from vla_stack.errors import UserError
 from vla_stack.schema import Camera, Dim, RobotSpec
-from vla_stack.training.loop import make_optimizer
 from vla_stack.training.memory import estimate
+from vla_stack.training.optimizer import make_optimizer
 from vla_stack.training.placement import native_precision
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.recipe import load as load_recipe

@@ -118,7 +118,7 @@ class CameraFrames:
         except OSError as e:
             raise UserError(f"{self.folder} cannot be created ({e.strerror})", "pass cache_dir=...") from None
         size = int(np.prod(self.shape))
-        want = self._fingerprints()
+        want = self.fingerprints()
         with (self.folder / f"{self.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building the same
             have = _stored(index_file, self.shape) if frames_file.exists() else []
@@ -137,7 +137,7 @@ class CameraFrames:
                 write_json(index_file, {"shape": list(self.shape), "episodes": want})
         return np.memmap(frames_file, np.uint8, "r", shape=(self.dataset.num_frames, *self.shape))
 
-    def _fingerprints(self) -> list[str]:
+    def fingerprints(self) -> list[str]:
         """One hash an episode of where its frames come from."""
         stat: dict[Path, str] = {}
         out = []

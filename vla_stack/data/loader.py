@@ -20,7 +20,7 @@ from vla_stack.data.frame_cache import open_frames
 from vla_stack.data.on_demand import FramesOnDemand, raw_bytes, seekable
 from vla_stack.data.past import sampled
 from vla_stack.errors import UserError
-from vla_stack.schema import ACTION, PAST_AGE, TASK, past_key
+from vla_stack.schema import ACTION, IMAGE_TOKENS, PAST_AGE, TASK, past_key
 
 Batch = dict[str, Any]
 AHEAD = 2  # batches that are decoded while one is trained on, where frames are decoded on demand
@@ -32,7 +32,8 @@ class ChunkLoader:
     Each batch holds, for B frames: ``observation.images.<camera>`` uint8 [B, H, W, 3]; ``action`` float32
     [B, horizon, A], which repeats the chunk's last action past its end; ``action_is_pad`` bool [B, horizon], true
     there; ``task`` list[str]; and every other numeric column of the dataset at the frame itself, among them
-    ``observation.state`` float32 [B, S], ``index``, ``episode_index`` and ``frame_index`` int64 [B]. With a history
+    ``observation.state`` float32 [B, S], ``index``, ``episode_index`` and ``frame_index`` int64 [B]. Where there are
+    image tokens, also ``observation.image_tokens`` int16 [B, n, d] of one view of each frame. With a history
     of P earlier observations also ``observation.past.<camera>`` uint8 [B, P, H, W, 3] and ``observation.past_age``
     float32 [B, P], control steps, 0 where there is none.
 
@@ -59,6 +60,7 @@ class ChunkLoader:
         cache_gb: What decoded frames may take there; where they would take more, those of videos are decoded when they
             are sampled. The batches are the same.
         progress: Show a progress bar while frames are decoded for the first time.
+        tokens: int16 [V, N, n, d], the bits of bfloat16: what encoders made of V views of each frame.
 
     Raises:
         UserError: The dataset is damaged, or an argument does not fit it.
@@ -79,13 +81,14 @@ class ChunkLoader:
         cache_dir: str | Path | None = None,
         cache_gb: float = np.inf,
         progress: bool = True,
+        tokens: NDArray[np.int16] | None = None,
     ) -> None:
         self.dataset = dataset = root if isinstance(root, Dataset) else open_dataset(root)
         if horizon < 1 or batch_size < 1:
             raise UserError(f"horizon {horizon} and batch_size {batch_size} must be at least 1")
         self.horizon, self.batch_size, self.seed, self.history = horizon, batch_size, seed, tuple(history)
         self._offsets = np.arange(horizon)
-        self._chunks = ActionChunks(dataset, horizon, trainable)
+        self._chunks, self._tokens = ActionChunks(dataset, horizon, trainable), tokens
         names = list(dataset.cameras) if cameras is None else list(cameras)
         folder = Path(cache_dir) if cache_dir is not None else None
         self._frames, self._on_demand = _pictures(dataset, names, folder, progress, image_sizes or {}, cache_gb)
@@ -110,6 +113,9 @@ class ChunkLoader:
         batch = self.gather(frames)
         if self.history:
             batch |= self._past(frames, self._position)
+        if self._tokens is not None:
+            rng = np.random.default_rng((self.seed, self._position))
+            batch[IMAGE_TOKENS] = self._tokens[rng.integers(len(self._tokens), size=len(frames)), frames]
         self._position += self.batch_size
         return batch
 

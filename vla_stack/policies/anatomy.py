@@ -18,9 +18,8 @@ from vla_stack.lerobot_core import NormalizerProcessorStep
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.onnx_policy import OnnxPolicy
-from vla_stack.policies.past import PRESENT_TOKENS
 from vla_stack.policies.processor_embodiment import EmbodimentInputStep
-from vla_stack.schema import Observation
+from vla_stack.schema import IMAGE_TOKENS, Observation
 
 WARM_UP = 2
 # The statistics that a normalisation uses.
@@ -163,7 +162,7 @@ def halves(policy: ChunkPolicy, observation: Observation) -> dict[str, Callable[
     """The two halves of a flow policy's chunk: the prefix, once an observation, and the velocity, once a step."""
     network = policy.policy
     past = policy.recall([observation])
-    past.pop(PRESENT_TOKENS, None)  # the prefix is to encode its pictures
+    past.pop(IMAGE_TOKENS, None)  # the prefix is to encode its pictures
     batch = policy.preprocess([observation]) | past
     context = network.encode(batch)
     x = torch.zeros(1, network.horizon, network.noise_dim, device=network.config.device)

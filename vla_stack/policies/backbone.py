@@ -25,7 +25,7 @@ from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.policies.transformer import KeyValue, PrefixContext, rotate
 from vla_stack.policies.unrolled_backbone import UnrolledEncoder, UnrolledText
 from vla_stack.policies.vision import to_float
-from vla_stack.schema import OBS_IMAGES, OBS_STATE, SchemaError
+from vla_stack.schema import IMAGE_TOKENS, OBS_IMAGES, OBS_STATE, SchemaError
 
 
 class Tap:
@@ -108,6 +108,8 @@ class PretrainedPrefix(nn.Module):
 
     def images(self, batch: dict[str, Any], dtype: torch.dtype) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
         """Tokens of every camera slot and their mask; all images that are there pass the encoder as one batch."""
+        if (kept := batch.get(IMAGE_TOKENS)) is not None:
+            return kept.to(dtype), torch.ones(kept.shape[:2], dtype=torch.bool, device=kept.device)
         present = [key for key in self.config.camera_keys if key in batch]
         words, per_image = batch[OBS_LANGUAGE_TOKENS], self.family.tokens_per_image
         if self.config.camera_keys and not present:
@@ -128,6 +130,10 @@ class PretrainedPrefix(nn.Module):
             tokens.append(encoded.get(key, absent))
             masks.append(seen[:, None].expand(-1, per_image))
         return torch.cat(tokens, dim=1), torch.cat(masks, dim=1)
+
+    def image_tokens(self, batch: dict[str, Any]) -> Float[Tensor, "b n d"]:
+        """Tokens of all cameras, which a batch may bring in place of its pictures."""
+        return self.images(batch, self.text.embed_tokens.weight.dtype)[0]
 
     def encode_images(self, pixels: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b n d"]:
         """Tokens of images in [-1, 1] that have the backbone's size already."""

@@ -25,10 +25,11 @@ from vla_stack.policies.contract import FlowPolicy, NoisePolicy
 from vla_stack.policies.directory import choose_robot
 from vla_stack.policies.embodiment import Embodiment
 from vla_stack.policies.modeling_moh import MohPolicy
-from vla_stack.policies.past import PAST_TOKENS, PRESENT_TOKENS
+from vla_stack.policies.past import PAST_TOKENS
 from vla_stack.policies.reading import PolicyDirectory
 from vla_stack.schema import (
     ACTION,
+    IMAGE_TOKENS,
     OBS_IMAGES,
     OBS_STATE,
     PAST_AGE,
@@ -162,7 +163,7 @@ class ChunkPolicy:
         for row, o in enumerate(observations):
             for slot, earlier in enumerate(o.past[:slots]):
                 tokens[row, slot], age[row, slot] = self._remembered(earlier), o.step - earlier.step
-        return {PRESENT_TOKENS: present, PAST_TOKENS: tokens, PAST_AGE: age}
+        return {IMAGE_TOKENS: present, PAST_TOKENS: tokens, PAST_AGE: age}
 
     def _remembered(self, observation: Observation) -> Float[Tensor, "n d"]:
         """Tokens of an observation's pictures, made once and alone, so that they depend on no other row."""

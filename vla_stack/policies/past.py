@@ -15,10 +15,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vla_stack.history import recalled
-from vla_stack.schema import PAST_AGE
+from vla_stack.schema import IMAGE_TOKENS, PAST_AGE
 
 PAST_TOKENS = "observation.past_tokens"  # float32 [b, p, n, d], in place of earlier pictures
-PRESENT_TOKENS = "observation.image_tokens"  # float32 [b, n, d], in place of the present ones
 LONGEST, WAVES = 1024.0, 8  # control steps of the slowest wave's half period in log(1 + age), and their number
 
 
@@ -69,7 +68,7 @@ class Recollection:
                 tokens[:, slot], age[:, slot] = self._tokens[i], self.step - self._steps[i]
         self._steps.append(self.step)
         self._tokens.append(present)
-        return {PRESENT_TOKENS: present, PAST_TOKENS: tokens, PAST_AGE: age}
+        return {IMAGE_TOKENS: present, PAST_TOKENS: tokens, PAST_AGE: age}
 
     def clear(self) -> None:
         """An episode begins."""

@@ -12,11 +12,11 @@ from vla_stack.errors import UserError
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.policies.expert import Geometry
-from vla_stack.policies.past import PAST_TOKENS, PRESENT_TOKENS, PastEncoder
+from vla_stack.policies.past import PAST_TOKENS, PastEncoder
 from vla_stack.policies.text import DEPTH, TextEncoder
 from vla_stack.policies.transformer import PrefixContext, PrefixTransformer
 from vla_stack.policies.vision import ImageEncoder, to_float
-from vla_stack.schema import OBS_IMAGES, OBS_STATE, PAST_AGE, SchemaError, past_key
+from vla_stack.schema import IMAGE_TOKENS, OBS_IMAGES, OBS_STATE, PAST_AGE, SchemaError, past_key
 
 
 class ScratchPrefix(nn.Module):
@@ -62,8 +62,8 @@ class ScratchPrefix(nn.Module):
         """
         words, word_mask = batch[OBS_LANGUAGE_TOKENS], batch[OBS_LANGUAGE_ATTENTION_MASK]
         text, word_mask, instruction = read_text(self.text, words, word_mask)
-        if PRESENT_TOKENS in batch:
-            images = [batch[PRESENT_TOKENS]]
+        if IMAGE_TOKENS in batch:
+            images = [batch[IMAGE_TOKENS]]
             seen = [word_mask.new_ones(images[0].shape[:2])]
         else:
             images, seen = self._images(batch, instruction)

@@ -29,8 +29,9 @@ from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.policies.directory import resolve_source
 from vla_stack.policies.reading import read_config, read_processors
 from vla_stack.policies.registry import is_known, known_types, pads
-from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, RobotSpec
+from vla_stack.schema import ACTION, IMAGE_TOKENS, OBS_IMAGES, OBS_STATE, RobotSpec
 from vla_stack.training.augmentation import NONE, Augmentation
+from vla_stack.training.cached_views import cached_views
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
 from vla_stack.training.lerobot_metadata import LeRobotDatasetMetadata, dataset_to_policy_features
@@ -160,7 +161,8 @@ def build(
     described = (sources[0].dataset.root / "meta" / "robot.json").is_file()
     robot = read_robot_spec(sources[0].dataset.root) if described else None
     lora = bool(recipe.policy.lora.rank)
-    demonstrations = make_loader(recipe, sources, config, rank)
+    tokens = cached_views(recipe, sources, policy, pre, device) if recipe.data.cached_views else ()
+    demonstrations = make_loader(recipe, sources, config, rank, tokens)
     validation = HeldOut(recipe, held_out, config, loss) if held_out else None
     parts = Parts(policy, pre, post, demonstrations, loss, robot, lora, recipe.data.augmentation, validation)
     if not (pairs := recipe.data.text_pairs).root:
@@ -320,11 +322,12 @@ def dataset_stats(sources: list[Source], metas: list[LeRobotDatasetMetadata], co
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> Batch:
-    """Tensors on ``device`` from numpy arrays; lists stay. Images travel as uint8 [B,H,W,3]."""
-    return {
+    """Tensors on ``device`` from numpy arrays; lists stay. Images travel as uint8 [B,H,W,3], bfloat16 as int16."""
+    out = {
         key: torch.from_numpy(value).to(device, non_blocking=True) if isinstance(value, np.ndarray) else value
         for key, value in batch.items()
     }
+    return out | {key: out[key].view(torch.bfloat16) for key in (IMAGE_TOKENS,) if key in out}
 
 
 def with_float_images(batch: Batch) -> Batch:

@@ -21,7 +21,11 @@ from vla_stack.training.sources import Source
 
 
 def make_loader(
-    recipe: Recipe, sources: Sequence[Source], config: PreTrainedConfig, rank: int
+    recipe: Recipe,
+    sources: Sequence[Source],
+    config: PreTrainedConfig,
+    rank: int,
+    tokens: Sequence[NDArray[np.int16]] = (),
 ) -> ChunkLoader | Mixture:
     """Batches of the cameras that the policy sees.
 
@@ -30,13 +34,16 @@ def make_loader(
         sources: Its datasets.
         config: The policy's configuration, with features and embodiments filled in.
         rank: Process index; each rank reads its own order of the data.
+        tokens: Of each source, what batches hold in place of pictures (:mod:`vla_stack.training.cached_views`).
     """
     inputs, outputs = config.input_features or {}, config.output_features or {}
     slots = {k.removeprefix(f"{OBS_IMAGES}."): ft.shape[-2:] for k, ft in inputs.items() if k.startswith(OBS_IMAGES)}
+    if tokens:
+        slots = {}
     names = [e["name"] for e in getattr(config, "embodiments", ())]
     *seeds, mixing = map(int, np.random.SeedSequence([recipe.seed, rank]).generate_state(len(sources) + 1))
     loaders, cameras = [], []
-    for source, seed in zip(sources, seeds, strict=True):
+    for number, (source, seed) in enumerate(zip(sources, seeds, strict=True)):
         dataset, mapping = source.dataset, source.embodiment.cameras if names else {slot: slot for slot in slots}
         cameras.append({slot: dataset.cameras[camera] for slot, camera in mapping.items() if camera in dataset.cameras})
         loaders.append(
@@ -52,6 +59,7 @@ def make_loader(
                 trainable=source.trainable,
                 history=getattr(base_config(config), "history_ages", ()),
                 cache_gb=recipe.data.cache_gb,
+                tokens=tokens[number] if tokens else None,
             )
         )
     if len(loaders) == 1 and not names:

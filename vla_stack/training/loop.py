@@ -7,7 +7,6 @@ nothing that happens between two steps (an evaluation, a checkpoint) can change 
 
 from __future__ import annotations
 
-import importlib
 import math
 import random
 import time
@@ -30,15 +29,12 @@ from vla_stack.training.build import Batch, Loader, Loss, Objective, preprocesse
 from vla_stack.training.ema import Ema
 from vla_stack.training.log import Log, Window
 from vla_stack.training.mixture import Mixture
-from vla_stack.training.optimizer_recipe import OptimizerRecipe
+from vla_stack.training.optimizer import backbone_scale, freeze_backbone, learning_rate, make_optimizer
 from vla_stack.training.placement import Distributed, Local, gathered
 from vla_stack.training.recipe import Recipe, Training
 from vla_stack.training.stop import Stop
 from vla_stack.training.text_pairs import PairedLoader
 from vla_stack.training.validation import HeldOut, without_dropout
-
-# What `backbone_lr_scale` is about: a pretrained backbone, or the native policy's encoders of pictures and words.
-BACKBONE = {"backbone", "vision", "text"}
 
 Evaluate = Callable[[Path, int], dict[str, float]]  # (policy directory, step) -> metrics
 
@@ -88,12 +84,7 @@ class Trainer:
         self.training: Training = recipe.method
         self.step = 0
         self.policy = parts.policy.to(placement.device).train()
-        if self.training.optimizer.backbone_lr_scale == 0.0:
-            for name, p in self.policy.named_parameters():
-                p.requires_grad_(p.requires_grad and not of_backbone(name))
-            if not ckpt.trainable(self.policy):
-                message = "with method.optimizer.backbone_lr_scale=0 nothing of this policy is left to train"
-                raise UserError(message, "set it above 0")
+        freeze_backbone(self.policy, self.training.optimizer)
         # Of a pretrained model some parameters may have no part in a loss, a language model's output head, say.
         config = base_config(self.policy.config) if placement.world > 1 else None
         native = isinstance(config, VlaConfig) and not config.backbone
@@ -263,55 +254,3 @@ class Rate:
         rates = {"samples_per_s": self._steps * self._samples / seconds, "data_share": self._loading / seconds}
         self.restart()
         return rates
-
-
-def make_optimizer(policy: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Optimizer:
-    """AdamW over the trainable parameters; only matrices decay, and what reads pictures and words has its own groups.
-
-    Raises:
-        UserError: Moments in 8 bits are wanted, and bitsandbytes is not installed.
-    """
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    parameters = ckpt.trainable(policy)
-    for name, p in parameters.items():
-        groups.setdefault((of_backbone(name), p.ndim >= 2), []).append(p)
-    fused = next(iter(parameters.values())).device.type in ("cpu", "cuda")
-    options = [
-        {"params": params, "backbone": backbone, "weight_decay": recipe.weight_decay if matrix else 0.0}
-        for (backbone, matrix), params in groups.items()
-    ]
-    if recipe.eight_bit:
-        return _bitsandbytes().optim.AdamW8bit(options, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
-    return torch.optim.AdamW(options, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
-
-
-def of_backbone(name: str) -> bool:
-    """Whether a parameter is one that ``backbone_lr_scale`` is about."""
-    return not BACKBONE.isdisjoint(name.split("."))
-
-
-def _bitsandbytes() -> Any:
-    try:
-        return importlib.import_module("bitsandbytes")
-    except ImportError:
-        raise UserError(
-            "optimizer.eight_bit=true needs bitsandbytes, which is not installed",
-            "pip install bitsandbytes, or set optimizer.eight_bit=false",
-        ) from None
-
-
-def backbone_scale(step: int, recipe: OptimizerRecipe) -> float:
-    """What the backbone's learning rate is a multiple of, at optimiser step ``step``."""
-    return recipe.backbone_lr_scale if step >= recipe.backbone_from_step else 0.0
-
-
-def learning_rate(step: int, training: Training) -> float:
-    """Learning rate of optimiser step ``step`` (counted from 0): linear warm-up, then half a cosine.
-
-    The schedule is a function of the step, so there is no state of it to lose.
-    """
-    o = training.optimizer
-    if step < o.warmup_steps:
-        return o.lr * (step + 1) / o.warmup_steps
-    progress = (step - o.warmup_steps) / max(1, training.steps - 1 - o.warmup_steps)
-    return o.lr * (o.final_lr_ratio + (1 - o.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))

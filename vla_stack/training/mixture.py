@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vla_stack.data.dataset import Dataset
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.policies.embodiment import OBS_EMBODIMENT
-from vla_stack.schema import ACTION, ACTION_IS_PAD, OBS_STATE, PAST_AGE, TASK, image_key, past_key
+from vla_stack.schema import ACTION, ACTION_IS_PAD, IMAGE_TOKENS, OBS_STATE, PAST_AGE, TASK, image_key, past_key
 
 SOURCE = "source"  # int64 [b], number of the dataset that a row is of
 SOURCES = "sources"  # (number, name) of those datasets that a batch has rows of
@@ -156,6 +156,8 @@ def aligned(batch: dict[str, Any], part: Part, number: int, layout: Layout) -> d
             black = np.zeros((*age.shape, height, width, 3), np.uint8)
             out[past_key(image_key(slot))] = black if column is None else batch[past_key(column)]
             out[PAST_AGE] = age
+    if IMAGE_TOKENS in batch:
+        out[IMAGE_TOKENS] = batch[IMAGE_TOKENS]
     if part.embodiment is not None:
         out[OBS_EMBODIMENT] = np.full(rows, part.embodiment)
     out[SOURCE] = np.full(rows, number)

@@ -187,6 +187,8 @@ class DataRecipe:
             of actions from every frame, of any length.
         cache_gb: What the decoded frames of a dataset may take on the disk. Where they would take more, frames of
             videos are decoded when they are sampled; the batches are the same.
+        cached_views: Where what reads pictures is not trained, how many augmented views of each frame it encodes, once,
+            before the first step; a step then draws one of them and encodes none. 0: every picture at every step.
     """
 
     root: tuple[str, ...] = ()
@@ -203,6 +205,7 @@ class DataRecipe:
     validation: Annotated[float, Within(0, 1, closed=False)] = 0.0
     branched: bool = True
     cache_gb: NotNegative = 64.0
+    cached_views: Natural = 0
 
     def check(self) -> None:
         """Datasets are named in one way, and weighed all or none; raises :class:`UserError`."""
