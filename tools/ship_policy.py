@@ -49,6 +49,7 @@ def main(run: str, name: str, *settings: str, start: Path | None = None, share: 
     (target / "config.json").write_text(json.dumps(config, indent=4) + "\n")
     recipe = yaml.safe_load((source / "recipe.yaml").read_text())
     recipe["data"]["root"], recipe["output_dir"] = [Path(r).name for r in recipe["data"]["root"]], ""
+    recipe["policy"]["pretrained"] = Path(recipe["policy"]["pretrained"] or "").name
     (target / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     shutil.copy(source / "metrics.jsonl", target / "metrics.jsonl")
     (target / "train_config.json").unlink(missing_ok=True)
