@@ -16,7 +16,7 @@ from vla_stack.trust import check_recipe
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("vla_stack", "sim", "robot_drivers")
 OF_OTHERS = {  # bitsandbytes, LeRobot's devices, LeRobot's modules
-    "vla_stack/training/loop.py",
+    "vla_stack/training/optimizer.py",
     "robot_drivers/lerobot_build.py",
     "vla_stack/light_imports.py",
     "vla_stack/lerobot_core.py",

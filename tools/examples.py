@@ -38,7 +38,7 @@ STEPS = (
         "--episodes 11 --workers 1",
     ),
     Step(
-        "vla collect --task pick_any shelf --noise 0.3 --moments 4 --episodes 9000 --root data/scenes",
+        "vla collect --task pick_any shelf --noise 0.3 --errors 0.3 --moments 4 --episodes 9000 --root data/scenes",
         "--episodes 2 --workers 1",
     ),
     Step(
