@@ -8,12 +8,11 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.expert import HIGH, LOW, Expert
+from sim.expert import HIGH, LOW, MISS, Expert
 
 Kind = Literal["expert", "clumsy", "waypoints", "look_away"]
 SHARES: dict[Kind, float] = {"expert": 0.35, "clumsy": 0.35, "waypoints": 0.20, "look_away": 0.10}
 SEGMENT = 12  # control steps for which a clumsy expert is wrong in one way
-MISS = 0.02  # m, standard deviation of how far it is off
 # Levels of noise on what is executed (`Expert.perturb`), one of them an episode. Policies do not move as smoothly as
 # experts: what they command has to lie within the data, and where such commands lead has to be learnt.
 SHAKES: dict[Kind, tuple[float, ...]] = {"expert": (0.0, 0.3, 0.6), "clumsy": (0.0, 0.6, 1.5)}

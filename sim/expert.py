@@ -75,16 +75,12 @@ class Expert:
         noise = self._rng.normal(0.0, 1.0, 4)
         if self._noise == 0.0 or self._rng.random() > NOISE_SHARE:
             return action
-        env = self._env
-        step = self._rates * env.spec_robot.dt
         tool = self._tool(action)
-        noisy = tool[:4] + self._noise * step * noise
-        noisy = np.clip(noisy, env.tool_command[:4] - step, env.tool_command[:4] + step)
-        return self._action(self._legal(np.append(noisy, tool[4])))
+        return self._moved(tool[:4] + self._noise * self._rates * self._env.spec_robot.dt * noise, tool[4])
 
     def _err(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
         """The action of the stretch's error, if it has one."""
-        rng, env = self._rng, self._env
+        rng = self._rng
         if self._left == 0:
             self._left = int(rng.integers(*STRETCH))
             self._wrong, self._astray, self._flip = rng.random(3) < (self._errors, ASTRAY, FLIPPED)
@@ -96,9 +92,12 @@ class Expert:
         gripper = 1.0 - tool[4] if self._flip else tool[4]
         if self._astray:
             return self.towards(self._place[:3], self._place[3], gripper)
-        step = self._rates[:3] * env.spec_robot.dt
-        off = np.clip(tool[:3] + self._offset, env.tool_command[:3] - step, env.tool_command[:3] + step)
-        return self._action(self._legal(np.array([*off, tool[3], gripper])))
+        return self._moved(tool[:4] + np.append(self._offset, 0.0), gripper)
+
+    def _moved(self, pose: NDArray[np.float64], gripper: float) -> NDArray[np.float32]:
+        """The action that commands a tool pose [4], as far as the robot moves in one step."""
+        last, step = self._env.tool_command[:4], self._rates * self._env.spec_robot.dt
+        return self._action(self._legal(np.append(np.clip(pose, last - step, last + step), gripper)))
 
     def _action(self, tool: NDArray[np.float32]) -> NDArray[np.float32]:
         """The action of the environment's control mode that commands a tool target [5] now."""

@@ -108,6 +108,26 @@ def test_a_run_on_two_datasets_is_resumed_as_if_it_had_not_stopped(
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
 
 
+def test_a_deleted_file_is_not_taken_for_done(recipe_file: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = frozen(recipe_file, own)
+    parts_of(recipe)
+    (file,) = own.with_name("arm.frames").glob("views-*.i16")
+    whole, made, calls = file.read_bytes(), VlaPolicy.image_tokens, []
+    file.unlink()
+
+    def dies(self: VlaPolicy, batch: dict) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 2:  # before the first block is noted
+            raise RuntimeError
+        return made(self, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(VlaPolicy, "image_tokens", dies)
+        parts_of(recipe)
+    parts_of(recipe)
+    assert file.read_bytes() == whole
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -36,7 +36,7 @@ EPISODES, SEED, DELAY = 50, 40_000, 1
 MEAN, LEAST, UNSEEN_OBJECTS, WORDS = 0.85, 0.60, 0.60, -0.05
 NAMES = "where one of many kinds is named, most episodes that fail go to another thing: kinds are still confused"
 NARROW = "a slot 3 mm wider than the tile on each side: it is let go beside it"
-PHRASES = "phrases that training never says are understood less often"
+PHRASES = "the split has names of things that training never says, which words learnt from nothing cannot know"
 
 
 @contextmanager

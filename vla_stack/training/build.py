@@ -327,7 +327,9 @@ def to_device(batch: dict[str, Any], device: torch.device) -> Batch:
         key: torch.from_numpy(value).to(device, non_blocking=True) if isinstance(value, np.ndarray) else value
         for key, value in batch.items()
     }
-    return out | {key: out[key].view(torch.bfloat16) for key in (IMAGE_TOKENS,) if key in out}
+    if IMAGE_TOKENS in out:
+        out[IMAGE_TOKENS] = out[IMAGE_TOKENS].view(torch.bfloat16)
+    return out
 
 
 def with_float_images(batch: Batch) -> Batch:

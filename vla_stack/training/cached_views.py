@@ -1,6 +1,6 @@
 """What frozen encoders make of pictures, computed once for a few augmented views of every frame.
 
-Where an encoder is not trained, it says the same of the same picture at every step, and is most of a step's cost. So
+Where an encoder is not trained, it says the same of the same picture at every step, and takes a good part of each. So
 before the first step each frame passes it a few times, each time augmented otherwise, and a step draws one of these
 views. They lie beside the dataset in ``<root>.frames/``, as the bits of bfloat16, under the digest of the weights, of
 the pictures and of how they were changed: a run that is resumed, or begun again from the same policy, finds them. They
@@ -71,10 +71,8 @@ def _views(
     source: Source, recipe: Recipe, policy: Any, preprocess: Any, device: torch.device, digest: Any
 ) -> NDArray[np.int16]:
     """The views of one dataset."""
-    dataset, cameras = (
-        source.dataset,
-        [c.removeprefix(f"{OBS_IMAGES}.") for c in base_config(policy.config).camera_keys],
-    )
+    dataset, keys = source.dataset, base_config(policy.config).camera_keys
+    cameras = [key.removeprefix(f"{OBS_IMAGES}.") for key in keys]
     pictures = open_frames(dataset, cameras)
     generator = torch.Generator(device)
 
@@ -83,8 +81,7 @@ def _views(
         if OBS_STATE in dataset.columns:
             raw[OBS_STATE] = torch.from_numpy(dataset.columns[OBS_STATE][rows]).to(device)
         raw[TASK] = [dataset.tasks[i] for i in dataset.columns["task_index"][rows]]
-        words = np.random.SeedSequence((view, int(rows[0]))).generate_state(2)
-        generator.manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
+        generator.manual_seed(int(np.random.SeedSequence((view, int(rows[0]))).generate_state(1)[0]))
         batch = preprocess(augmented(raw, recipe.data.augmentation, generator))
         with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
             return policy.image_tokens(batch)  # type: ignore[no-any-return]
@@ -111,10 +108,12 @@ def _filled(file: Path, shape: tuple[int, ...], rows: NDArray[np.int64], encode:
         begun = index.exists() and file.exists() and file.stat().st_size == need
         done = int(read_json(index)["blocks"]) if begun else 0
         if done < len(blocks):
-            free = shutil.disk_usage(file.parent).free
-            if not done and need > free:
-                message = f"{views} views need {need / 1e9:.1f} GB in {file.parent}, {free / 1e9:.1f} are free"
+            free, need = shutil.disk_usage(file.parent).free, need * (len(blocks) - done) // len(blocks)
+            if need > free:
+                message = f"{views} views need {need / 1e9:.1f} GB more in {file.parent}, {free / 1e9:.1f} are free"
                 raise UserError(message, "free disk space, or set fewer data.cached_views")
+            if not done:  # of a file that was deleted it says what is no longer there
+                index.unlink(missing_ok=True)
             store = np.memmap(file, np.int16, "r+" if done else "w+", shape=shape)
             bar = tqdm(total=len(blocks), initial=done, unit_scale=BLOCK, unit=" frames", desc="encoding views")
             with bar, torch.no_grad():
