@@ -117,9 +117,102 @@ def measure(freshness, root, name, *flags):
 )
 def test_a_changed_line_makes_exactly_its_figures_stale(tree, freshness, changed, stale):
     assert freshness.stale(tree / "results", tree) == {}
-    (tree / changed).write_text((tree / changed).read_text() + "\n")
+    line = "print()\n" if changed.endswith(".py") else "\n"
+    (tree / changed).write_text((tree / changed).read_text() + line)
     found = freshness.stale(tree / "results", tree)
     assert set(found) == stale and all(why == [changed] for why in found.values())
+
+
+LIBRARY = """
+from functools import cache
+from os.path import join as put
+
+LIMIT = 3
+UNUSED = 4
+
+def used(a: int) -> int:
+    '''Text.'''
+    return helper(a) + LIMIT
+
+def helper(a):
+    return put(a)
+
+def unused():
+    return helper(UNUSED)
+
+@cache
+class Found:
+    size: int = 0
+
+    def called(self):
+        return other()
+
+def other(): ...
+
+@table("name")
+def entered(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "matters"),
+    [
+        ("'''Text.'''", "'''Other text.'''", False),
+        ("LIMIT = 3", "# why\nLIMIT = 3", False),
+        ("a: int", "a: float", False),
+        ("LIMIT = 3", "LIMIT = 4", True),
+        ("UNUSED = 4", "UNUSED = 5", False),
+        ("helper(UNUSED)", "used(UNUSED)", False),
+        ("return put(a)", "return put(a, a)", True),  # of what is called by what is called
+        ("join as put", "split as put", True),
+        ("import cache", "import lru_cache as cache", True),
+        ("size: int", "size: float", True),  # its fields are read by their annotations
+        ("return other()", "return None", True),  # found by a word of a string; others may call all its methods
+        ("def other(): ...", "", True),
+        ("def other(): ...", "def other(): ...\n\ndef new(): ...", False),
+        ("def entered(): ...", "def entered(): pass", True),
+        ("def unused", "print()\n\ndef unused", True),  # runs with the import
+    ],
+)
+def test_only_what_the_script_may_come_to_counts(tree, freshness, before, after, matters):
+    library = tree / "vla_stack/library.py"
+    library.write_text(LIBRARY)
+    (tree / "tools/bench/calling.py").write_text("from vla_stack.library import used\nused(getattr(1, 'Found'))\n")
+    run(tree, "add", "-A")
+    run(tree, "commit", "-qm", "a library")
+    measure(freshness, tree, "calling")
+    assert before in LIBRARY and freshness.stale(tree / "results", tree) == {}
+    library.write_text(LIBRARY.replace(before, after))
+    assert freshness.stale(tree / "results", tree) == ({"calling": ["vla_stack/library.py"]} if matters else {})
+
+
+def test_a_content_that_no_revision_has_counts_as_changed(tree, freshness):
+    (tree / "sim/pick.py").write_text("XML = 'other.xml'\n")
+    measure(freshness, tree, "shipped")
+    (tree / "sim/pick.py").write_text("XML = 'other.xml'  # a comment\n")
+    assert freshness.changed(
+        json.loads((tree / "results/shipped.json").read_text()) | {"revision": "a"}, freshness.Tree(tree)
+    ) == ["sim/pick.py"]
+
+
+def test_verbs_count_where_the_command_line_is_run(tree, freshness):
+    table = REGISTRY.replace(
+        '"costs"', '"verbs": {"go": "vla_stack.go:VERB", "stay": "vla_stack.stay:VERB"},\n    "costs"'
+    )
+    for name, text in {
+        "vla_stack/registry.py": table,
+        "vla_stack/go.py": "from .registry import POLICIES\n",
+        "vla_stack/stay.py": "",
+        "vla_stack/cli.py": "from vla_stack.registry import VERBS\n",
+        "tools/bench/calling.py": "import vla_stack.registry\nWORDS = 'python', '-m', 'vla_stack.cli', 'go'",
+        "tools/bench/speaking.py": "from vla_stack.registry import POLICIES\nWORDS = 'go', 'vla'\n",
+    }.items():
+        (tree / name).write_text(text)
+    calling, speaking = (
+        freshness.closure(freshness.Tree(tree), f"tools/bench/{name}.py") for name in ("calling", "speaking")
+    )
+    assert "vla_stack/go.py" in calling and "vla_stack/stay.py" not in calling
+    assert "vla_stack/go.py" not in speaking
 
 
 def test_what_a_file_holds_is_taken_over_while_nothing_of_it_has_changed(tree, freshness, monkeypatch):
@@ -131,7 +224,7 @@ def test_what_a_file_holds_is_taken_over_while_nothing_of_it_has_changed(tree, f
     monkeypatch.setenv(freshness.ANEW, "1")
     assert freshness.still_true(path, tree) == {}
     monkeypatch.delenv(freshness.ANEW)
-    (tree / "sim" / "pick.py").write_text("XML = 'other.xml'\n")
+    (tree / "sim" / "pick.py").write_text("print()\n")
     assert freshness.still_true(path, tree) == {}
 
 
