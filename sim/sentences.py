@@ -2,7 +2,8 @@
 
 Each phrase says which things it may mean; only one that means a single thing is used, so no instruction is ambiguous in
 its scene. Left and right are those of the front camera's picture. Sentences of the split ``seen`` never have what is
-held out: verbs and word orders of :data:`ORDERS`, relations and sizes of :data:`WORDS`, and other names of things.
+held out: verbs and word orders of :data:`ORDERS`, which only ``unseen-orders`` has, and relations and sizes of
+:data:`WORDS` and other names of things, which only ``unseen-names`` has.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from sim import library
 from sim.library import KINDS
 from sim.slots import Thing
 
-Split = Literal["seen", "unseen-words", "unseen-compositions", "unseen-objects"]
-SPLITS: tuple[Split, ...] = ("seen", "unseen-words", "unseen-compositions", "unseen-objects")
+Split = Literal["seen", "unseen-orders", "unseen-names", "unseen-compositions", "unseen-objects"]
+SPLITS: tuple[Split, ...] = ("seen", "unseen-orders", "unseen-names", "unseen-compositions", "unseen-objects")
 CLEAR = 0.04  # m, by which a relation has to hold to be said, and may fail to hold to be meant all the same
 
 
 @dataclass(frozen=True)
 class Words:
-    """What training sentences say, and what only the split ``unseen-words`` says."""
+    """What training sentences say, and what is held out for a split."""
 
     seen: tuple[str, ...]
     unseen: tuple[str, ...]
@@ -120,7 +121,9 @@ def phrases(things: Sequence[Thing], spots: NDArray, i: int, new: bool = False) 
         other = name != me.kind
         yield Phrase(f"the {name}", kind, new=other)
         yield Phrase(f"the {me.colour} {name}", kind & hue, True, other)
-    yield Phrase(f"the {me.colour} thing", hue)
+        if new:
+            yield Phrase(f"the {name} that is {me.colour}", kind & hue, True, new)
+    yield Phrase(f"the {me.colour} {'object' if new else 'thing'}", hue, new=new)
     for relation, means in _superlatives(things, spots, i, kind):
         for form in WORDS[relation].of(new):
             yield Phrase(form.format(n=me.kind), means, new=new, relative="most" in relation)
@@ -169,11 +172,12 @@ def name_thing(
 ) -> Phrase:
     """A phrase of the split that means thing ``i`` and nothing else in the scene.
 
-    A composition that was never named is named by its colour and kind; a kind that was never named by its colour too.
+    A composition that was never named is named by its colour and kind; a kind that was never named by its colour too;
+    ``unseen-names`` has words that training has not.
     ``relative`` is the share of phrases that say where the thing is, where one of them means it alone.
     """
     named = split in ("unseen-compositions", "unseen-objects") and i == 0
-    found = list(phrases(things, spots, i, split == "unseen-words"))
+    found = list(phrases(things, spots, i, split == "unseen-names"))
     clear = [p for p in found if p.means == {i}]
     placed = [p for p in clear if p.relative]
     pool = [p for p in clear if not p.relative]
@@ -181,6 +185,8 @@ def name_thing(
         pool = [p for p in pool if p.coloured and not p.new]
     elif placed and rng.random() < relative:
         pool = placed
+    if split == "unseen-names":
+        pool = [p for p in pool if p.new]
     return pool[int(rng.integers(len(pool)))]
 
 
@@ -190,16 +196,14 @@ def order(rng: np.random.Generator, action: str, split: Split, a: str, b: str = 
     Args:
         rng: Chooses among the orders.
         action: What is to be done.
-        split: Whose words: an instruction of ``unseen-words`` has an order that training has not, and one about a thing
-            that training has not leaves nothing out that may be said.
+        split: Whose words; a sentence about a thing that training has not leaves nothing out that may be said.
         a: Words for the thing.
         b: Words for where to.
         relation: Of :data:`WORDS`, between them.
     """
-    new = split == "unseen-words"
-    forms = ORDERS[action].of(new)
+    forms = ORDERS[action].of(split == "unseen-orders")
     if split == "unseen-objects" and b:
         forms = tuple(f for f in forms if "{b}" in f)
     form = forms[int(rng.integers(len(forms)))]
-    words = WORDS[relation].of(new) if relation else ("",)
+    words = WORDS[relation].of(split == "unseen-names") if relation else ("",)
     return form.format(a=a, b=b, r=words[int(rng.integers(len(words)))])

@@ -69,7 +69,7 @@ class Shelf(Tabletop):
 
     def ask(self, rng: np.random.Generator, wish: Wish) -> str:
         a = name_thing(rng, self.things, self.spots, wish[0], self.split, relative=0.0).words
-        shelves = WORDS[wish[1]].of(self.split == "unseen-words")
+        shelves = WORDS[wish[1]].of(self.split == "unseen-names")
         return order(rng, "put", self.split, a, shelves[int(rng.integers(len(shelves)))], "on")
 
     @property

@@ -124,9 +124,9 @@ def test_changes_of_pictures_follow_from_the_seed_and_leave_the_rest():
 
 def test_an_environment_has_the_splits_that_it_can_have():
     assert set(splits_of(LINE, [SEEN], own=True)) == {SEEN}
-    assert set(splits_of("sim/pick_any-v0", [SEEN], own=True)) > {SEEN, "unseen-words", "unseen-objects"}
-    assert splits_of("sim/pick_any-v0", ["unseen-words"], own=False)["unseen-words"].options == {
-        "split": "unseen-words"
+    assert set(splits_of("sim/pick_any-v0", [SEEN], own=True)) > {SEEN, "unseen-names", "unseen-objects"}
+    assert splits_of("sim/pick_any-v0", ["unseen-names"], own=False)["unseen-names"].options == {
+        "split": "unseen-names"
     }
     with pytest.raises(UserError, match="Line-v0 has no split 'camera' -- it has seen, darker"):
         splits_of(LINE, ["camera"], own=True)
