@@ -25,6 +25,7 @@ from vla_stack.evaluation.pictures import CHANGES, Changed
 from vla_stack.registry import TASKS
 from vla_stack.rollout.engine import ChunkPolicy
 from vla_stack.rollout.latency import Latency
+from vla_stack.rollout.plan import Instruct
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.statistics import Estimate, paired_interval, success_interval
 
@@ -132,6 +133,7 @@ class Terms:
         executor: Rules of the timeline.
         latency: Of the policy.
         options: Of all environments.
+        instruct: See :func:`~vla_stack.evaluation.evaluate.evaluate`.
     """
 
     episodes: int
@@ -139,6 +141,7 @@ class Terms:
     executor: ExecutorConfig = ExecutorConfig()
     latency: Latency = Latency()
     options: Mapping[str, Any] = field(default_factory=dict)
+    instruct: Instruct = None
 
 
 Progress = Callable[[str], AbstractContextManager[OnEpisode]]
@@ -178,7 +181,7 @@ def run_suite(
         if file.is_file() and (kept := read_json(file))["of"] == key:
             return tuple(kept["success"])
         seen: ChunkPolicy = Changed(policy, CHANGES[split.pictures]) if split.pictures else policy
-        fixed = (terms.episodes, terms.seed, terms.executor, terms.latency)
+        fixed = (terms.episodes, terms.seed, terms.executor, terms.latency, terms.instruct)
         with progress(title) as on_episode:
             result = evaluate(seen, env_id, *fixed, env_options=options, on_episode=on_episode, **how)
         success = tuple(bool(x) for x in result.outcomes)
