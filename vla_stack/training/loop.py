@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vla_stack.errors import UserError
 from vla_stack.policies.configuration_moh import base_config
@@ -159,7 +159,7 @@ class Trainer:
                     loss, metrics = self.objective(batch, self.generator)
                 self.placement.backward(loss / t.accumulate)
             window.add(self.step + 1, {"loss": loss, **metrics})
-        norm = gathered(nn.utils.clip_grad_norm_(self.parameters, t.optimizer.clip_norm or math.inf))
+        norm = self._clip(t.optimizer.clip_norm or math.inf)
         window.add(self.step + 1, {"grad_norm": norm, "lr": lr})
         if device.type == "cpu":  # elsewhere reading the value would stall the device
             window.check()
@@ -214,11 +214,23 @@ class Trainer:
         kind = self.placement.device.type
         return torch.autocast(kind, torch.bfloat16, enabled=self.recipe.precision == "bf16")
 
+    def _clip(self, longest: float) -> Tensor:
+        """Scale the gradient to a norm of at most ``longest``; returns the norm that it had."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        # Reading the norm would stall a device; a CPU is spared a pass through the gradients in most steps.
+        if self.placement.device.type != "cpu" or gathered(norm) > longest:
+            nn.utils.clip_grads_with_norm_(self.parameters, longest, norm)
+        return gathered(norm)
+
     def _seed_everything(self, *words_of: int) -> None:
         words = np.random.SeedSequence(words_of).generate_state(2)
         seed = int(words[0]) << 31 | int(words[1]) >> 1  # 63 bits
         self.generator.manual_seed(seed)
-        torch.manual_seed(seed)
+        if self.placement.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:  # those of all devices; where there is none, a note for each is written, for a millisecond
+            torch.manual_seed(seed)
         np.random.seed(words[0])  # noqa: NPY002  the legacy global generator, for whoever reads it
         random.seed(seed)
 

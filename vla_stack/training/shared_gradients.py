@@ -1,7 +1,7 @@
 """Gradients of processes on one machine, averaged in memory that they share.
 
 Gloo sends them through sockets, even to the neighbour: for the native policy on two cores a seventh of a step. Here
-each process writes its own into a common buffer and reads the mean of all.
+each process writes its share of the mean into a common buffer and adds up all.
 """
 
 import os  # and no `annotations` from __future__: torch reads those of a hook as they are
@@ -22,7 +22,7 @@ class SharedGradients:
     has waited for everybody in between, and so does not write what another still reads.
 
     Args:
-        buffer: float32 [2, processes, parameters], shared by all processes.
+        buffer: float32 [2, processes, parameters], shared by all processes, at least two.
         rank: Of this process.
     """
 
@@ -42,9 +42,12 @@ class SharedGradients:
             self._half, self._at = 1 - self._half, 0
         part = self._buffer[self._half, :, self._at : self._at + len(own)]
         self._at += len(own)
-        part[self._rank].copy_(own)
+        torch.mul(own, 1.0 / len(part), out=part[self._rank])
         distributed.all_reduce(self._ready)  # nobody passes before all have written
-        return torch.mean(part, 0, out=own)
+        torch.add(part[0], part[1], out=own)  # in the same order everywhere; `mean` takes twice as long
+        for other in part[2:]:
+            own += other
+        return own
 
 
 def share_gradients(model: DistributedDataParallel) -> None:
