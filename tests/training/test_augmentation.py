@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from vla_stack.training.augmentation import (
     patches,
     random_shift,
     relit,
+    reworded,
 )
 from vla_stack.training.build import build
 from vla_stack.training.log import Window
@@ -60,6 +62,32 @@ def test_pictures_change_by_the_generator_and_nothing_else_does() -> None:
         assert torch.equal(given[key], before[key]) and not torch.equal(one[key], given[key])
     assert not torch.equal(one[FRONT], one[WRIST])  # a camera has light of its own
     assert all(one[key] is given[key] for key in (f"{WRIST}_is_pad", "action", "task"))
+
+
+def test_words_that_mean_nothing_come_in_place_of_others_or_before_them() -> None:
+    text, kept = "please take the yellow teapot right of the orange goblet", []
+    random.seed(3)
+    for _ in range(2000):
+        words = reworded(text, 0.3).split()
+        new = [w for w in words if w not in text.split()]
+        assert len(new) <= 2 and all(len(w) <= 5 for w in new)
+        known = iter(text.split())
+        assert all(w in known for w in words if w not in new)  # what is left is in its order
+        kept.append(len(words) - len(new))
+    lost = 10 - sum(kept) / len(kept)
+    assert 0.7 < lost < 0.95  # at most two of 0.3 * 10 words are touched, half of them replaced
+    assert reworded(text, 0.0) == text
+
+
+def test_instructions_of_a_batch_change_alone() -> None:
+    batch = {"task": ["pick up the red mug"] * 8, "state": torch.ones(8)}
+    random.seed(0)
+    first = augmented(batch, Augmentation(strength=0.0, words=0.3), torch.Generator())
+    random.seed(0)
+    again = augmented(batch, Augmentation(strength=0.0, words=0.3), torch.Generator())
+    assert first["task"] == again["task"] and len(set(first["task"])) > 4
+    assert batch["task"] == ["pick up the red mug"] * 8 and first["state"] is batch["state"]
+    assert augmented(batch, NONE, torch.Generator())["task"] is batch["task"]
 
 
 def test_strength_0_leaves_pictures_and_generator_alone() -> None:

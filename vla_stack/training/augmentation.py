@@ -1,10 +1,12 @@
-"""Random light, shadow, patches and shifts on training pictures, so that a policy holds up where they change.
+"""Random light, shadow, patches and shifts on training pictures, and words that mean nothing in instructions, so that a
+policy holds up where they change.
 
-One draw a picture, for whole batches of uint8 pictures on the policy's device. Inference sees pictures as they are.
+One draw a picture, for whole batches of uint8 pictures on the policy's device. Inference sees all as it is.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,20 +22,26 @@ TINT = 0.2  # and each colour, on its own, by this one
 SHADOWED, DARKEST = 0.5, 0.35  # share of pictures with a half-plane in shadow, and the least light in it
 PATCHED, PATCH = 0.4, 14 / 64  # share of pictures with an erased patch, and its largest side, of the picture's
 REFERENCE = 64  # height of the picture that shifts are given for, pixels
+CONSONANTS, VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiouy"  # of words that mean nothing
+SYLLABLES, MADE_UP = 2, 2  # at most so many of a word, and of such words in an instruction: it has to stay short
 
 
 NONE = Augmentation(strength=0.0)
 
 
 def augmented(batch: Mapping[str, Any], change: Augmentation, generator: torch.Generator) -> dict[str, Any]:
-    """A batch with changed pictures; the rest of it is the same, and so is the batch that was given.
+    """A batch with changed pictures and instructions; the rest is the same, and so is the batch that was given.
 
     Args:
-        batch: Tensors; pictures ``observation.images.<camera>`` uint8 [b, h, w, 3], and earlier ones of a history.
+        batch: Tensors; pictures ``observation.images.<camera>`` uint8 [b, h, w, 3], and earlier ones of a history; the
+            instructions ``task``.
         change: What to change.
-        generator: Source of all of it; with strength 0 nothing is drawn.
+        generator: Source of the pictures' changes; with strength 0 nothing is drawn. Words are drawn from ``random``,
+            which a training seeds in each step: a GPU would be waited for.
     """
     out = dict(batch)
+    if change.words and "task" in batch:
+        out["task"] = [reworded(text, change.words) for text in batch["task"]]
     for key, images in batch.items():
         camera = key.removeprefix(f"{OBS_IMAGES}.")
         # `<camera>_is_pad` beside the pictures says which samples have none
@@ -47,6 +55,33 @@ def augmented(batch: Mapping[str, Any], change: Augmentation, generator: torch.G
             seen = random_shift(past[known], round(pixels), generator)
             out[past_key(key)][known] = relit(seen, change.strength, generator)
     return out
+
+
+def reworded(instruction: str, share: float) -> str:
+    """An instruction with words that mean nothing, as those of a person do that no training sentence has.
+
+    So a policy learns to go by the words that it knows. Without them one that was trained on a dozen verbs takes
+    another thing where it is told to *seize* one.
+
+    Args:
+        instruction: The instruction.
+        share: Of its words: half of them are replaced, half get one before them.
+    """
+    words, made = [], 0
+    for word in instruction.split():
+        draw = random.random() if made < MADE_UP else 1.0
+        if draw < share:
+            words.append(made_up())
+            made += 1
+        if draw >= share / 2:
+            words.append(word)
+    return " ".join(words)
+
+
+def made_up() -> str:
+    """A word that means nothing."""
+    syllables = (random.choice(CONSONANTS) + random.choice(VOWELS) for _ in range(random.randint(1, SYLLABLES)))
+    return "".join(syllables) + random.choice(("", *CONSONANTS))
 
 
 def random_shift(images: UInt8[Tensor, "b h w 3"], pixels: int, generator: torch.Generator) -> UInt8[Tensor, "b h w 3"]:

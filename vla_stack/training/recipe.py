@@ -27,6 +27,7 @@ from vla_stack.training.recipe_tree import (
     Natural,
     NotNegative,
     Positive,
+    Share,
     Within,
     build,
     check_names,
@@ -140,7 +141,7 @@ class TextPairsRecipe:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of the pictures that a policy is trained on.
+    """Random changes of the pictures and instructions that a policy is trained on.
 
     Attributes:
         strength: Of all changes, 1 being those at the top of ``training/augmentation.py``; 0 leaves pictures alone.
@@ -148,11 +149,14 @@ class Augmentation:
             by more.
         camera_shift: The same for cameras that bear less: where one stands still, and the task is a matter of a few
             pixels, what shifts the picture shifts the goal.
+        words: Share of the words of an instruction that are replaced by words that mean nothing, or get one before
+            them, so that the policy holds up to verbs that it has not been trained with.
     """
 
     strength: NotNegative = 1.0
     shift: NotNegative = 3.0
     camera_shift: dict[str, float] = field(default_factory=dict)
+    words: Share = 0.0
 
     def check(self) -> None:
         """Shifts are not negative; raises :class:`UserError`."""
