@@ -48,9 +48,7 @@ def report(records: list[dict[str, Any]]) -> list[Check]:
         for arm, found in outcomes.items():
             checks.append(Check(f"{where}: success, {arm}", float(found.mean()), interval=seeds_interval(found)))
         gain = seeds_interval(*outcomes.values())
-        told = (
-            "patches cost success here" if gain.high < 0 else "seeds differ by more than the arms: nothing is told yet"
-        )
+        told = "patches cost success here" if gain.high < 0 else "seeds differ by more than the arms do"
         why = "" if gain.value >= -MARGIN else told
         checks.append(Check(f"{where}: patches minus overlapping", gain.value, -MARGIN, ">=", gain, why))
         checks.append(
