@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     kept = {name: w for name, w in read_weights(find_weights(path)).items() if not name.startswith(new)}
     policy.load_state_dict({**policy.state_dict(), **kept})
     instructions = [text for root in args.data for text in read_tasks(root)]
-    step = TokenizerStep(args.max_tokens, False, True, learn_tokenizer(instructions, args.vocabulary))
+    step = TokenizerStep(args.max_tokens, False, config.bpe_dropout, learn_tokenizer(instructions, args.vocabulary))
     pre.steps = [step if isinstance(s, HashTokenizerStep | TokenizerStep) else s for s in pre.steps]
     for part in (policy, pre, post):
         part.save_pretrained(args.out)

@@ -44,6 +44,8 @@ IMAGE_SIZE, CHANNELS = 128, (24, 48, 64, 64)
 # what grounding had taught: with 64 pixels, pointers at the thing that pick_any names fell from 66 to 20 of 100 scenes.
 # At three tenths they fell from 81 to 75 in 7,000 steps (128 pixels), at a tenth they stayed.
 ENCODERS_LR = 0.1
+WORDS = 0.15  # of an instruction's, made up or with one that is made up before them
+MAX_TOKENS = 48  # of an instruction: twice the longest of these, so that rarer words, which are spelt, have room
 DONE = "done"  # in the folder of a round that ended
 KEEP = 2  # rounds behind the window whose runs stay
 
@@ -75,7 +77,7 @@ def first_policy(args: argparse.Namespace) -> Path:
     start = args.out / "start"
     if not start.exists():
         words = [str(root) for root in roots(args.out, 0, args.tasks)]
-        pictures = ("--image-size", str(IMAGE_SIZE), "--channels", *map(str, CHANNELS))
+        pictures = ("--image-size", str(IMAGE_SIZE), "--channels", *map(str, CHANNELS), "--max-tokens", str(MAX_TOKENS))
         run([sys.executable, str(ROOT / "tools" / "renew.py"), "shipped", str(start), *words, *pictures])
     grounded = args.out / "grounded"
     if args.ground and not grounded.exists():
@@ -103,6 +105,7 @@ def train(args: argparse.Namespace, number: int, policy: Path) -> Path:
                 f"method.optimizer.lr={args.lr}",
                 f"method.optimizer.final_lr_ratio={last}",
                 f"method.optimizer.backbone_lr_scale={ENCODERS_LR}",
+                f"data.augmentation.words={WORDS}",
             ]
             + [f"method.save_every={max(1, args.steps // 4)}", "method.ema=0.99", "data.opening_weight=1.0"]
             + ["method.keep=1", f"seed={number}", "eval.every=0", "threads=1", f"processes={2 if args.final else 1}"]
