@@ -1,7 +1,7 @@
 """Scenes as they are right after a reset, the arm anywhere above the table, and where in the pictures things are.
 
-A reset takes milliseconds, a demonstration a good part of a second: what eyes and words have to learn (what is where,
-and what a sentence means) can be learnt from many more scenes than there are demonstrations.
+A reset takes milliseconds, a demonstration a good part of a second: what encoders of pictures and words have to learn
+(what is where, and what a sentence means) can be learnt from many more scenes than there are demonstrations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Teach a policy's eyes and words what is where before it learns to move, from scenes that are only reset.
+"""Teach a policy's encoders of pictures and words what is where before it learns to move, from scenes that are reset.
 
     python tools/ground.py outputs/start outputs/grounded --minutes 40
     vla train multitask policy=outputs/grounded data.root=data/multitask
 
-A demonstration takes a good part of a second, a reset some milliseconds: eyes and words see a hundred times as many
+A demonstration takes a good part of a second, a reset some milliseconds: the encoders see a hundred times as many
 scenes so. Two heads are learnt beside the policy's prefix and thrown away: *what* reads the image encoders' features
 where a thing is in the picture, and says its kind and colour; *where* reads the prefix, and says where the sentence's
 things are on the table. Pointers, where the policy has some (``vision_pointers``), are taught where these things are in
@@ -18,6 +18,7 @@ import argparse
 import json
 import multiprocessing as mp
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from results import parser
-from train_generalist import TASKS
+from train_generalist import TASKS, WORDS
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.directory import WEIGHTS, resolve_policy, write_manifest
 from vla_stack.policies.modeling_vla import VlaPolicy
@@ -228,6 +229,7 @@ class Lesson:
         from sim.stills import COLOURS, NAMES
 
         torch.manual_seed(seed)
+        random.seed(seed)
         self.tasks, self.rng = tasks, np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
         path = resolve_policy(start)
@@ -252,7 +254,7 @@ class Lesson:
         which pointers [m]."""
         batch = batch_of(rows, self.cameras)
         if augment:
-            batch = augmented(batch, Augmentation(), self.generator)
+            batch = augmented(batch, Augmentation(words=WORDS), self.generator)
             batch["index"] = torch.randint(
                 1 << 30, (len(rows),), generator=self.generator
             )  # some words in small pieces
