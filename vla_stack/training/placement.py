@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vla_stack.errors import UserError
 from vla_stack.policies.reading import find_device
-from vla_stack.training.shared_gradients import share_gradients
+from vla_stack.training.shared_gradients import SharedGradients, shared_gradients
 
 LARGE = 1 << 20  # parameters of a layer that is gathered by itself while it computes; smaller ones are at once
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
@@ -91,6 +91,7 @@ class Distributed:
     """
 
     shards = 1
+    _shared: SharedGradients | None = None
 
     def __init__(self, device: str) -> None:
         if os.environ.get("ACCELERATE_USE_DEEPSPEED"):
@@ -106,11 +107,14 @@ class Distributed:
         self.is_main = self.rank == 0
 
     def prepare(self, objective: nn.Module, all_used: bool) -> nn.Module:
-        model = DistributedDataParallel(objective, find_unused_parameters=not all_used, gradient_as_bucket_view=True)
-        share_gradients(model)
-        return model
+        self._shared = shared_gradients(objective) if all_used else None
+        if self._shared is not None:
+            return objective
+        return DistributedDataParallel(objective, find_unused_parameters=not all_used, gradient_as_bucket_view=True)
 
     def accumulating(self, objective: nn.Module) -> AbstractContextManager[Any]:
+        if self._shared is not None:
+            return self._shared.held()
         assert isinstance(objective, DistributedDataParallel)
         return objective.no_sync()
 
@@ -121,7 +125,10 @@ class Distributed:
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        loss.backward()
+        if self._shared is not None:
+            self._shared.backward(loss)
+        else:
+            loss.backward()
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.world
