@@ -42,7 +42,8 @@ MEAN, LEAST, UNSEEN_OBJECTS, WORDS, KEPT, KEPT_LATE, CHANCE = 0.85, 0.60, 0.60, 
 WHY = "where one of many kinds is named, most episodes that fail go to another thing: kinds are still confused"
 NARROW = "a slot 3 mm wider than the tile on each side: it is let go beside it"
 WHYS = {
-    "unseen-names": "training never says them, and words learnt from nothing cannot know what they mean",
+    "unseen-names": "the shelves' other names: words learnt from nothing cannot know which of two is the top one",
+    "unseen-orders": "verbs that training never says, where one of many kinds is named",
 }
 
 
