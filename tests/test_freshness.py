@@ -213,6 +213,11 @@ def test_verbs_count_where_the_command_line_is_run(tree, freshness):
     )
     assert "vla_stack/go.py" in calling and "vla_stack/stay.py" not in calling
     assert "vla_stack/go.py" not in speaking
+    run(tree, "add", "-A")
+    run(tree, "commit", "-qm", "verbs")
+    measure(freshness, tree, "calling")
+    (tree / "vla_stack/go.py").write_text("from .registry import POLICIES\n\ndef add_arguments(parser): ...\n")
+    assert freshness.stale(tree / "results", tree)["calling"] == ["vla_stack/go.py"]  # nobody writes its names
 
 
 def test_what_a_file_holds_is_taken_over_while_nothing_of_it_has_changed(tree, freshness, monkeypatch):

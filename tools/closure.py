@@ -207,7 +207,7 @@ def _registered(tree: Tree, sources: set[str], inputs: set[str]) -> set[str]:
     kinds = set().union(*(tree.facts(path).kinds for path in sources - idle - {REGISTRY}))
     runs = CLI in texts or any(CLI == module for path in of_tools for _, module, _ in tree.facts(path).imports)
     found: set[str] = set()
-    for kind, modules in _table(tree).items():
+    for kind, modules in registered(tree).items():
         if runs if kind == "verbs" else kind in kinds:
             named = {module for name, module in modules.items() if name in words}
             named = named or (set() if kind == "verbs" else set(modules.values()))
@@ -227,7 +227,7 @@ def _asked(tree: Tree, sources: set[str], package: str) -> bool:
     return False
 
 
-def _table(tree: Tree) -> dict[str, dict[str, str]]:
+def registered(tree: Tree) -> dict[str, dict[str, str]]:
     """The registry's built-in table, kind -> name -> module; what is computed there is taken as named always."""
     for node in ast.walk(ast.parse(tree.text(REGISTRY))):
         if not (isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "BUILT_IN"):

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from closure import REGISTRY, ROOT, TEXT, Digests, Tree, closure, git, words_in
+from closure import REGISTRY, ROOT, TEXT, Digests, Tree, closure, git, registered, words_in
 from parts import Parts, reached
 
 REPORTING = ("--report", "--report-only")  # flags of scripts that write what was measured before
@@ -63,12 +63,11 @@ def _reached(tree: Tree, of: set[str]) -> set[str]:
     of &= tree.blobs.keys()
     files = {path: _parts(tree.text(path)) for path in of if path.endswith(".py")}
     begin = words_in(tree.text(path) for path in of if path.endswith(TEXT))
+    by_name = set().union(*(modules.values() for modules in registered(tree).values())) if REGISTRY in files else set()
     for path, parts in files.items():
-        if path.startswith("tools/"):
+        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        if path.startswith("tools/") or module in by_name:  # what is loaded by its name has no other that is written
             begin |= set(parts).union(*(part.words for part in parts.values()))
-    modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in files}
-    strings = tree.facts(REGISTRY).strings if REGISTRY in files else set()
-    begin |= words_in(s for s in strings if s.split(":")[0] in modules)
     return reached((parts for path, parts in files.items() if path != REGISTRY), begin)
 
 

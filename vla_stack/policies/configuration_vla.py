@@ -60,7 +60,7 @@ class VlaConfig(PreTrainedConfig):
         heads: Attention heads, of ``head_dim`` each, the same in prefix and expert.
         head_dim: Width of one head.
         vision_stem: How an image encoder begins: ``overlapping`` convolutions, of which all but the last halve the
-            resolution, or ``patches`` of 4x4 pixels, which train in four fifths of the time.
+            resolution, or ``patches`` of 4x4 pixels, which train in five sixths of the time.
         vision_channels: Output channels of an image encoder's convolutions.
         vision_maps: Maps that an image encoder's features are squeezed to.
         vision_pointers: Things of the instruction that each camera's picture is looked through for (``vision.py``), a

@@ -60,8 +60,7 @@ def augmented(batch: Mapping[str, Any], change: Augmentation, generator: torch.G
 def reworded(instruction: str, share: float) -> str:
     """An instruction with words that mean nothing, as those of a person do that no training sentence has.
 
-    So a policy learns to go by the words that it knows. Without them one that was trained on a dozen verbs takes
-    another thing where it is told to *seize* one.
+    A policy is to learn by them to go by the words that it knows.
 
     Args:
         instruction: The instruction.
