@@ -10,12 +10,27 @@ from numpy.typing import NDArray
 
 from sim.expert import HIGH, LOW, MISS, Expert
 
-Kind = Literal["expert", "clumsy", "waypoints", "look_away"]
-SHARES: dict[Kind, float] = {"expert": 0.35, "clumsy": 0.35, "waypoints": 0.20, "look_away": 0.10}
+Kind = Literal["expert", "clumsy", "beside", "drops", "waypoints", "look_away"]
+SHARES: dict[Kind, float] = {
+    "expert": 0.30,
+    "clumsy": 0.25,
+    "beside": 0.15,
+    "drops": 0.08,
+    "waypoints": 0.14,
+    "look_away": 0.08,
+}
 SEGMENT = 12  # control steps for which a clumsy expert is wrong in one way
+BESIDE = (0.012, 0.045)  # m from where it should be: from what still succeeds to what cannot
+HOLDS = (2, 8)  # control steps with the gripper closed, after which it opens
+DROPS = 4  # control steps for which it does
 # Levels of noise on what is executed (`Expert.perturb`), one of them an episode. Policies do not move as smoothly as
 # experts: what they command has to lie within the data, and where such commands lead has to be learnt.
-SHAKES: dict[Kind, tuple[float, ...]] = {"expert": (0.0, 0.3, 0.6), "clumsy": (0.0, 0.6, 1.5)}
+SHAKES: dict[Kind, tuple[float, ...]] = {
+    "expert": (0.0, 0.3, 0.6),
+    "clumsy": (0.0, 0.6, 1.5),
+    "beside": (0.0, 0.3, 0.6),
+    "drops": (0.0, 0.3, 0.6),
+}
 HOVER = 0.14  # m above the table, from where the wrist camera sees a cube
 AWAY = 9  # control steps out of sight: more than two chunks of a world model
 
@@ -32,6 +47,9 @@ class Behaviour:
     - ``expert``: the expert, with little or no noise on its commands.
     - ``clumsy``: the expert, but every 12 steps off in another direction, and sometimes with the wrong gripper. It
       misses, drops and knocks things over, and sometimes succeeds. Its noise is larger.
+    - ``beside``: the expert, off to one side all the time. It does as if it succeeded, and mostly does not: what it
+      closes its gripper on is not in it.
+    - ``drops``: the expert, but once its gripper was closed for some steps it opens it, wherever it is.
     - ``waypoints``: random tool poses, half of them at an object.
     - ``look_away``: over an object, far from it, and back: what is there again was there all the time.
 
@@ -49,6 +67,7 @@ class Behaviour:
         self._offset: NDArray[np.float64] = np.zeros(3)
         self._goal: NDArray[np.float64] = np.zeros(3)
         self._yaw, self._gripper, self._flip = 0.0, 1.0, False
+        self._closed, self._holds = 0, int(self._rng.integers(*HOLDS))  # steps; of a row, and until it drops
         self.subject = str(self._rng.choice(sorted(set(self._env.keypoints()) - {"tcp"})))  # type: ignore[attr-defined]
 
     def act(self) -> NDArray[np.float32]:
@@ -58,10 +77,16 @@ class Behaviour:
         if self._step == self._until:
             self._plan()
         self._step += 1
-        if self._kind != "clumsy":
+        if self._kind in ("waypoints", "look_away"):
             return self._expert.towards(self._goal, self._yaw, self._gripper)
         goal = self._env.expert_goal()  # type: ignore[attr-defined]
         gripper = 1.0 - goal.gripper if self._flip else goal.gripper
+        if self._kind == "drops":
+            self._closed = self._closed + 1 if gripper < 0.5 or self._closed > self._holds else 0
+            if self._closed > self._holds:
+                gripper = 1.0
+            if self._closed > self._holds + DROPS:
+                self._closed, self._holds = 0, int(self._rng.integers(*HOLDS))
         return self._expert.towards(goal.position + self._offset, goal.yaw, gripper)
 
     def perturb(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -71,6 +96,12 @@ class Behaviour:
     def _plan(self) -> None:
         """What to do until the next plan."""
         rng = self._rng
+        if self._kind in ("beside", "drops"):
+            self._until = -1  # once for all
+            if self._kind == "beside":
+                around, away = rng.uniform(0, 2 * np.pi), rng.uniform(*BESIDE)
+                self._offset = away * np.array([np.cos(around), np.sin(around), 0.0])
+            return
         if self._kind == "clumsy":
             self._until += SEGMENT
             self._offset = np.append(rng.normal(0.0, MISS, 2), rng.normal(0.0, MISS / 2))

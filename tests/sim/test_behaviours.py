@@ -45,3 +45,24 @@ def test_an_episode_goes_on_after_success() -> None:
     rollout = next(attempts(config, number, workers=0))
     won = np.flatnonzero(rollout.rewards)
     assert rollout.success and won[-1] - won[0] == LINGER == len(rollout.rewards) - 1 - won[0]
+
+
+def test_who_grasps_beside_things_stays_beside_them_and_who_drops_things_goes_on() -> None:
+    env = gym.make("sim/pick-v0", cameras=())
+    won = {}
+    for kind in ("expert", "beside", "drops"):
+        results, opened = [], 0
+        for seed in range(20):
+            env.reset(seed=seed)
+            behaviour, grippers = make_behaviour(env, kind, seed), []  # type: ignore[arg-type]
+            for _ in range(40):
+                action = behaviour.act()
+                grippers.append(action[4])
+                _, _, done, over, info = env.step(behaviour.perturb(action))
+                if done or over:
+                    break
+            results.append(info["is_success"])
+            opened += sum(a < 0.5 < b for a, b in zip(grippers, grippers[1:], strict=False))
+        won[kind] = sum(results), opened
+    assert won["expert"][0] >= 18 and won["beside"][0] <= 5 and won["drops"][0] >= 10
+    assert won["expert"][1] == 0 and won["drops"][1] >= 5

@@ -15,11 +15,12 @@ from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.collecting import plan_of, practised, rows_of
 from vla_stack.methods.practice import paid
 from vla_stack.training.recipe import Recipe, make
+from vla_stack.world_model import success
 from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
-from vla_stack.world_model.model import Limits, WorldConfig, WorldModel
+from vla_stack.world_model.model import FEATURES, Limits, WorldConfig, WorldModel
 from vla_stack.world_model.poses import PoseScale
-from vla_stack.world_model.success import Judged, showing
+from vla_stack.world_model.success import Judged, Referee, showing
 from vla_stack.world_model.vae import VaeConfig
 
 
@@ -45,6 +46,7 @@ class Film(gym.Env):
 
     spec_robot, task_variants, task = ROBOT, TASKS, TASKS[1]
     action_space = gym.spaces.Box(-1.0, 1.0, (1,))
+    tool = tool_command = np.zeros(5)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -84,6 +86,33 @@ def test_success_is_the_judges_threshold_over_the_film_so_far(tmp_path):
     assert steps == [(0.0, False)] * at + [(1.0, True)]
 
 
+@pytest.mark.parametrize("limit", ["residual", "latent", "distance"])
+def test_what_the_judges_have_never_seen_pays_nothing(tmp_path, limit):
+    saved(tmp_path / "trusting", limits=Limits(success=-1.0))
+    assert lived(Judged(Film(), str(tmp_path / "trusting"))) == [(1.0, True)]
+    model = saved(tmp_path / "guarded", limits=replace(Limits(success=-1.0), **{limit: 0.0}))
+    model.bank = torch.full((10, FEATURES), 7.0)
+    model.save(tmp_path / "guarded")
+    env = Judged(Film(), str(tmp_path / "guarded"))
+    assert lived(env) == [(0.0, False)] * 8
+    env.reset(seed=4)
+    assert env.step(np.zeros(1))[4]["guards"] == (limit,)
+
+
+def test_guards_look_at_as_many_frames_as_a_chunk_has(tmp_path, monkeypatch):
+    model, asked = saved(tmp_path / "any", limits=Limits(success=-1.0)), []
+    monkeypatch.setattr(success.guards, "doubts", lambda _, *args: asked.append(args) or [])
+    referee, noise = Referee(model, TASKS[0]), np.random.default_rng(0)
+    film = [dict(zip(model.cameras, noise.integers(0, 255, (2, SIZE, SIZE, 3), np.uint8), strict=True)) for _ in "abcd"]
+    for k, shown in enumerate(film):
+        pose = np.full(5, k, np.float32)
+        assert referee.see(shown, pose, pose + 10 if k else None)[0] == (k > 0)
+    pictures, told, commands, before = asked[-1]  # a chunk has two frames
+    np.testing.assert_array_equal(pictures, np.stack([np.stack([*shown.values()]) for shown in film[2:]]))
+    assert told[:, 0].tolist() == [2, 3] and commands[:, 0].tolist() == [12, 13] and before[0] == 1
+    assert len(asked[0][0]) == 1 and asked[0][3][0] == 0
+
+
 def recipe(task, **method) -> Recipe:
     return make({"task": task, "method": {"name": "wsrl", **method}, "eval": {"every": 1}}, "test")
 
@@ -105,7 +134,7 @@ def test_a_recipe_names_the_judges_and_shows_the_policy_nothing_of_them(tmp_path
     assert paid_by_judges == (0.0, True, False) and paid_by_task == (-1.0, False, False)
     with pytest.raises(UserError, match="method.reward=task pays none"):
         recipe("sim/pick-v0", judge=judge, reward="task")
-    with pytest.raises(UserError, match="CartPole-v1 is none"):
+    with pytest.raises(UserError, match="CartPole-v1 has none"):
         envs.make(practised(recipe("CartPole-v1", judge=judge)).id)
     with pytest.raises(UserError, match="see pictures of 16 pixels, the policy such of 32"):
         showing(judge, {"cameras": ("wrist",), "image_size": 32})

@@ -10,7 +10,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from world_training import DEVICE, Settings, folders, trained
 
@@ -26,7 +25,9 @@ from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Chunks, Continuation, Observation, PolicySpec
 from vla_stack.world_model.model import WorldModel
+from vla_stack.world_model.poses import POSE
 from vla_stack.world_model.rehearsal import DRIVE_STEPS, REHEARSED, RehearsalRecorder, Rehearsed, Varied
+from vla_stack.world_model.success import Referee
 from vla_stack.world_model.world_backend import max_steps_of
 
 SEED = 40_000  # of the first start
@@ -82,15 +83,17 @@ def ranking(settings: Settings, out: Path, name: str, seed: int) -> dict[str, An
     }
 
 
-@torch.no_grad()
 def judged(model: WorldModel, episode: EpisodeRecord) -> bool:
-    """Whether the judges see a success in an episode."""
+    """Whether judges and guards see a success in an episode."""
     film: Rehearsed = episode.attached[REHEARSED]
-    shown = [np.stack([o.images[c] for c in model.cameras]) for o in (*film.observations, film.last) if o]
-    device = model.bank.device
-    task = torch.tensor([model.config.tasks.index(episode.task)], device=device)
-    success, _ = model.heads.success(torch.from_numpy(np.stack(shown))[None].to(device), task)
-    return bool((success > model.config.limits.success).any())
+    shown, commands = [o for o in (*film.observations, film.last) if o], [None, *film.actions]
+    referee = Referee(model, episode.task)
+    return any(
+        [
+            referee.see(o.images, o.state[:POSE], None if c is None else c[:POSE])[0]
+            for o, c in zip(shown, commands, strict=True)
+        ]
+    )
 
 
 def simulated(model: WorldModel) -> Where:

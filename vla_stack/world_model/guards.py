@@ -89,6 +89,25 @@ def tripped(model: WorldModel, measured: dict[str, Tensor], chunks: int, row: in
     return [name for name in NAMES if not values[name] <= getattr(limits, name)]  # NaN trips
 
 
+@torch.no_grad()
+def doubts(model: WorldModel, pictures: Tensor, told: Tensor, commands: Tensor, before: Tensor) -> list[str]:
+    """Names of the guards that recorded frames of one episode trip, as a chunk of an imagined one would.
+
+    Nothing was imagined, so G1 and G4 hold; but judges and probe may look at what they have never seen.
+
+    Args:
+        model: Whose judges are asked.
+        pictures: uint8 [n, V, H, W, 3], 1 <= n <= the model's horizon.
+        told: Poses [n, 5] measured in the frames.
+        commands: [n, 5] that led to them.
+        before: [5], measured before the first of these.
+    """
+    latents = model.vae.encode(pictures)[None]
+    none = latents.new_zeros(1)
+    measured = readings(model, none, latents, pictures[None], told[None], commands[None], before[None])
+    return tripped(model, measured, 0, 0)
+
+
 def limit(values: Tensor, share: float = 99.0) -> float:
     """The percentile of held-out values above which a guard trips."""
     return float(np.percentile(values.double().cpu().numpy(), share))

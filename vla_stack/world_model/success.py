@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import gymnasium as gym
@@ -10,19 +11,65 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vla_stack.envs.making import construct, is_benchmark, is_task
+from vla_stack.envs.making import construct, is_task
 from vla_stack.envs.vector import LocalEnvs
 from vla_stack.errors import UserError
-from vla_stack.world_model.model import shared
+from vla_stack.world_model import guards
+from vla_stack.world_model.model import WorldModel, shared
+
+
+class Referee:
+    """Says of an episode's frames, one after another, whether it has succeeded.
+
+    Judges call many things a success that they have never seen the like of; so a success counts only where the guards
+    hold (:func:`vla_stack.world_model.guards.doubts`) over the last frames, as many as a chunk has.
+
+    Args:
+        model: Whose judges and guards.
+        task: The instruction, one of those that the judges know.
+    """
+
+    def __init__(self, model: WorldModel, task: str) -> None:
+        self._model, self._states = model, None
+        self._device = model.bank.device
+        self._task = torch.tensor([model.config.tasks.index(task)], device=self._device)
+        self._recent: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=model.horizon)
+        self._before: deque[Tensor] = deque(maxlen=model.horizon + 1)
+
+    @torch.inference_mode()
+    def see(
+        self,
+        pictures: dict[str, NDArray[np.uint8]],
+        pose: NDArray[np.floating],
+        command: NDArray[np.floating] | None = None,
+    ) -> tuple[bool, tuple[str, ...]]:
+        """Whether it has, in the next frame; and the guards that spoke against a success that the judges see.
+
+        Args:
+            pictures: Camera -> uint8 [H, W, 3], the model's cameras among them.
+            pose: Measured pose of the tool [5], m and rad in the robot's base frame.
+            command: Commanded pose [5] that led here; None at the first frame, which is no success.
+        """
+        seen = torch.from_numpy(np.stack([pictures[c] for c in self._model.cameras])).to(self._device)
+        p, self._states = self._model.heads.success(seen[None, None], self._task, self._states)
+        self._before.append(torch.as_tensor(pose, dtype=torch.float32, device=self._device))
+        if command is None:
+            return False, ()
+        told = torch.as_tensor(command, dtype=torch.float32, device=self._device)
+        self._recent.append((seen, self._before[-1], told))
+        if not p[0, 0] > self._model.config.limits.success:
+            return False, ()
+        against = tuple(guards.doubts(self._model, *map(torch.stack, zip(*self._recent, strict=True)), self._before[0]))
+        return not against, against
 
 
 class Judged(gym.Wrapper):
-    """A task whose success is what the judges say of its pictures, frame after frame.
+    """A task whose success is what a :class:`Referee` says of its pictures, frame after frame.
 
     The task's own success neither pays nor ends an episode; what ends it otherwise, a failure or a limit, still does.
 
     Args:
-        env: The task, made with the options of :func:`showing`.
+        env: A task of ``sim``, made with the options of :func:`showing`.
         name: Directory of a world model, or of the run that trained it.
 
     Raises:
@@ -44,23 +91,19 @@ class Judged(gym.Wrapper):
 
     def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         raw, info = self.env.reset(**kwargs)
-        self._task = torch.tensor([self._model.config.tasks.index(info["task"])])
-        self._states: list[Tensor] | None = None
-        self._judge(raw)  # they remember what they saw first
-        return raw, info | {"is_success": False}
+        task: Any = self.env.unwrapped
+        self._referee = Referee(self._model, info["task"])
+        self._referee.see(raw["pixels"], task.tool)  # the judges remember what they saw first
+        return raw, info | {"is_success": False, "guards": ()}
 
     def step(self, action: NDArray[np.float32]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """The reward is 1 at success, 0 otherwise."""
+        """The reward is 1 at success, 0 otherwise; ``guards`` are those that spoke against one."""
         raw, _, terminated, truncated, info = self.env.step(action)
-        success = self._judge(raw)
+        task: Any = self.env.unwrapped
+        success, against = self._referee.see(raw["pixels"], task.tool, task.tool_command)
         failed = terminated and not info["is_success"]
-        return raw, float(success), success or failed, truncated, info | {"is_success": success}
-
-    @torch.inference_mode()
-    def _judge(self, raw: dict[str, Any]) -> bool:
-        pictures = torch.from_numpy(np.stack([raw["pixels"][c] for c in self._model.cameras]))
-        p, self._states = self._model.heads.success(pictures[None, None], self._task, self._states)
-        return bool(p[0, 0] > self._model.config.limits.success)
+        info |= {"is_success": success, "guards": against}
+        return raw, float(success), success or failed, truncated, info
 
 
 def make(name: str, num_envs: int, **options: Any) -> LocalEnvs:
@@ -70,8 +113,8 @@ def make(name: str, num_envs: int, **options: Any) -> LocalEnvs:
         UserError: As :class:`Judged`, or the environment has no cameras that the judges could look through.
     """
     judges, _, env_id = name.rpartition("@")
-    if not is_task(env_id) and not is_benchmark(env_id):
-        raise UserError(f"the judges of {judges} look at a robot, {env_id} is none", "use a task of sim or metaworld")
+    if not is_task(env_id):
+        raise UserError(f"the judges of {judges} look at a robot's tool, {env_id} has none", "use a task of sim")
     shown = showing(judges, options)
     return LocalEnvs([Judged(construct(env_id, **shown), judges) for _ in range(num_envs)])
 
