@@ -57,13 +57,14 @@ class Behaviour:
         env: A ``sim`` environment.
         kind: Which.
         seed: Seed of everything random.
+        beside: How far to one side, metres, from and to.
     """
 
-    def __init__(self, env: gym.Env, kind: Kind, seed: int = 0) -> None:
+    def __init__(self, env: gym.Env, kind: Kind, seed: int = 0, beside: tuple[float, float] = BESIDE) -> None:
         shake = float(np.random.default_rng([seed, 3]).choice(SHAKES.get(kind, (0.0,))))
         self._env, self._expert, self._kind = env.unwrapped, Expert(env, shake, seed), kind
         self._rng = np.random.default_rng([seed, 2])
-        self._step = self._until = 0
+        self._beside, self._step, self._until = beside, 0, 0
         self._offset: NDArray[np.float64] = np.zeros(3)
         self._goal: NDArray[np.float64] = np.zeros(3)
         self._yaw, self._gripper, self._flip = 0.0, 1.0, False
@@ -99,7 +100,7 @@ class Behaviour:
         if self._kind in ("beside", "drops"):
             self._until = -1  # once for all
             if self._kind == "beside":
-                around, away = rng.uniform(0, 2 * np.pi), rng.uniform(*BESIDE)
+                around, away = rng.uniform(0, 2 * np.pi), rng.uniform(*self._beside)
                 self._offset = away * np.array([np.cos(around), np.sin(around), 0.0])
             return
         if self._kind == "clumsy":

@@ -36,3 +36,14 @@ def test_intervals_hold_their_value_and_uncounted_episodes_are_left_out() -> Non
     assert low < compare(real, model, draws=1)["pearson"]["value"] < high
     model[:, :30] = np.nan
     np.testing.assert_allclose(compare(real, model, draws=1)["model"], model[:, 30:].mean(1))
+
+
+def test_few_policies_say_little_however_many_starts_they_had() -> None:
+    rng, width = np.random.default_rng(1), []
+    for policies in (4, 40):
+        rates = rng.uniform(0.1, 0.9, (policies, 1))
+        model = np.clip(rates + rng.normal(0, 0.15, rates.shape), 0, 1)
+        outcomes = [(rng.random((policies, 2000)) < p).astype(float) for p in (rates, model)]
+        low, high = compare(*outcomes, draws=400)["pearson"]["interval"]
+        width.append(high - low)
+    assert width[0] > 2 * width[1]

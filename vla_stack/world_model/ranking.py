@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vla_stack.statistics import STARTS, drawn_interval
+from vla_stack.statistics import drawn_interval
+
+OVER = "policies and starts"
 
 
 def mmrv(real: ArrayLike, model: ArrayLike) -> float:
@@ -50,12 +52,15 @@ STATISTICS = {"pearson": pearson, "spearman": spearman, "mmrv": mmrv, "bias": bi
 
 
 def compare(real: Sequence[ArrayLike], model: Sequence[ArrayLike], draws: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """All statistics over policies, with bootstrap intervals over paired starts.
+    """All statistics over policies, with bootstrap intervals over policies and paired starts.
+
+    Another choice of policies would have given another correlation: an interval over starts alone says how well these
+    few are ordered, and not whether the model orders policies.
 
     Args:
         real: Successes of each policy over E starts, [N][E].
         model: The same starts in the model; NaN where an episode is not counted.
-        draws: Bootstrap resamples of the starts, the same for all policies.
+        draws: Bootstrap resamples of policies, and of the starts, which are the same for all of them.
         seed: Of the resampling.
 
     Returns:
@@ -75,10 +80,11 @@ def compare(real: Sequence[ArrayLike], model: Sequence[ArrayLike], draws: int = 
     ranked = ~np.isnan(m).all(1)
     r, m = r[ranked], m[ranked]
     out: dict[str, Any] = {"real": rates(r).tolist(), "model": rates(m).tolist()}
-    resampled = [(rates(r[:, p]), rates(m[:, p])) for p in picks]
+    policies = rng.integers(len(r), size=(draws, len(r)))
+    resampled = [(rates(r[i][:, p]), rates(m[i][:, p])) for i, p in zip(policies, picks, strict=True)]
     for name, statistic in STATISTICS.items():
         values = np.array([statistic(a, b) for a, b in resampled])
-        e = drawn_interval(statistic(out["real"], out["model"]), values, STARTS, r.shape[1])
+        e = drawn_interval(statistic(out["real"], out["model"]), values, OVER, len(r))
         out[name] = {"value": e.value, "interval": list(e.interval) if np.isfinite(e.interval).all() else [-1.0, 1.0]}
     inner = np.argsort(out["real"])[1:-1]
     out["pearson_inner"] = pearson(np.array(out["real"])[inner], np.array(out["model"])[inner])

@@ -30,7 +30,8 @@ class Referee:
     """
 
     def __init__(self, model: WorldModel, task: str) -> None:
-        self._model, self._states = model, None
+        self._model = model
+        self._states: list[Tensor] | None = None
         self._device = model.bank.device
         self._task = torch.tensor([model.config.tasks.index(task)], device=self._device)
         self._recent: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=model.horizon)
