@@ -9,7 +9,7 @@ from typing import Literal
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sim.privileged import DIMS as PRIVILEGED
 from sim.privileged import TARGET_DIMS
@@ -141,6 +141,10 @@ class InverseKinematics:
 
     Each iteration takes dq = J^T (J J^T + l^2 I)^-1 e + (I - J^# J) k (q0 - q), see Buss, "Introduction to Inverse
     Kinematics with Jacobian Transpose, Pseudoinverse and Damped Least Squares methods" (2004), eq. 11 and section 7.
+
+    Args:
+        model: With a site ``tcp``; its first joints are the arm's.
+        posture: Joint angles [J] in radians that the null space is drawn towards.
     """
 
     ITERATIONS = 20
@@ -148,15 +152,21 @@ class InverseKinematics:
     POSTURE_GAIN = 0.1
     TOLERANCE = 1e-4  # m and rad
 
-    def __init__(self, arm: Arm) -> None:
-        self._model = _kinematic_model(arm.xml)
+    def __init__(self, model: mujoco.MjModel, posture: ArrayLike) -> None:
+        self._model = model
         self._data = mujoco.MjData(self._model)
         self._tcp = self._model.site("tcp").id
-        self._posture, self._joints = np.array(arm.posture), len(arm.joints)
+        self._posture = np.asarray(posture, np.float64)
+        self.joints = len(self._posture)
         # Without a null space (six coordinates need six joints) the damping would let the posture pull at the tool.
-        self._gain = self.POSTURE_GAIN if self._joints > 6 else 0.0
-        self._low, self._high = self._model.jnt_range[: self._joints].T
+        self._gain = self.POSTURE_GAIN if self.joints > 6 else 0.0
+        self._low, self._high = self._model.jnt_range[: self.joints].T
         self._jac = np.zeros((6, self._model.nv))
+
+    @classmethod
+    def of(cls, arm: Arm) -> InverseKinematics:
+        """Of an arm."""
+        return cls(_kinematic_model(arm.xml), arm.posture)
 
     def solve(self, tool: NDArray, start: NDArray) -> NDArray[np.float64]:
         """Joint angles [J] in radians that bring the tool to ``tool`` = (x, y, z, yaw) in the world frame.
@@ -180,13 +190,13 @@ class InverseKinematics:
 
     def forward(self, q: NDArray) -> NDArray[np.float64]:
         """Tool pose (x, y, z, yaw) for joint angles [J]."""
-        self._data.qpos[: self._joints] = q
+        self._data.qpos[: self.joints] = q
         mujoco.mj_kinematics(self._model, self._data)
         return np.append(self._data.site_xpos[self._tcp], tool_yaw(self._data.site_xmat[self._tcp]))
 
     def _error(self, tool: NDArray, q: NDArray) -> tuple[NDArray, NDArray]:
         d = self._data
-        d.qpos[: self._joints] = q
+        d.qpos[: self.joints] = q
         mujoco.mj_kinematics(self._model, d)
         mujoco.mj_comPos(self._model, d)
         mujoco.mj_jacSite(self._model, d, self._jac[:3], self._jac[3:], self._tcp)
@@ -199,7 +209,7 @@ class InverseKinematics:
         twist = outer - outer.T
         rotation = 0.5 * np.array([twist[1, 2], twist[2, 0], twist[0, 1]])
         error = np.concatenate([tool[:3] - d.site_xpos[self._tcp], rotation])
-        return error, self._jac[:, : self._joints]
+        return error, self._jac[:, : self.joints]
 
 
 def camera_pose(arm: Arm, name: str) -> tuple[Literal["base", "tool"], tuple[float, ...], tuple[float, ...], float]:

@@ -96,7 +96,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
             cheapen(self.model)
         self.data = mujoco.MjData(self.model)
         self._randomiser = Randomiser(self.model, self._level)
-        self._ik = InverseKinematics(self.arm)
+        self._ik = InverseKinematics.of(self.arm)
         self._joints = len(self.arm.joints)
         self._tcp_id = self.model.site("tcp").id
         self._pads = [self.model.geom(n).id for n in ("pad_left", "pad_right")]

@@ -41,7 +41,7 @@ class Expert:
         self._rng = np.random.default_rng(seed)
         self._left = 0  # steps of the stretch
         self._arm = self._env.arm
-        self._ik = arm.InverseKinematics(self._arm)
+        self._ik = arm.InverseKinematics.of(self._arm)
         self._rates = np.array([d.max_rate for d in self._arm.tool])
 
     def act(self) -> NDArray[np.float32]:

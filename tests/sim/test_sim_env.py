@@ -275,7 +275,7 @@ def test_waiting_loses_the_conveyor_cube():
     ],
 )
 def test_inverse_kinematics_meets_targets_to_a_millimetre(arm, reach):
-    ik = InverseKinematics(arm)
+    ik = InverseKinematics.of(arm)
     rng = np.random.default_rng(0)
     for _ in range(50):
         target = rng.uniform(*reach)

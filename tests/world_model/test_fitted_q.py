@@ -51,6 +51,7 @@ def world() -> tuple[WorldModel, Recording, torch.Tensor]:
         TASKS[:1],
         {c: np.zeros((n, SIZE, SIZE, 3), np.uint8) for c in ("front", "wrist")},
         states,
+        states[:, :5],
         commands,
         states[:, :5],
         success.ravel(),

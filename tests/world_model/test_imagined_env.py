@@ -88,7 +88,7 @@ def model() -> WorldModel:
         VaeConfig(channels=3, stem=2, widths=(8, 8)),
         DynamicsConfig(history=2, future=3, width=8, blocks=1, heads=2, patch=2, members=2),
         HeadsConfig(width=8, judges=1),
-        calibration=sight.simulated(("front", "wrist")),
+        calibration=sight.simulated(ROBOT),
         limits=Limits(success=2.0),
     )
     model = WorldModel(config, ROBOT).eval()

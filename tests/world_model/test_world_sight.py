@@ -32,10 +32,10 @@ DOWN = (0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # the camera's right is -
 def test_from_where_a_picture_was_taken_it_looks_as_it_is() -> None:
     pictures = torch.randint(0, 256, (3, 2, 2, 16, 16, 3), dtype=torch.uint8)
     poses = torch.tensor([0.45, 0.0, 0.2, 0.3, 1.0]) + torch.rand(3, 2, 5) * 0.1
-    seen = look(sight.simulated(CAMERAS), pictures, poses, poses)
+    seen = look(sight.simulated(ROBOT), pictures, poses, poses)
     assert seen.shape == (3, 2, 1, 4, 4, 8, 8)  # two moments of two cameras each, for the one on the tool
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(look(sight.simulated(CAMERAS), pictures, poses, poses), seen)
+        assert torch.equal(look(sight.simulated(ROBOT), pictures, poses, poses), seen)
     colours = pictures.movedim(-1, -3).float() / 127.5 - 1
     for moment in range(2):
         own = seen[:, moment, 0, 2 * moment + 1]
@@ -64,7 +64,7 @@ def test_arms_look_by_what_they_are_told(conditioning: Any, history: int) -> Non
     config = WorldConfig(
         "", ("",), PoseScale((0.2, -0.3, 0.0), (0.7, 0.3, 0.3)), VaeConfig(4, 2, (8,)), dynamics, HeadsConfig(8, 1)
     )
-    model = WorldModel(replace(config, calibration=sight.simulated(CAMERAS)), ROBOT)
+    model = WorldModel(replace(config, calibration=sight.simulated(ROBOT)), ROBOT)
     assert WorldModel(config, ROBOT).look(torch.zeros(0), torch.zeros(0)) is None  # nobody knows where cameras are
     moments = 1 + bool(history)
     sources = torch.randint(0, 256, (1, moments, 2, 16, 16, 3), dtype=torch.uint8)
@@ -80,7 +80,7 @@ def test_arms_look_by_what_they_are_told(conditioning: Any, history: int) -> Non
 
 
 def test_each_position_of_each_view_is_told_where_the_tool_is() -> None:
-    calibration = sight.simulated(CAMERAS)
+    calibration = sight.simulated(ROBOT)
     poses = torch.tensor([[0.45, 0.1, 0.1, 0.7, 1.0], [0.5, -0.1, 0.2, -1.0, 0.0]])[None]
     told = sight.toward(calibration, poses, 8)[0]  # [T, V, h, w, TOOL]
     ways = told[..., : 2 * len(sight.POINTS)].unflatten(-1, (-1, 2))
@@ -92,7 +92,7 @@ def test_each_position_of_each_view_is_told_where_the_tool_is() -> None:
 
 
 def test_cameras_that_all_stand_still_are_told_of_the_tool_alone() -> None:
-    front = sight.simulated(CAMERAS).views[0]
+    front = sight.simulated(ROBOT).views[0]
     config = WorldConfig(
         "",
         ("",),
@@ -122,7 +122,7 @@ def test_things_are_where_the_simulators_wrist_camera_shows_them() -> None:
         raw, _ = env.reset(seed=seed)
         sources = torch.from_numpy(np.stack([raw["pixels"][c] for c in CAMERAS]))[None, None]
         pose = torch.from_numpy(raw["agent_pos"][None, None, :5])
-        seen = look(sight.simulated(CAMERAS), sources, pose, pose)[0, 0, 0]
+        seen = look(sight.simulated(ROBOT), sources, pose, pose)[0, 0, 0]
         for colour in range(3):
             own, others = (seen[1 - view, colour] - seen[1 - view, :3].sum(0) / 3 for view in (0, 1))
             centres = [torch.stack([a.float().mean() for a in (m > 0.4).nonzero(as_tuple=True)]) for m in (own, others)]
@@ -162,7 +162,7 @@ def test_what_should_be_seen_can_be_copied_by_position_and_is_told_with_the_pose
 
 
 def test_a_calibration_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    known = sight.simulated(CAMERAS)
+    known = sight.simulated(ROBOT)
     views = {
         c: {"mount": v.mount, "position": [*v.position], "rotation": [*v.rotation], "fov": v.fov}
         for c, v in zip(CAMERAS, known.views, strict=True)

@@ -6,18 +6,22 @@ import re
 import shutil
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from world_toys import RECIPE, record
+from world_toys import RECIPE, SIZE, record
 
+from sim.so101 import SO101
+from vla_stack import envs
 from vla_stack.cli import main
 from vla_stack.errors import UserError
 from vla_stack.world_model import model as world
 from vla_stack.world_model.clips import clip_batch, clip_index, open_recording
 from vla_stack.world_model.memory import history_chunks
 from vla_stack.world_model.model import load
+from vla_stack.world_model.tool import tool_of
 from vla_stack.world_model.train import WorldTraining
 
 
@@ -127,3 +131,27 @@ def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) ->
         (tmp_path / "world_model.json").write_text(text)
         with pytest.raises(UserError, match="is damaged"):
             load(tmp_path)
+
+
+def test_an_arm_in_joint_space_is_learnt_and_imagined(tmp_path: Path) -> None:
+    robot = SO101.spec("joint_abs", ("front", "wrist"), SIZE, 20.0)
+    task = gym.make("sim/so101_pick-v0", cameras=()).unwrapped.task_variants  # type: ignore[attr-defined]
+    root = record(tmp_path / "data", robot=robot, tasks=task[:1])
+    recording = open_recording(root)
+    assert recording.measured.shape == recording.commands.shape == (80, 5)
+    assert np.ptp(recording.measured[:, :3], axis=0).min() > 0.1  # metres, and not the joints' radians
+    train(root, tmp_path / "run", "task=sim/so101_pick-v0")
+    rows = envs.make(f"imagined:{tmp_path / 'run'}", 2)
+    assert rows.robot == robot
+    first = rows.reset([0, 1], [3, 4])
+    target = first[0].observation["agent_pos"] + np.float32(0.02)
+    steps = [rows.step([0, 1], np.stack([target, target]))[0] for _ in range(3)]
+    for step in (first[0], *steps):
+        assert step.observation["agent_pos"].shape == (6,) and step.observation["pixels"]["wrist"].shape == (
+            SIZE,
+            SIZE,
+            3,
+        )
+    tool = tool_of(robot)
+    reached = tool.measured(steps[-1].observation["agent_pos"][None])[0]
+    np.testing.assert_allclose(reached[:3], tool.commanded(target, reached)[:3], atol=0.02)  # an untrained adapter

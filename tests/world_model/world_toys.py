@@ -10,7 +10,7 @@ from sim.arm import ARM7
 from vla_stack.data.features import Column
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.rollout.collect import COMMAND_SENT, SEED
-from vla_stack.schema import Observation
+from vla_stack.schema import Observation, RobotSpec
 
 SIZE = 16
 TASKS = ("pick up the red cube", "pick up the blue cube")
@@ -34,19 +34,22 @@ device: cpu
 """
 
 
-def record(root: Path, episodes: int = 10, frames: int = 8) -> Path:
+def record(
+    root: Path, episodes: int = 10, frames: int = 8, robot: RobotSpec = ROBOT, tasks: tuple[str, ...] = TASKS
+) -> Path:
     """Episodes of random poses and pictures; every second one succeeds in its last two steps."""
     rng = np.random.default_rng(0)
-    names = tuple(d.name for d in ROBOT.action)
+    names = tuple(d.name for d in robot.action)
     extra = {SEED: Column("int64"), COMMAND_SENT: Column("float32", (len(names),), names)}
-    low, high = ROBOT.action_low, ROBOT.action_high
-    with EpisodeRecorder(root, ROBOT, "image", (), extra) as recorder:
+    low, high = robot.action_low, robot.action_high
+    further = len(robot.state) - len(robot.action)
+    with EpisodeRecorder(root, robot, "image", (), extra) as recorder:
         for e in range(episodes):
             for k in range(frames):
-                state = np.concatenate([rng.uniform(low, high), rng.normal(size=7)]).astype(np.float32)
+                state = np.concatenate([rng.uniform(low, high), rng.normal(size=further)]).astype(np.float32)
                 pictures = {c: rng.integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8) for c in ("front", "wrist")}
                 action = rng.uniform(low, high).astype(np.float32)
-                obs = Observation(state, pictures, TASKS[e % 2], k, k * 100_000_000)
+                obs = Observation(state, pictures, tasks[e % len(tasks)], k, k * 100_000_000)
                 won = bool(e % 2) and k >= frames - 3
                 recorder.add_frame(obs, action, None, float(won), **{SEED: e, COMMAND_SENT: action})
             recorder.save_episode(bool(e % 2))

@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from sim.arm import ARM7
 from vla_stack.errors import UserError
-from vla_stack.schema import Camera, Dim, RobotSpec
+from vla_stack.schema import RobotSpec
 from vla_stack.training.memory import estimate
 from vla_stack.training.optimizer import make_optimizer
 from vla_stack.training.placement import native_precision
@@ -38,7 +39,7 @@ from vla_stack.training.recipe import load as load_recipe
 from vla_stack.world_model import sight
 from vla_stack.world_model.dynamics import loss
 from vla_stack.world_model.model import FEATURES, End, WorldConfig, WorldModel
-from vla_stack.world_model.poses import POSE, TOOL, PoseScale
+from vla_stack.world_model.poses import POSE, PoseScale
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "bench")]
@@ -46,7 +47,7 @@ from gpu_bench import GB, Figures, run  # noqa: E402
 
 from results import Check  # noqa: E402
 
-CAMERAS, JOINTS, TASK = ("front", "wrist"), 7, "pick up the red cube"
+CAMERAS, TASK = ("front", "wrist"), "pick up the red cube"
 ROLLOUTS = {"tiny": (1, 16, 64), "svd": (1, 4)}
 PIXELS = {"tiny": 64, "svd": 192}
 RECORDED = 2000  # (pose, command) pairs that a trained model compares with
@@ -85,10 +86,8 @@ SMALL_VAE = {"block_out_channels": [32, 32], "down_block_types": ["DownEncoderBl
 
 
 def robot(size: int) -> RobotSpec:
-    """An arm with a tool pose, joints and two square cameras of ``size`` pixels."""
-    tool = tuple(Dim(name, "1", -1.0, 1.0) for name in TOOL)
-    joints = tuple(Dim(f"joint_{i}.pos", "rad") for i in range(JOINTS))
-    return RobotSpec("bench/arm", tool + joints, tool, tuple(Camera(name, size, size) for name in CAMERAS), 10.0)
+    """The simulated arm with two square cameras of ``size`` pixels."""
+    return ARM7.spec("ee_abs", CAMERAS, size, 10.0)
 
 
 def make(kind: str, smoke: bool, device: torch.device) -> tuple[Recipe, WorldModel]:
@@ -107,7 +106,7 @@ def make(kind: str, smoke: bool, device: torch.device) -> tuple[Recipe, WorldMod
         dynamics=shapes.dynamics,
         heads=shapes.heads,
         svd=svd if start == "svd" else None,
-        calibration=sight.simulated(CAMERAS) if start == "tiny" else None,
+        calibration=sight.simulated(robot(PIXELS[kind])) if start == "tiny" else None,
     )
     with device:  # a billion weights are drawn on the GPU in no time
         model = WorldModel(config, robot(16 if smoke else PIXELS[kind]))
@@ -168,7 +167,7 @@ def dreamed(figures: Figures, model: WorldModel, rollouts: int, repeats: int) ->
         """Random first frames."""
 
         def start(self, seed: int, options: dict[str, Any]) -> Start:
-            state = np.concatenate([poses(rng), np.zeros(JOINTS, np.float32)])
+            state = np.concatenate([poses(rng), np.zeros(len(ARM7.joints), np.float32)])
             return Start({c: rng.integers(0, 256, (size, size, 3), np.uint8) for c in CAMERAS}, state, TASK)
 
         def close(self) -> None: ...

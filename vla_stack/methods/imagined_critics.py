@@ -24,6 +24,7 @@ from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.model import End, WorldModel
 from vla_stack.world_model.poses import POSE, TOKEN
 from vla_stack.world_model.quality import chunk_noise
+from vla_stack.world_model.tool import check_commands_poses
 
 ROWS = 32  # rollouts imagined together
 EVERY = 50  # updates between rollouts
@@ -88,7 +89,8 @@ class Critics:
 
     @classmethod
     def new(cls, model: WorldModel, recording: Recording, recipe: RavlRecipe, seed: int) -> Critics:
-        """Untrained."""
+        """Untrained; raises :class:`UserError` where the robot does not take poses."""
+        check_commands_poses(model.robot, "the critics' actor")
         width = int(np.prod(model.noise_shape()[1:])) + TOKEN + max(1, len(model.config.tasks))
         agent = Sac(recipe.sac, width, model.horizon * POSE, seed)
         return cls(model, agent, Reach.of(recording, model.horizon))

@@ -18,7 +18,8 @@ from vla_stack.errors import UserError
 from vla_stack.rollout.collect import COMMAND_SENT
 from vla_stack.schema import ACTION, OBS_STATE, REWARD, RobotSpec
 from vla_stack.world_model.memory import history_chunks
-from vla_stack.world_model.poses import POSE, check_robot, executed_poses
+from vla_stack.world_model.poses import executed_poses
+from vla_stack.world_model.tool import kinematics_beside, tool_of
 from vla_stack.world_model.vae import Vae
 
 HELD_OUT = 10  # every tenth episode is for validation
@@ -34,19 +35,22 @@ class Recording:
         tasks: Instructions by index.
         pictures: Camera -> uint8 [N, H, W, 3].
         states: float32 [N, S].
-        commands: float32 [N, 5], executed after each frame.
+        measured: float32 [N, 5], where the tool was in each frame, and how open the gripper.
+        commands: float32 [N, 5], where it was sent after each frame.
         poses: float32 [N, 5], see :mod:`vla_stack.world_model.poses`.
         success: bool [N], whether the task is done in the frame.
         task: int64 [N].
         start: int64 [N], first frame of the frame's episode.
         end: int64 [N], one past its last frame.
         held_out: bool [N], for validation alone.
+        kinematics: MJCF of the arm; empty for one that is known (:mod:`vla_stack.world_model.tool`).
     """
 
     robot: RobotSpec
     tasks: tuple[str, ...]
     pictures: dict[str, NDArray[np.uint8]]
     states: NDArray[np.float32]
+    measured: NDArray[np.float32]
     commands: NDArray[np.float32]
     poses: NDArray[np.float32]
     success: NDArray[np.bool_]
@@ -54,11 +58,12 @@ class Recording:
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     held_out: NDArray[np.bool_]
+    kinematics: str = ""
 
     def before(self, frames: NDArray[np.int64]) -> NDArray[np.float32]:
         """The command before each frame [*], float32 [*, 5]; the measured pose where an episode begins."""
         begun = (frames > self.start[frames])[..., None]
-        return np.where(begun, self.commands[frames - 1], self.states[frames, :POSE]).astype(np.float32)
+        return np.where(begun, self.commands[frames - 1], self.measured[frames]).astype(np.float32)
 
     def stacked(self, frames: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Pictures of all cameras, uint8 [*, V, H, W, 3], of frames int [*]."""
@@ -76,14 +81,19 @@ def open_recording(root: str | Path, cameras: tuple[str, ...] = ()) -> Recording
         UserError: It is not readable, has no such camera, or its robot is not one that the model can be told poses of.
     """
     dataset, robot = open_dataset(root), read_robot_spec(Path(root))
-    check_robot(robot)
+    kinematics = kinematics_beside(Path(root))
+    tool = tool_of(robot, kinematics)
     named = {c.name: c for c in robot.cameras}
     if not named:
         raise UserError(f"{root} has no cameras: there is nothing to imagine", "record it without --privileged")
     pictures = open_frames(dataset, cameras or tuple(named))
     robot = replace(robot, cameras=tuple(named[c] for c in pictures))
     columns, length = dataset.columns, dataset.episode_to - dataset.episode_from
-    commands = columns.get(COMMAND_SENT, columns[ACTION])
+    measured = tool.measured(columns[OBS_STATE])
+    commands = measured.copy()  # what an episode's first command comes after
+    begins = np.isin(np.arange(dataset.num_frames), dataset.episode_from)
+    for k, action in enumerate(columns.get(COMMAND_SENT, columns[ACTION])):
+        commands[k] = tool.commanded(action, measured[k] if begins[k] else commands[k - 1])
     reward = columns.get(REWARD, np.zeros(dataset.num_frames, np.float32))
     success = np.append(False, reward[:-1] > 0)  # a frame's reward is of the step that follows it
     success[dataset.episode_from] = False
@@ -93,13 +103,15 @@ def open_recording(root: str | Path, cameras: tuple[str, ...] = ()) -> Recording
         dataset.tasks,
         dict(pictures),
         columns[OBS_STATE],
+        measured,
         commands,
-        executed_poses(columns[OBS_STATE], commands, dataset.episode_from),
+        executed_poses(measured, commands, dataset.episode_from),
         success,
         columns["task_index"],
         np.repeat(dataset.episode_from, length),
         dataset.frame_end,
         np.repeat(odd, length),
+        kinematics,
     )
 
 

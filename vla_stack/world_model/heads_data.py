@@ -125,7 +125,7 @@ class HeadsLoader:
         index = rng.choice(np.flatnonzero(~r.held_out), n)
         again = decode(self._model, self._latents[torch.from_numpy(index[: n // 4])].to(self._model.bank.device))
         frames = coarser(np.concatenate([again, r.stacked(index[n // 4 :])]), rng)
-        return {"frames": frames, "measured": r.states[index, :5]}
+        return {"frames": frames, "measured": r.measured[index]}
 
     def _commands(self, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
         """Measured poses and the commands that followed, and where they led."""

@@ -28,6 +28,7 @@ from vla_stack.world_model.poses import PoseScale
 from vla_stack.world_model.sight import Calibration, Sight, look, toward
 from vla_stack.world_model.svd import SvdConfig
 from vla_stack.world_model.svd import build as build_svd
+from vla_stack.world_model.tool import tool_of
 from vla_stack.world_model.vae import Vae, VaeConfig
 
 CONFIG, BANK = "world_model.json", "bank.safetensors"
@@ -69,6 +70,7 @@ class WorldConfig:
         svd: Instead of autoencoder and transformer of our own.
         calibration: Where the cameras are; None where nobody knows.
         limits: Of the guards.
+        kinematics: MJCF of the arm; empty for one that is known (:mod:`vla_stack.world_model.tool`).
     """
 
     env: str
@@ -80,6 +82,7 @@ class WorldConfig:
     svd: SvdConfig | None = None
     calibration: Calibration | None = None
     limits: Limits = field(default_factory=Limits)
+    kinematics: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class WorldModel(nn.Module):
 
     def __init__(self, config: WorldConfig, robot: RobotSpec) -> None:
         super().__init__()
-        self.robot = robot
+        self.robot, self.tool = robot, tool_of(robot, config.kinematics)
         sizes = {(c.height, c.width) for c in robot.cameras}
         size = robot.cameras[0].height
         views = len(robot.cameras)

@@ -14,39 +14,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vla_stack.errors import UserError
-from vla_stack.schema import RobotSpec
-
 POSE = 5
 TOKEN = 11  # x, y, z, rotation [6], gripper, time
-TOOL = ("tcp_x.pos", "tcp_y.pos", "tcp_z.pos", "tcp_yaw.pos", "gripper.pos")
 
 
-def check_robot(robot: RobotSpec) -> None:
-    """Raise a :class:`UserError` for a robot whose state and action do not begin with the tool's pose."""
-    for what, dims in (("state", robot.state), ("action", robot.action)):
-        names = tuple(d.name for d in dims[:POSE])
-        if names != TOOL or robot.action_kind != "absolute":
-            raise UserError(
-                f"the world model is told tool poses, the {what} of {robot.name} begins with {' '.join(names)}",
-                "record native/arm7 in control mode ee_abs, as `vla collect --task` does",
-            )
-
-
-def executed_poses(states: NDArray[np.float32], commands: NDArray[np.float32], starts: NDArray[np.int64]) -> NDArray:
+def executed_poses(measured: NDArray[np.float32], commands: NDArray[np.float32], starts: NDArray[np.int64]) -> NDArray:
     """The pose of every frame of a dataset.
 
     Args:
-        states: float32 [N, S], measured.
-        commands: float32 [N, 5], what was sent after each frame.
+        measured: float32 [N, 5], where the tool was.
+        commands: float32 [N, 5], where it was sent after each frame.
         starts: int64 [E], first frame of each episode; nothing was commanded before it, so its opening is measured.
 
     Returns:
         float32 [N, 5].
     """
-    poses = states[:, :POSE].copy()
+    poses = measured.copy()
     poses[1:, 4] = commands[:-1, 4]
-    poses[starts, 4] = states[starts, 4]
+    poses[starts, 4] = measured[starts, 4]
     return poses
 
 

@@ -24,6 +24,7 @@ from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.schema import Observation, RobotSpec
 from vla_stack.world_model.instructions import paraphrases
 from vla_stack.world_model.poses import POSE
+from vla_stack.world_model.tool import check_commands_poses
 
 DRIVE_STEPS = 4  # control steps in which the arm is driven to where an episode begins
 DRIVE = 0.05  # m, standard deviation of how far
@@ -80,6 +81,7 @@ class _VariedAgent:
 
 def driving(state: NDArray[np.float32], robot: RobotSpec, seed: int, distance: float) -> NDArray[np.float32]:
     """Commands [DRIVE_STEPS, A] from where the tool is, [S], straight to a random place; the opening stays."""
+    check_commands_poses(robot, "driving to a random place")
     offset = np.random.default_rng([seed, 7]).normal(0.0, distance, 3)
     chunk = np.repeat(state[None, :POSE], DRIVE_STEPS, 0)
     chunk[:, :3] += offset * np.linspace(1 / DRIVE_STEPS, 1, DRIVE_STEPS)[:, None]

@@ -17,10 +17,11 @@ import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
-from sim.arm import ARM7, camera_pose
+from sim.arm import camera_pose
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 from vla_stack.training.recipe_tree import build
+from vla_stack.world_model.tool import ARMS
 
 # Points of the tool that are looked for in all views, m, turned with it: on its axis, and to its front and side.
 POINTS = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.05), (0.0, 0.0, 0.1), (0.05, 0.0, 0.05), (0.0, 0.05, 0.05))
@@ -65,9 +66,9 @@ class Calibration:
         return [i for i, v in enumerate(self.views) if v.mount == "tool"]
 
 
-def simulated(cameras: tuple[str, ...]) -> Calibration:
-    """That of the simulated arm; a KeyError where it has no such camera."""
-    return Calibration(tuple(View(*camera_pose(ARM7, name)) for name in cameras))
+def simulated(robot: RobotSpec) -> Calibration:
+    """That of a simulated arm; a KeyError where it is none, or has no such camera."""
+    return Calibration(tuple(View(*camera_pose(ARMS[robot.name], camera.name)) for camera in robot.cameras))
 
 
 def read(path: str, robot: RobotSpec) -> Calibration:

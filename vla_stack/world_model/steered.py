@@ -8,11 +8,12 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.arm import ARM7, DELTA_RATE
+from sim.arm import DELTA_RATE
 from vla_stack.envs.vector import LocalEnvs
 from vla_stack.errors import UserError
 from vla_stack.world_model.imagined_env import ImaginedEnv
 from vla_stack.world_model.model import shared
+from vla_stack.world_model.tool import ARMS, check_commands_poses
 from vla_stack.world_model.world_backend import IMAGINED, WorldBackend, max_steps_of, simulated
 
 
@@ -30,6 +31,7 @@ class SteeredEnv(ImaginedEnv):
 
     def __init__(self, name: str, cameras: tuple[str, ...], image_size: int) -> None:
         model = shared(name.removeprefix(IMAGINED))
+        check_commands_poses(model.robot, "steering in imagination")
         shown = {c.name: c.height for c in model.robot.cameras}
         if any(shown.get(camera) != image_size for camera in cameras):
             raise UserError(
@@ -40,7 +42,7 @@ class SteeredEnv(ImaginedEnv):
         super().__init__(WorldBackend(model, simulated(model), 1, self.max_steps))
         absolute = model.robot
         size = absolute.cameras[0].height
-        self.spec_robot = ARM7.spec("ee_delta", model.cameras, size, absolute.rate_hz, tool_target=True)
+        self.spec_robot = ARMS[absolute.name].spec("ee_delta", model.cameras, size, absolute.rate_hz, tool_target=True)
         self.action_space = gym.spaces.Box(self.spec_robot.action_low, self.spec_robot.action_high, dtype=np.float32)
         state = gym.spaces.Box(-10.0, 10.0, (len(self.spec_robot.state),), np.float32)
         self.observation_space = gym.spaces.Dict({**self.observation_space.spaces, "agent_pos": state})  # type: ignore[attr-defined]

@@ -97,7 +97,7 @@ def _calibration(recipe: Recipe, robot: RobotSpec) -> Calibration | None:
         if recipe.method.start != "tiny" or all(task.id != recipe.task.id for task in TASKS.values()):
             return None
         try:
-            return sight.simulated(tuple(c.name for c in robot.cameras))
+            return sight.simulated(robot)
         except KeyError:  # cameras of its own
             return None
     if recipe.method.calibration == "none":
@@ -137,6 +137,7 @@ class WorldTraining:
             heads=self.shapes.heads,
             svd=self.shapes.svd if method.start == "svd" else None,
             calibration=_calibration(recipe, self.recording.robot),
+            kinematics=self.recording.kinematics,
         )
         self.model = WorldModel(config, self.recording.robot).to(device)
         if method.vae_from:
@@ -301,7 +302,7 @@ class WorldTraining:
         """Say how long rollouts are trusted, and whether it is the probe that cannot tell."""
         frames, pictures = self._unseen(np.random.default_rng(self.recipe.seed))
         error = np.linalg.norm(
-            self.model.heads.probe(pictures).cpu().numpy()[:, :3] - self.recording.states[frames, :3], axis=1
+            self.model.heads.probe(pictures).cpu().numpy()[:, :3] - self.recording.measured[frames, :3], axis=1
         ).mean()
         chunks = self.model.config.limits.chunks
         told = f"the probe errs by {100 * error:.1f} cm on recorded pictures"

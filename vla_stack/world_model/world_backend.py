@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sim.arm import ARM7, InverseKinematics
 from sim.registry import TASKS, TaskInfo
+from vla_stack.envs.making import sim_options
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
 from vla_stack.world_model import guards
@@ -21,7 +21,6 @@ from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.imagined_rows import ImaginedFrame, ImaginedRows
 from vla_stack.world_model.memory import Memory
 from vla_stack.world_model.model import End, WorldModel, shared
-from vla_stack.world_model.poses import POSE
 from vla_stack.world_model.quality import chunk_noise
 from vla_stack.world_model.selection import Critics, choose
 
@@ -48,8 +47,7 @@ class SimulatedStarts:
     """First frames of the simulator: the same seed begins the same scene as there."""
 
     def __init__(self, env_id: str, robot: RobotSpec) -> None:
-        cameras = tuple(c.name for c in robot.cameras)
-        self._env = gym.make(env_id, cameras=cameras, image_size=robot.cameras[0].height, control_hz=robot.rate_hz)
+        self._env = gym.make(env_id, **sim_options(robot))
 
     def start(self, seed: int, options: dict[str, Any]) -> Start:
         if "start_index" in options:
@@ -137,7 +135,7 @@ class WorldBackend:
     imagined again when another command comes than was known; only whole chunks are remembered.
 
     The state is the pose that the adapter expects; the opening is the probe's, as nothing else sees what is held;
-    joints follow by inverse kinematics.
+    joints follow by inverse kinematics (:mod:`vla_stack.world_model.tool`).
 
     Args:
         model: The world model.
@@ -150,7 +148,6 @@ class WorldBackend:
         self.model, self._starts, self._max_steps = model, starts, max_steps
         self._rollouts: dict[int, ImaginedRollout] = {}
         self._streams = {row: np.random.default_rng(row) for row in range(rows)}
-        self._ik = InverseKinematics(ARM7)
 
     @property
     def robot(self) -> RobotSpec:
@@ -175,8 +172,9 @@ class WorldBackend:
         device = self.model.bank.device
         tasks = self.model.config.tasks
         task = tasks.index(start.task) if start.task in tasks else None
-        pose = torch.from_numpy(state[:POSE].copy()).to(device)
-        rollout = ImaginedRollout(seed, self.model.begin(pictures[None], state[None, :POSE])[0], task, pose, state)
+        measured = self.model.tool.measured(state[None])
+        pose = torch.from_numpy(measured[0]).to(device)
+        rollout = ImaginedRollout(seed, self.model.begin(pictures[None], measured)[0], task, pose, state)
         self._rollouts[row] = rollout
         p = self._judge([rollout], torch.from_numpy(pictures[None, None]).to(device))[0]
         shown = {c: start.pictures[c] for c in self.model.cameras}
@@ -197,7 +195,7 @@ class WorldBackend:
         rollout = self._rollouts[row]
         if rollout.task is None:
             return 0
-        commands = torch.from_numpy(candidates[..., :POSE].copy()).to(self.model.bank.device)
+        commands = torch.stack([torch.stack(self._poses(rollout, chunk)) for chunk in candidates])
         return choose(self.model, rollout.memory, rollout.before, commands, rollout.task, seed, caution, critics)[0]
 
     def propose(self, row: int, critics: Critics) -> NDArray[np.float32]:
@@ -211,10 +209,10 @@ class WorldBackend:
         rollouts = [self._rollouts[row] for row in rows]
         todo: dict[int, list[tuple[ImaginedRollout, Tensor]]] = {}  # a batch for each number of known commands
         for i, rollout in enumerate(rollouts):
-            rollout.commands.append(self._pose(actions[i]))
+            rollout.commands += self._poses(rollout, actions[i : i + 1])
             if rollout.chunk is None or not rollout.chunk.foresaw(rollout.commands):
                 later = ahead[i][: self.model.horizon - len(rollout.commands)] if len(ahead) else ()
-                commands = torch.stack([*rollout.commands, *map(self._pose, later)])
+                commands = torch.stack([*rollout.commands, *self._poses(rollout, later)])
                 todo.setdefault(len(commands), []).append((rollout, commands))
         for n in sorted(todo):
             self._imagine(*zip(*todo[n], strict=True))
@@ -223,8 +221,13 @@ class WorldBackend:
     def close(self) -> None:
         self._starts.close()
 
-    def _pose(self, action: NDArray[np.float32]) -> Tensor:
-        return torch.from_numpy(action[:POSE].copy()).to(self.model.bank.device)
+    def _poses(self, rollout: ImaginedRollout, actions: Iterable[NDArray[np.float32]]) -> list[Tensor]:
+        """Poses [5] that the next actions [A] of a rollout command, one after another."""
+        at, poses = (rollout.commands[-1] if rollout.commands else rollout.before).cpu().numpy(), []
+        for action in actions:
+            at = self.model.tool.commanded(action, at)
+            poses.append(torch.from_numpy(at).to(self.model.bank.device))
+        return poses
 
     @torch.no_grad()
     def _imagine(self, rollouts: Sequence[ImaginedRollout], given: Sequence[Tensor]) -> None:
@@ -257,8 +260,7 @@ class WorldBackend:
         measured = torch.cat([poses[:, :4], opening[:, None]], -1).cpu().numpy()
         seen, frames = pictures.cpu().numpy(), []
         for row, (rollout, (chunk, at)) in enumerate(zip(rollouts, chunks, strict=True)):
-            joints = self._ik.solve(measured[row, :4].astype(np.float64), rollout.state[POSE : POSE + len(ARM7.joints)])
-            rollout.state = np.concatenate([measured[row], joints]).astype(np.float32)
+            rollout.state = self.model.tool.state(measured[row], rollout.state)
             done, whole = bool(p[row] > self.model.config.limits.success), at + 1 == self.model.horizon
             shown = {c: seen[row, v] for v, c in enumerate(self.model.cameras)}
             tripped = chunk.tripped if whole or done else []
