@@ -113,3 +113,15 @@ def test_what_gives_poses_is_not_given_to_joints() -> None:
     check_commands_poses(ARM7.spec("ee_abs", (), 64, 10.0), "steering")
     with pytest.raises(UserError, match="driving to a random place"):
         driving(np.zeros(6, np.float32), joints, 0, 0.05)
+
+
+def test_a_tool_that_does_not_turn_has_no_direction() -> None:
+    dims = tuple(Dim(f"hand_{axis}.pos", "m", -1, 1) for axis in "xyz") + (
+        Dim("gripper.pos", "ratio", 0, 1, kind="gripper"),
+    )
+    tool = tool_of(RobotSpec("metaworld/sawyer", dims, dims, (), 20.0))
+    state = np.array([0.1, 0.2, 0.3, 0.7], np.float32)
+    pose = tool.measured(state[None])[0]
+    assert pose.tolist() == pytest.approx([0.1, 0.2, 0.3, 0, 0.7])
+    np.testing.assert_array_equal(tool.commanded(state, pose), pose)
+    np.testing.assert_array_equal(tool.state(pose, 0 * state), state)

@@ -155,3 +155,25 @@ def test_an_arm_in_joint_space_is_learnt_and_imagined(tmp_path: Path) -> None:
     tool = tool_of(robot)
     reached = tool.measured(steps[-1].observation["agent_pos"][None])[0]
     np.testing.assert_allclose(reached[:3], tool.commanded(target, reached)[:3], atol=0.02)  # an untrained adapter
+
+
+def test_a_robot_without_a_simulator_begins_where_its_data_does(root: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(root, run, "task=")
+    recording = open_recording(root)
+    rows = envs.make(f"imagined:{run}", 1)
+    for seed in range(5):
+        first = rows.reset([0], [seed])[0].observation
+        [row] = np.flatnonzero((recording.states == first["agent_pos"]).all(1))
+        assert recording.held_out[row] and row == recording.start[row]
+        np.testing.assert_array_equal(first["pixels"]["wrist"], recording.pictures["wrist"][row])
+    action = recording.commands[0]
+    ends = [rows.step([0], action[None])[0] for _ in range(8)]  # as long as the longest episode
+    assert ends[-1].truncated or any(end.terminated or end.truncated for end in ends)
+    shutil.copytree(run / "model", tmp_path / "alone")
+    with pytest.raises(UserError, match="nothing says which data it is of -- give starts=DATASET"):
+        envs.make(f"imagined:{tmp_path / 'alone'}", 1)
+    envs.make(f"imagined:{tmp_path / 'alone'}", 1, None, {"starts": str(root)})
+    joints = record(tmp_path / "joints", robot=SO101.spec("joint_abs", ("front", "wrist"), SIZE, 10.0))
+    with pytest.raises(UserError, match="joints has action .shoulder_pan.pos .*, the policy was trained on .tcp_x"):
+        envs.make(f"imagined:{tmp_path / 'alone'}", 1, None, {"starts": str(joints)})

@@ -51,6 +51,6 @@ def record(
                 action = rng.uniform(low, high).astype(np.float32)
                 obs = Observation(state, pictures, tasks[e % len(tasks)], k, k * 100_000_000)
                 won = bool(e % 2) and k >= frames - 3
-                recorder.add_frame(obs, action, None, float(won), **{SEED: e, COMMAND_SENT: action})
+                recorder.add_frame(obs, action, None, float(won), **{SEED: e, COMMAND_SENT: action})  # type: ignore[arg-type]
             recorder.save_episode(bool(e % 2))
     return root

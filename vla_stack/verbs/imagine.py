@@ -45,9 +45,11 @@ class Pair:
         from vla_stack.world_model.imagined_env import ImaginedEnv
         from vla_stack.world_model.model import load
         from vla_stack.world_model.oracle import Oracle
+        from vla_stack.world_model.tool import check_commands_poses
         from vla_stack.world_model.world_backend import WorldBackend, max_steps_of, simulated
 
         world = load(model)
+        check_commands_poses(world.robot, "vla imagine")
         self.imagined = ImaginedEnv(WorldBackend(world, simulated(world), 1, max_steps_of(world)), "rgb_array")
         self.task, self.rate_hz = world.config.env, world.robot.rate_hz
         options = {"cameras": world.cameras, "image_size": world.robot.cameras[0].height, "control_hz": self.rate_hz}

@@ -24,6 +24,7 @@ ARMS = {"native/arm7": ARM7, "native/so101": SO101, "lerobot/so101_follower": SO
 FILES = ("kinematics.xml", "kinematics.urdf")  # beside a dataset's meta/robot.json
 POINT = "tcp"  # the site, or body, that is the tool
 TOOL = ("tcp_x.pos", "tcp_y.pos", "tcp_z.pos", "tcp_yaw.pos")
+POINTS = (("hand_x.pos", "hand_y.pos", "hand_z.pos", "gripper.pos"),)  # tools that do not turn, as MetaWorld's
 
 
 class Tool(Protocol):
@@ -50,6 +51,8 @@ def tool_of(robot: RobotSpec, kinematics: str = "") -> Tool:
         UserError: It is none whose tool could be found.
     """
     arm = ARMS.get(robot.name)
+    if tuple(d.name for d in robot.action) in POINTS and robot.action_kind == "absolute":
+        return _PointTargets()
     if tuple(d.name for d in robot.state[: len(TOOL)]) == TOOL and len(robot.action) == POSE and arm is not None:
         return _ToolTargets(robot, InverseKinematics.of(arm))
     if robot.action_kind != "absolute" or not (arm or kinematics):
@@ -134,6 +137,21 @@ class _ToolTargets:
         state[:POSE] = pose
         if self._size >= joints.stop:
             state[joints] = self._ik.solve(pose[:4].astype(np.float64), before[joints].astype(np.float64))
+        return state
+
+
+class _PointTargets:
+    """State and action begin with the tool's position and end with its opening; it does not turn."""
+
+    def measured(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.insert(states[:, : POSE - 1], 3, 0.0, axis=1).astype(np.float32)
+
+    def commanded(self, action: NDArray[np.float32], before: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.insert(action, 3, 0.0).astype(np.float32)
+
+    def state(self, pose: NDArray[np.float32], before: NDArray[np.float32]) -> NDArray[np.float32]:
+        state = np.array(before, np.float32)
+        state[: POSE - 1] = np.delete(pose, 3)
         return state
 
 

@@ -9,18 +9,20 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium as gym
 import numpy as np
 import torch
+import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sim.registry import TASKS, TaskInfo
-from vla_stack.envs.making import sim_options
+from vla_stack.envs.making import check_fit, sim_options
 from vla_stack.errors import UserError
 from vla_stack.schema import RobotSpec
+from vla_stack.training.run_dir import RECIPE
 from vla_stack.world_model import guards
-from vla_stack.world_model.clips import Recording
+from vla_stack.world_model.clips import Recording, open_recording
 from vla_stack.world_model.imagined_rows import ImaginedFrame, ImaginedRows
 from vla_stack.world_model.memory import Memory
-from vla_stack.world_model.model import End, WorldModel, shared
+from vla_stack.world_model.model import End, WorldModel, resolve, shared
 from vla_stack.world_model.quality import chunk_noise
 from vla_stack.world_model.selection import Critics, choose
 
@@ -62,14 +64,18 @@ class SimulatedStarts:
 
 
 class RecordedStarts:
-    """Frames of a dataset: row ``options["start_index"]``, or the first frame of an episode that the seed draws."""
+    """Frames of a dataset: row ``options["start_index"]``, or the first frame of an episode that the seed draws.
+
+    Episodes that are held out of training are drawn from where there are any.
+    """
 
     def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+        r = self._recording = recording
+        self._first = np.unique(r.start[r.held_out] if r.held_out.any() else r.start)
 
     def start(self, seed: int, options: dict[str, Any]) -> Start:
         r = self._recording
-        drawn = np.random.default_rng(seed).choice(np.unique(r.start))
+        drawn = np.random.default_rng(seed).choice(self._first)
         row = int(options.get("start_index", drawn))
         if not 0 <= row < len(r.end):
             raise UserError(f"start_index {row} is not in the data", f"it has frames 0 to {len(r.end) - 1}")
@@ -289,14 +295,39 @@ class WorldBackend:
         return p
 
 
-def make(name: str, num_envs: int, device: str = "cpu", render_mode: str = "") -> ImaginedRows:
-    """Rows of ``imagined:<name>``, for :func:`vla_stack.envs.make`; a run directory, or a world model's.
+def make(name: str, num_envs: int, device: str = "cpu", render_mode: str = "", starts: str = "") -> ImaginedRows:
+    """Rows of ``imagined:<name>``, for :func:`vla_stack.envs.make`.
+
+    Args:
+        name: A run directory, or a world model's.
+        num_envs: Rows.
+        device: Where it is imagined.
+        render_mode: Rows render anyway.
+        starts: A dataset with whose first frames episodes begin, and whose longest episode limits theirs. Without one
+            they begin as the simulator's task does, or, of a robot that is no task of ``sim``, with those that the
+            world model was trained on.
 
     Raises:
-        UserError: There is no such world model, or it was not of a task of ``sim`` and has no first frames.
+        UserError: There is no such world model or dataset, or it is of another robot.
     """
     model = shared(name, device)
-    return ImaginedRows(WorldBackend(model, simulated(model), num_envs, max_steps_of(model)), num_envs)
+    if not starts and any(info.id == model.config.env for info in TASKS.values()):
+        return ImaginedRows(WorldBackend(model, simulated(model), num_envs, max_steps_of(model)), num_envs)
+    recording = _recorded(name, model, starts)
+    longest = int((recording.end - recording.start).max())
+    return ImaginedRows(WorldBackend(model, RecordedStarts(recording), num_envs, longest), num_envs)
+
+
+def _recorded(name: str, model: WorldModel, starts: str) -> Recording:
+    """The given dataset, or the one that the world model's run says it learnt from."""
+    folder = resolve(name)
+    if not starts and folder.name == "model" and (folder.parent / RECIPE).is_file():
+        starts = str(yaml.safe_load((folder.parent / RECIPE).read_text())["data"]["root"][0])
+    if not starts:
+        raise UserError(f"{name} is of no task of sim, and nothing says which data it is of", "give starts=DATASET")
+    recording = open_recording(starts, model.cameras)
+    check_fit(recording.robot, model.robot, starts)
+    return recording
 
 
 def simulated(model: WorldModel) -> SimulatedStarts:
