@@ -7,9 +7,9 @@ import pytest
 import torch
 from world_toys import ROBOT, SIZE, TASKS
 
+from vla_stack.methods.fitted_q import ASKED, FittedQ, asked, policy_value
 from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.dynamics import DynamicsConfig
-from vla_stack.world_model.fitted_q import ASKED, FittedQ, asked, policy_value
 from vla_stack.world_model.heads import HeadsConfig
 from vla_stack.world_model.model import WorldConfig, WorldModel
 from vla_stack.world_model.poses import PoseScale

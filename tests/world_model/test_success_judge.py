@@ -20,7 +20,7 @@ from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import HeadsConfig
 from vla_stack.world_model.model import FEATURES, Limits, WorldConfig, WorldModel
 from vla_stack.world_model.poses import PoseScale
-from vla_stack.world_model.success import Judged, Referee, showing
+from vla_stack.world_model.success import Judged, SuccessDetector, showing
 from vla_stack.world_model.vae import VaeConfig
 
 
@@ -102,11 +102,11 @@ def test_what_the_judges_have_never_seen_pays_nothing(tmp_path, limit):
 def test_guards_look_at_as_many_frames_as_a_chunk_has(tmp_path, monkeypatch):
     model, asked = saved(tmp_path / "any", limits=Limits(success=-1.0)), []
     monkeypatch.setattr(success.guards, "doubts", lambda _, *args: asked.append(args) or [])
-    referee, noise = Referee(model, TASKS[0]), np.random.default_rng(0)
+    detector, noise = SuccessDetector(model, TASKS[0]), np.random.default_rng(0)
     film = [dict(zip(model.cameras, noise.integers(0, 255, (2, SIZE, SIZE, 3), np.uint8), strict=True)) for _ in "abcd"]
     for k, shown in enumerate(film):
         pose = np.full(5, k, np.float32)
-        assert referee.see(shown, pose, pose + 10 if k else None)[0] == (k > 0)
+        assert detector.see(shown, pose, pose + 10 if k else None)[0] == (k > 0)
     pictures, told, commands, before = asked[-1]  # a chunk has two frames
     np.testing.assert_array_equal(pictures, np.stack([np.stack([*shown.values()]) for shown in film[2:]]))
     assert told[:, 0].tolist() == [2, 3] and commands[:, 0].tolist() == [12, 13] and before[0] == 1

@@ -27,7 +27,7 @@ from vla_stack.schema import Chunks, Continuation, Observation, PolicySpec
 from vla_stack.world_model.model import WorldModel
 from vla_stack.world_model.poses import POSE
 from vla_stack.world_model.rehearsal import DRIVE_STEPS, REHEARSED, RehearsalRecorder, Rehearsed, Varied
-from vla_stack.world_model.success import Referee
+from vla_stack.world_model.success import SuccessDetector
 from vla_stack.world_model.world_backend import max_steps_of
 
 SEED = 40_000  # of the first start
@@ -87,10 +87,10 @@ def judged(model: WorldModel, episode: EpisodeRecord) -> bool:
     """Whether judges and guards see a success in an episode."""
     film: Rehearsed = episode.attached[REHEARSED]
     shown, commands = [o for o in (*film.observations, film.last) if o], [None, *film.actions]
-    referee = Referee(model, episode.task)
+    detector = SuccessDetector(model, episode.task)
     return any(
         [
-            referee.see(o.images, o.state[:POSE], None if c is None else c[:POSE])[0]
+            detector.see(o.images, o.state[:POSE], None if c is None else c[:POSE])[0]
             for o, c in zip(shown, commands, strict=True)
         ]
     )

@@ -35,16 +35,16 @@ from world_policies import episodes, imagined, judged, plan, simulated, wanderin
 
 from results import ROOT, Check, parser, write
 from sim.behaviours import BESIDE, Behaviour
+from vla_stack.methods.fitted_q import FittedQ, policy_value
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.directory import resolve_policy
 from vla_stack.rollout.agents import PolicyAgent
 from vla_stack.statistics import Estimate, drawn_interval, success_interval
 from vla_stack.world_model.clips import Recording, encode_all, open_recording
-from vla_stack.world_model.fitted_q import FittedQ, policy_value
 from vla_stack.world_model.model import WorldModel, load, resolve
 from vla_stack.world_model.ranking import OVER, bias, mmrv, pearson, spearman
 from vla_stack.world_model.rehearsal import REHEARSED, Rehearsed
-from vla_stack.world_model.success import Referee
+from vla_stack.world_model.success import SuccessDetector
 from vla_stack.world_model.world_backend import max_steps_of
 
 TASK, SEED, FILMS_SEED = "pick", 40_000, 990_000
@@ -98,11 +98,11 @@ def filmed(kind: str, model: WorldModel, s: Settings) -> dict[str, Any]:
             others = [t for t in model.config.tasks if t != task]
             task = others[seed % len(others)]
         act = actor(kind, env, seed, max_steps_of(model))
-        referee, over, said, done = Referee(model, task), False, False, False
-        referee.see(raw["pixels"], env.unwrapped.tool)
+        detector, over, said, done = SuccessDetector(model, task), False, False, False
+        detector.see(raw["pixels"], env.unwrapped.tool)
         while not over:
             raw, _, terminated, truncated, info = env.step(act())
-            said |= referee.see(raw["pixels"], env.unwrapped.tool, env.unwrapped.tool_command)[0]
+            said |= detector.see(raw["pixels"], env.unwrapped.tool, env.unwrapped.tool_command)[0]
             done, over = done or info["is_success"], terminated or truncated
         won.append(int(done and kind != "other_instruction"))
         called.append(int(said))

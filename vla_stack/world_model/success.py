@@ -18,7 +18,7 @@ from vla_stack.world_model import guards
 from vla_stack.world_model.model import WorldModel, shared
 
 
-class Referee:
+class SuccessDetector:
     """Says of an episode's frames, one after another, whether it has succeeded.
 
     Judges call many things a success that they have never seen the like of; so a success counts only where the guards
@@ -65,7 +65,7 @@ class Referee:
 
 
 class Judged(gym.Wrapper):
-    """A task whose success is what a :class:`Referee` says of its pictures, frame after frame.
+    """A task whose success is what a :class:`SuccessDetector` says of its pictures, frame after frame.
 
     The task's own success neither pays nor ends an episode; what ends it otherwise, a failure or a limit, still does.
 
@@ -93,15 +93,15 @@ class Judged(gym.Wrapper):
     def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         raw, info = self.env.reset(**kwargs)
         task: Any = self.env.unwrapped
-        self._referee = Referee(self._model, info["task"])
-        self._referee.see(raw["pixels"], task.tool)  # the judges remember what they saw first
+        self._detector = SuccessDetector(self._model, info["task"])
+        self._detector.see(raw["pixels"], task.tool)  # the judges remember what they saw first
         return raw, info | {"is_success": False, "guards": ()}
 
     def step(self, action: NDArray[np.float32]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """The reward is 1 at success, 0 otherwise; ``guards`` are those that spoke against one."""
         raw, _, terminated, truncated, info = self.env.step(action)
         task: Any = self.env.unwrapped
-        success, against = self._referee.see(raw["pixels"], task.tool, task.tool_command)
+        success, against = self._detector.see(raw["pixels"], task.tool, task.tool_command)
         failed = terminated and not info["is_success"]
         info |= {"is_success": success, "guards": against}
         return raw, float(success), success or failed, truncated, info

@@ -2,7 +2,7 @@
 
 The cheap rival of imagination. Le et al. 2019, "Batch policy learning under constraints" (arXiv:1903.08738), algorithm
 3, with a target network that follows instead of one frozen for an iteration. A state is a frame's latents with its pose
-and instruction, an action a chunk of commands, as the critics in imagination have them (methods/imagined_critics.py).
+and instruction, an action a chunk of commands, as the critics in imagination have them (imagined_critics.py).
 """
 
 from __future__ import annotations
