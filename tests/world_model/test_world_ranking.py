@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_stack.world_model.ranking import bias, compare, mmrv, pearson, ranks, spearman
+from vla_stack.world_model.ranking import bias, mmrv, over_policies, pearson, ranks, rates, spearman
 
 
 def test_rank_violations() -> None:
@@ -27,23 +27,23 @@ def test_correlations_and_bias() -> None:
 
 def test_intervals_hold_their_value_and_uncounted_episodes_are_left_out() -> None:
     rng = np.random.default_rng(0)
-    rates = np.linspace(0.1, 0.9, 5)[:, None]
-    real = (rng.random((5, 60)) < rates).astype(float)
-    report = compare(real, real, draws=200)
-    assert report["pearson"]["value"] > 1 - 1e-12 and report["mmrv"]["value"] == report["bias"]["value"] == 0
+    p = np.linspace(0.1, 0.9, 5)[:, None]
+    real = (rng.random((5, 60)) < p).astype(float)
+    assert over_policies(pearson, real, real, draws=200).value > 1 - 1e-12
+    assert over_policies(mmrv, real, real, draws=200).value == over_policies(bias, real, real, draws=200).value == 0
     model = np.where(rng.random((5, 60)) < 0.1, 1 - real, real)
-    low, high = compare(real, model, draws=200)["pearson"]["interval"]
-    assert low < compare(real, model, draws=1)["pearson"]["value"] < high
+    e = over_policies(pearson, real, model, draws=200)
+    assert e.low < e.value < e.high and e.over == "policies and starts"
     model[:, :30] = np.nan
-    np.testing.assert_allclose(compare(real, model, draws=1)["model"], model[:, 30:].mean(1))
+    np.testing.assert_allclose(rates(model), model[:, 30:].mean(1))
+    assert over_policies(bias, real, model, draws=1).value == (model[:, 30:].mean(1) - real.mean(1)).mean()
 
 
 def test_few_policies_say_little_however_many_starts_they_had() -> None:
     rng, width = np.random.default_rng(1), []
     for policies in (4, 40):
-        rates = rng.uniform(0.1, 0.9, (policies, 1))
-        model = np.clip(rates + rng.normal(0, 0.15, rates.shape), 0, 1)
-        outcomes = [(rng.random((policies, 2000)) < p).astype(float) for p in (rates, model)]
-        low, high = compare(*outcomes, draws=400)["pearson"]["interval"]
-        width.append(high - low)
+        p = rng.uniform(0.1, 0.9, (policies, 1))
+        model = np.clip(p + rng.normal(0, 0.15, p.shape), 0, 1)
+        e = over_policies(pearson, *((rng.random((policies, 2000)) < q).astype(float) for q in (p, model)), draws=400)
+        width.append(e.high - e.low)
     assert width[0] > 2 * width[1]

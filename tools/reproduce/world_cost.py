@@ -41,8 +41,6 @@ def minutes(settings: Settings, part: str, arm: str, runs: Sequence[str]) -> flo
             cost += 2 * s.clips * of["measured"]
         case "memory":
             cost += s.hue_episodes / 10 * of["imagined"]
-        case "ranking":
-            cost += s.starts * (of["imagined"] + of["simulated"])
         case "improvement":
             cost += s.tested * of["simulated"]
             cost += (arm != "unchanged") * s.tuning * of["tuning"] + (arm in ("real", "simulated")) * s.improved * of[

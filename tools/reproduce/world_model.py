@@ -1,14 +1,14 @@
-"""A world model on CPU cores: quality, memory, control, ranking of policies, improvement of one.
+"""A world model on CPU cores: quality, memory, control, improvement of a policy.
 
     python tools/reproduce/world_model.py --part all --jobs 2     # runs what is missing, then reports
     python tools/reproduce/world_model.py --report                # reports what is there
 
 Claims (Ctrl-World, arXiv:2510.10125): poses of every frame and remembered frames make imagined pictures follow commands
-for seconds; success of policies in imagination orders them as success in the world does; imagined successes improve a
-policy. The world is the simulator. A cell is one arm of one seed and one small file: a stopped run continues, and a
-report can be made at any time. Parts: quality, control (arms: full, without memory, with the mean of all poses), memory
-(the hue of a cube out of sight), ranking (eight policies, paired starts), improvement (by imagined episodes, also
-planned ones and ones chosen by critics, against as many of the simulator and as many real demonstrations).
+for seconds; imagined successes improve a policy. Whether success in imagination orders policies as success in the world
+does is ``world_ranking.py``'s question. The world is the simulator. A cell is one arm of one seed and one small file: a
+stopped run continues, and a report can be made at any time. Parts: quality, control (arms: full, without memory, with
+the mean of all poses), memory (the hue of a cube out of sight), improvement (by imagined episodes, also planned ones
+and ones chosen by critics, against as many of the simulator and as many real demonstrations).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import world_cells  # noqa: E402
 import world_cost  # noqa: E402
 import world_improve  # noqa: E402
 import world_memory  # noqa: E402
-import world_policies  # noqa: E402
 import world_report  # noqa: E402
 import world_training  # noqa: E402
 from claims import COPY, claimed, same_settings, together  # noqa: E402
@@ -41,14 +40,12 @@ from vla_stack.training.recipe_tree import read_tree  # noqa: E402
 PARTS: dict[str, Callable[[Settings, Path, str, int], dict[str, Any]]] = {
     "quality": world_cells.quality,
     "control": world_cells.control,
-    "ranking": world_policies.ranking,
     "memory": world_memory.memory,
     "improvement": world_improve.improvement,
 }
 ORDER = (  # most informative first; the first four rows share one world model
     ("quality", ("full",)),
     ("control", ("full",)),
-    ("ranking", tuple(world_policies.CANDIDATES)),
     ("improvement", ("unchanged", "imagined", "relabelled", "simulated", "real")),
     ("memory", ("full", "no_memory")),
     ("quality", ("no_memory", "mean_pose")),
@@ -56,7 +53,7 @@ ORDER = (  # most informative first; the first four rows share one world model
     ("improvement", ("planned", "critics")),
 )
 WAIT = 5  # seconds until a process that found nothing to do looks again
-ONE_SEED = ("ranking", "improvement")  # of the world model
+ONE_SEED = ("improvement",)  # of the world model
 
 
 @dataclass(frozen=True)

@@ -39,16 +39,15 @@ from vla_stack.methods.fitted_q import FittedQ, policy_value
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.directory import resolve_policy
 from vla_stack.rollout.agents import PolicyAgent
-from vla_stack.statistics import Estimate, drawn_interval, success_interval
+from vla_stack.statistics import success_interval
 from vla_stack.world_model.clips import Recording, encode_all, open_recording
 from vla_stack.world_model.model import WorldModel, load, resolve
-from vla_stack.world_model.ranking import OVER, bias, mmrv, pearson, spearman
+from vla_stack.world_model.ranking import bias, mmrv, over_policies, pearson, spearman
 from vla_stack.world_model.rehearsal import REHEARSED, Rehearsed
 from vla_stack.world_model.success import SuccessDetector
 from vla_stack.world_model.world_backend import max_steps_of
 
 TASK, SEED, FILMS_SEED = "pick", 40_000, 990_000
-DRAWS = 4000  # bootstrap resamples of policies and starts
 MIDDLE = (0.1, 0.9)  # success in the simulator of policies whose order says something
 FILMS = ("wandering", "waypoints", "look_away", "drops", "beside", "beside_25mm", "other_instruction")
 BOUNDS = {"wandering": 0.02, "waypoints": 0.02, "look_away": 0.02, "beside_25mm": 0.05, "other_instruction": 0.05}
@@ -166,10 +165,12 @@ def report(records: Sequence[dict[str, Any]], known: dict[str, dict[str, Any]]) 
 def ranked(policies: Sequence[str], by: dict[str, dict[str, Any]], known: dict[str, dict[str, Any]]) -> list[Check]:
     """Correlation of what is known of policies with their success in the simulator, over all and the middle ones."""
     real, said = (np.array([by["rolled_out"][p][k] for p in policies], float) for k in ("real", "imagined"))
+    tripped = np.array([[bool(g) for g in by["rolled_out"][p]["guards"]] for p in policies])
     rates = real.mean(1)
     middle = (rates >= MIDDLE[0]) & (rates <= MIDDLE[1])
     label = f"that succeed in {MIDDLE[0]:.0%} to {MIDDLE[1]:.0%}".replace("%", " %")
     checks = [Check(f"policies {label}", float(middle.sum()), 15)]
+    checks.append(Check("share of imagined rollouts that no guard ended", float(1 - tripped.mean())))
     cheap = {
         "open-loop error": [-known[p]["open_loop"] for p in policies],
         "validation loss": [-known[p]["validation"] for p in policies],
@@ -186,37 +187,30 @@ def ranked(policies: Sequence[str], by: dict[str, dict[str, Any]], known: dict[s
             ("mmrv", mmrv, 0.1, "<="),
             ("bias", bias, None, ">="),
         ):
-            e = resampled(statistic, r, m)
+            e = over_policies(statistic, r, m)
             bounded = bound if who == label else None
             checks.append(Check(f"imagination, policies {who}: {name}", e.value, bounded, sense, e, WHY))  # type: ignore[arg-type]
             if name == "pearson" and bounded is not None:
                 checks.append(Check(f"imagination, policies {who}: pearson, lower end", e.low, 0.6, ">", e, WHY))
             if name == "bias" and who == label:
                 checks.append(Check(f"imagination, policies {who}: size of the bias", abs(e.value), 0.05, "<=", e, WHY))
+        e = over_policies(pearson, r, np.where(tripped[some], np.nan, m))
+        checks.append(
+            Check(f"imagination, rollouts that a guard ended left out, policies {who}: pearson", e.value, interval=e)
+        )
         for other, values in cheap.items():
             column = np.repeat(np.array(values)[some, None], r.shape[1], 1)
             checks.append(
-                Check(f"{other}, policies {who}: pearson", (e := resampled(pearson, r, column)).value, interval=e)
+                Check(f"{other}, policies {who}: pearson", (e := over_policies(pearson, r, column)).value, interval=e)
             )
             if who == label:
-                gain = resampled(lambda a, b, c: pearson(a, b) - pearson(a, c), r, m, column)
+                gain = over_policies(lambda a, b, c: pearson(a, b) - pearson(a, c), r, m, column)
                 checks.append(Check(f"imagination minus {other}: pearson, lower end", gain.low, 0.0, ">", gain, CLOSE))
     return checks
 
 
 WHY = "a small model trained for an hour on one CPU core"
 CLOSE = "no difference could be told over so few policies"
-
-
-def resampled(statistic: Any, *outcomes: NDArray[np.float64]) -> Estimate:
-    """A statistic of rates of policies, of outcomes [N, starts] each, resampled over policies and starts."""
-    rng, (n, starts) = np.random.default_rng(0), outcomes[0].shape
-    value = statistic(*(o.mean(1) for o in outcomes))
-    draws = []
-    for _ in range(DRAWS):
-        who, which = rng.integers(n, size=n), rng.integers(starts, size=starts)
-        draws.append(statistic(*(o[who][:, which].mean(1) for o in outcomes)))
-    return drawn_interval(value, draws, OVER, n)
 
 
 def precise(records: Sequence[dict[str, Any]]) -> list[Check]:

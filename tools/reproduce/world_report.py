@@ -11,15 +11,13 @@ from world_training import Settings, plain
 from results import Check, write
 from vla_stack.statistics import mean_interval, success_interval
 from vla_stack.world_model.quality import METRICS
-from vla_stack.world_model.ranking import compare
 
 SHORT = "a small model trained for hours on CPU cores on few episodes"
-DRAWS = 2000
 
 
 def report(name: str, settings: Settings, cells: Sequence[dict[str, Any]]) -> None:
     """Write ``docs/results/<name>.json`` of the cells that are there."""
-    checks = quality(cells) + control(cells) + memory(cells) + ranking(cells) + improvement(cells)
+    checks = quality(cells) + control(cells) + memory(cells) + improvement(cells)
     kept = [{k: v for k, v in c.items() if k != "rows"} for c in cells]
     data = {"settings": plain(settings), "cells": kept, "quality": table(cells), "episodes_note": NOTE}
     write(name, checks, data, sorted({c["seed"] for c in cells}))
@@ -127,52 +125,6 @@ def memory(cells: Sequence[dict[str, Any]]) -> list[Check]:
         checks.append(
             Check("lower bound of hue accuracy without memory (chance 1/6)", low, 1 / 6, "<=", why="the hue leaks in")
         )
-    return checks
-
-
-def ranking(cells: Sequence[dict[str, Any]]) -> list[Check]:
-    """Correlation over policies, with tripped rollouts as failures and left out."""
-    policies = [c for c in cells if c["part"] == "ranking"]
-    if len(policies) < 3:
-        return []
-    real = [c["real"] for c in policies]
-    tripped = np.array([c["tripped"] for c in policies], bool)
-    imagined = np.array([c["model"] for c in policies], float)
-    why = "guards ended most rollouts" if tripped.mean() > 0.5 else f"{SHORT}, or policies whose rates do not differ"
-    checks = [Check("share of imagined rollouts that no guard ended", float(1 - tripped.mean()))]
-    for policy, ended in zip(policies, tripped, strict=True):
-        checks.append(
-            Check(f"share of imagined rollouts that no guard ended, {policy['arm']}", float(1 - ended.mean()))
-        )
-    for label, outcomes in (
-        ("", imagined * ~tripped),
-        (" without tripped rollouts", np.where(tripped, np.nan, imagined)),
-    ):
-        if (counted := int((~np.isnan(outcomes)).any(1).sum())) < 3:
-            checks.append(
-                Check(f"policies of which a rollout is left{label}", counted, 3, ">=", why="guards ended them")
-            )
-            continue
-        s = compare(real, list(outcomes))
-        interval = {k: tuple(s[k]["interval"]) for k in ("pearson", "spearman", "mmrv", "bias")}
-        for key, bound, sense in (
-            ("pearson", 0.8, ">="),
-            ("spearman", None, ">="),
-            ("mmrv", 0.1, "<="),
-            ("bias", None, ">="),
-        ):
-            value = s[key]["value"]
-            value = -1.0 if np.isnan(value) else value  # rates that do not vary order nothing
-            name = f"{key} over {len(s['real'])} policies{label}"
-            checks.append(Check(name, value, bound, sense, interval[key], why))  # type: ignore[arg-type]
-        inner = s["pearson_inner"]
-        name = f"pearson without the best and the worst policy{label}"
-        checks.append(Check(name, -1.0 if np.isnan(inner) else inner))
-    won, said = (np.concatenate([np.array(c[key], bool) for c in policies]) for key in ("real", "judged"))
-    for outcome, name in ((True, "successes"), (False, "failures")):
-        if (won == outcome).any():
-            right = float((said == outcome)[won == outcome].mean())
-            checks.append(Check(f"share of simulated {name} that the judges see as such", right))
     return checks
 
 

@@ -41,7 +41,6 @@ class Settings:
         generated: Imagined rollouts that judges learn from, and as many that limits are taken from.
         clips: Held-out rollouts that pictures are measured on.
         ks: Frames after which.
-        starts: Paired starts of the policy ranking.
         hue_episodes, hue_dynamics: Episodes and steps of the memory proof.
         improved: Episodes that a policy is improved by.
         known: Demonstrations of what it knows, seen beside them.
@@ -59,7 +58,6 @@ class Settings:
     generated: int = 96
     clips: int = 40
     ks: tuple[int, ...] = (1, 4, 8, 16, 32)
-    starts: int = 50
     hue_episodes: int = 400
     hue_dynamics: int = 4000
     improved: int = 60
@@ -78,7 +76,6 @@ SMOKE = Settings(  # the figures mean nothing
     generated=2,
     clips=1,
     ks=(1, 4),
-    starts=1,
     hue_episodes=10,
     hue_dynamics=2,
     improved=1,

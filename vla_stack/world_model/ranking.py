@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vla_stack.statistics import drawn_interval
+from vla_stack.statistics import Estimate, drawn_interval
 
 OVER = "policies and starts"
 
@@ -48,44 +47,31 @@ def bias(real: ArrayLike, model: ArrayLike) -> float:
     return float(np.mean(np.asarray(model, float) - np.asarray(real, float)))
 
 
-STATISTICS = {"pearson": pearson, "spearman": spearman, "mmrv": mmrv, "bias": bias}
-
-
-def compare(real: Sequence[ArrayLike], model: Sequence[ArrayLike], draws: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """All statistics over policies, with bootstrap intervals over policies and paired starts.
+def over_policies(
+    statistic: Callable[..., float], *outcomes: NDArray[np.float64], draws: int = 2000, seed: int = 0
+) -> Estimate:
+    """A statistic of policies' rates, with its bootstrap interval over policies and paired starts.
 
     Another choice of policies would have given another correlation: an interval over starts alone says how well these
     few are ordered, and not whether the model orders policies.
 
     Args:
-        real: Successes of each policy over E starts, [N][E].
-        model: The same starts in the model; NaN where an episode is not counted.
+        statistic: Of as many lists of rates [N] as there are outcomes.
+        outcomes: Of N policies over E starts, [N, E] each; NaN where an episode is not counted.
         draws: Bootstrap resamples of policies, and of the starts, which are the same for all of them.
         seed: Of the resampling.
-
-    Returns:
-        Statistic -> ``{"value", "interval": [low, high]}``; further ``real`` and ``model``, the rates, and
-        ``pearson_inner``, without the best and the worst policy. A policy none of whose episodes is counted in the
-        model is left out.
     """
-    r, m = (np.asarray(v, float) for v in (real, model))
+    n, starts = outcomes[0].shape
     rng = np.random.default_rng(seed)
-    picks = rng.integers(r.shape[1], size=(draws, r.shape[1]))
+    several = []
+    for _ in range(draws):
+        who, which = rng.integers(n, size=n), rng.integers(starts, size=starts)
+        several.append(statistic(*(rates(o[who][:, which]) for o in outcomes)))
+    return drawn_interval(statistic(*map(rates, outcomes)), several, OVER, n)
 
-    def rates(outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
-        counted = ~np.isnan(outcomes)
-        with np.errstate(invalid="ignore"):  # a policy of which nothing is counted has no rate
-            return np.where(counted, outcomes, 0).sum(-1) / counted.sum(-1)
 
-    ranked = ~np.isnan(m).all(1)
-    r, m = r[ranked], m[ranked]
-    out: dict[str, Any] = {"real": rates(r).tolist(), "model": rates(m).tolist()}
-    policies = rng.integers(len(r), size=(draws, len(r)))
-    resampled = [(rates(r[i][:, p]), rates(m[i][:, p])) for i, p in zip(policies, picks, strict=True)]
-    for name, statistic in STATISTICS.items():
-        values = np.array([statistic(a, b) for a, b in resampled])
-        e = drawn_interval(statistic(out["real"], out["model"]), values, OVER, len(r))
-        out[name] = {"value": e.value, "interval": list(e.interval) if np.isfinite(e.interval).all() else [-1.0, 1.0]}
-    inner = np.argsort(out["real"])[1:-1]
-    out["pearson_inner"] = pearson(np.array(out["real"])[inner], np.array(out["model"])[inner])
-    return out
+def rates(outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means [N] of outcomes [N, E], of those that are counted; NaN where none is."""
+    counted = ~np.isnan(outcomes)
+    with np.errstate(invalid="ignore"):
+        return np.where(counted, outcomes, 0).sum(-1) / counted.sum(-1)
