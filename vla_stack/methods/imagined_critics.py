@@ -168,7 +168,8 @@ def imagine(
         )
         pictures = model.vae.pictures(latents)
         success, judged = model.heads.success(pictures, task, judged)
-        measured = guards.readings(model, spread, latents, pictures, poses, commands, pose)
+        seen = guards.seen_poses(model, pictures)
+        measured = guards.readings(model, spread, latents, seen, poses, commands, pose)
         tripped = np.array([bool(guards.tripped(model, measured, c + 1, row)) for row in range(len(starts))])
         for row, memory in enumerate(memories):
             memory.push(End(latents[row, -1], poses[row, -1]))

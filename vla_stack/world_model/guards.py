@@ -41,26 +41,24 @@ def neighbour_distance(model: WorldModel, points: Tensor) -> Tensor:
 
 def latent_deviation(latents: Tensor) -> Tensor:
     """How far chunks [B, n, V, C, h, w] are from zero mean and unit variance in their worst channel, [B]."""
-    axes = (1, 2, 4, 5)
-    mean, spread = latents.mean(axes), latents.std(axes)
+    channels = latents.movedim(3, 1).flatten(2)
+    mean, spread = channels.mean(2), channels.std(2)
     return torch.maximum(mean.abs(), (spread - 1).abs()).amax(-1)
 
 
-def pose_residual(model: WorldModel, pictures: Tensor, told: Tensor) -> Tensor:
-    """Distance in metres [B] between where the tool is seen and where it was told to be, the mean over a chunk.
+def seen_poses(model: WorldModel, pictures: Tensor) -> Tensor:
+    """Where the probe sees the tool in pictures uint8 [B, n, V, H, W, 3], poses [B, n, 5]."""
+    return model.heads.probe(pictures.flatten(0, 1)).unflatten(0, pictures.shape[:2])
 
-    Args:
-        model: Whose probe looks.
-        pictures: uint8 [B, n, V, H, W, 3].
-        told: [B, n, 5].
-    """
-    seen = model.heads.probe(pictures.flatten(0, 1)).unflatten(0, told.shape[:2])
+
+def pose_residual(seen: Tensor, told: Tensor) -> Tensor:
+    """Distance in metres [B] between where the tool is seen and where it was told to be [B, n, 5], over a chunk."""
     return (seen[..., :3] - told[..., :3]).norm(dim=-1).mean(-1)
 
 
 @torch.no_grad()
 def readings(
-    model: WorldModel, spread: Tensor, latents: Tensor, pictures: Tensor, told: Tensor, commands: Tensor, before: Tensor
+    model: WorldModel, spread: Tensor, latents: Tensor, seen: Tensor, told: Tensor, commands: Tensor, before: Tensor
 ) -> dict[str, Tensor]:
     """What the guards measure on a chunk, each [B]; the number of chunks is the caller's to count.
 
@@ -68,15 +66,15 @@ def readings(
         model: The world model.
         spread: [B], of :meth:`vla_stack.world_model.dynamics.Dynamics.imagine`.
         latents: [B, n, V, C, h, w].
-        pictures: uint8 [B, n, V, H, W, 3].
-        told: Poses [B, n, 5] of the frames.
+        seen: Poses [B, n, 5] that the frames show, see :func:`seen_poses`.
+        told: Those [B, n, 5] that they should.
         commands: [B, n, 5] that led to them.
         before: [B, 5], pose at the chunk's start.
     """
     poses = torch.cat([before[:, None], told[:, :-1]], 1)
     return {
         "disagreement": spread,
-        "residual": pose_residual(model, pictures, told),
+        "residual": pose_residual(seen, told),
         "latent": latent_deviation(latents),
         "distance": neighbour_distance(model, features(model, poses, commands)).amax(-1),
     }
@@ -104,7 +102,8 @@ def doubts(model: WorldModel, pictures: Tensor, told: Tensor, commands: Tensor, 
     """
     latents = model.vae.encode(pictures)[None]
     none = latents.new_zeros(1)
-    measured = readings(model, none, latents, pictures[None], told[None], commands[None], before[None])
+    seen = seen_poses(model, pictures[None])
+    measured = readings(model, none, latents, seen, told[None], commands[None], before[None])
     return tripped(model, measured, 0, 0)
 
 

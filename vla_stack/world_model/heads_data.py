@@ -208,7 +208,8 @@ def calibrate(model: WorldModel, recording: Recording, n: int, seed: int) -> tup
 
     told = torch.from_numpy(recording.poses[index]).to(device).unflatten(1, (-1, h)).flatten(0, 1)
     by_chunk = latents.unflatten(1, (-1, h)).flatten(0, 1)
-    residual = guards.pose_residual(model, pictures.unflatten(1, (-1, h)).flatten(0, 1), told)
+    seen = guards.seen_poses(model, pictures.unflatten(1, (-1, h)).flatten(0, 1))
+    residual = guards.pose_residual(seen, told)
     whole = within.unflatten(1, (-1, h)).all(2).to(device)  # [n, chunks]
 
     def worst(of_chunks: Tensor) -> Tensor:

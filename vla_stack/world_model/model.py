@@ -85,12 +85,16 @@ class WorldConfig:
     kinematics: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class End:
-    """The last frame of a chunk: latent [V, C, h, w] and pose [5]."""
+    """The last frame of a chunk: latent [V, C, h, w] and pose [5], and what it looks like, uint8 [V, H, W, 3].
+
+    Without its picture it is decoded once it is needed.
+    """
 
     latent: Tensor
     pose: Tensor
+    picture: Tensor | None = None
 
 
 class WorldModel(nn.Module):
@@ -214,11 +218,19 @@ class WorldModel(nn.Module):
         poses = torch.cat([torch.stack(told), held], 1)
         sources = None
         if self.config.calibration is not None and self.dynamics.moving:
-            ends = torch.stack([history[:, 0], current], 1) if dynamics.history else current[:, None]
-            sources = self.vae.pictures(ends)
+            ends = [(*p[:1], m.current) for p, m in zip(past, memories, strict=True)]
+            sources = torch.stack(self._seen([e for some in ends for e in some])).unflatten(0, (len(memories), -1))
         remembered = Remembered.clean(history, current, self.look(sources, poses))
         latents, spread = self.dynamics.imagine(remembered, self.tokens(poses, time), noise)
         return latents[:, 1:], spread
+
+    def _seen(self, ends: Sequence[End]) -> list[Tensor]:
+        """Pictures uint8 [V, H, W, 3] of some frames."""
+        new = list({id(e): e for e in ends if e.picture is None}.values())
+        if new:
+            for end, picture in zip(new, self.vae.pictures(torch.stack([e.latent for e in new])), strict=True):
+                end.picture = picture
+        return [e.picture for e in ends if e.picture is not None]
 
     def save(self, directory: Path, untrained: Sequence[str] = ()) -> None:
         """Write ``directory``; :func:`load` refuses a model of which parts are still ``untrained``."""

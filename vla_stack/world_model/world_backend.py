@@ -91,6 +91,7 @@ class ImaginedChunk(NamedTuple):
         commands: [n, 5], those that it was imagined for; the last one is held for what is left of it.
         pictures: uint8 [n, V, H, W, 3].
         poses: [n, 5].
+        opening: [n], of the gripper, as the probe sees it.
         tripped: Guards that it trips.
         end: Its last frame.
     """
@@ -98,6 +99,7 @@ class ImaginedChunk(NamedTuple):
     commands: Tensor
     pictures: Tensor
     poses: Tensor
+    opening: Tensor
     tripped: list[str]
     end: End
 
@@ -244,12 +246,13 @@ class WorldBackend:
         noise = torch.cat([chunk_noise(model, [d.seed], d.memory.chunks) for d in rollouts])
         latents, spread = model.chunk([d.memory for d in rollouts], poses, noise)
         pictures = model.vae.pictures(latents[:, : commands.shape[1]])
-        measured = guards.readings(model, spread, latents, pictures, poses, commands, pose)
+        seen = guards.seen_poses(model, pictures)
+        measured = guards.readings(model, spread, latents, seen, poses, commands, pose)
+        whole = commands.shape[1] == model.horizon
         for row, d in enumerate(rollouts):
             tripped = guards.tripped(model, measured, d.memory.chunks + 1, row)
-            d.chunk = ImaginedChunk(
-                commands[row], pictures[row], poses[row], tripped, End(latents[row, -1], poses[row, -1])
-            )
+            end = End(latents[row, -1], poses[row, -1], pictures[row, -1] if whole else None)
+            d.chunk = ImaginedChunk(commands[row], pictures[row], poses[row], seen[row, :, 4], tripped, end)
 
     @torch.no_grad()
     def _show(self, rollouts: Sequence[ImaginedRollout]) -> list[ImaginedFrame]:
@@ -262,7 +265,7 @@ class WorldBackend:
         pictures = torch.stack([chunk.pictures[at] for chunk, at in chunks])
         poses = torch.stack([chunk.poses[at] for chunk, at in chunks])
         p = self._judge(rollouts, pictures[:, None])[:, 0]
-        opening = self.model.heads.probe(pictures)[:, 4].clamp(0, 1)
+        opening = torch.stack([chunk.opening[at] for chunk, at in chunks]).clamp(0, 1)
         measured = torch.cat([poses[:, :4], opening[:, None]], -1).cpu().numpy()
         seen, frames = pictures.cpu().numpy(), []
         for row, (rollout, (chunk, at)) in enumerate(zip(rollouts, chunks, strict=True)):
