@@ -1,6 +1,8 @@
 """Damaged policy directories: one line that names the file, the key and what to do."""
 
 import json
+import os
+import tempfile
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -104,3 +106,9 @@ def test_a_repository_that_cannot_be_had(name):
     """The hub is off in tests; a name with two slashes cannot be one of its."""
     with pytest.raises(UserError, match=rf"'{name}' is no directory.*config\.json.*local directory"):
         read_config(name, "cpu")
+
+
+def test_loading_leaves_nothing_in_the_temporary_directory(directory, monkeypatch, tmp_path_factory):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+    load_policy(directory)
+    assert not os.listdir(tempfile.tempdir)

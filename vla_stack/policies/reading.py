@@ -18,6 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import draccus
 import safetensors
 import torch
 from draccus.utils import DraccusException
@@ -117,8 +118,11 @@ def read_config(source: str | Path, device: str) -> PreTrainedConfig:
         raise UserError(f"{source} holds no policy ({CONFIG} is missing)", remedy)
     try:
         file = Path(source) / CONFIG if Path(source).is_dir() else Path(hf_hub_download(str(source), CONFIG))
-        _check_keys(read_json(file), where)
-        return PreTrainedConfig.from_pretrained(source, cli_overrides=[f"--device={device}"])
+        _check_keys(tree := read_json(file), where)
+        # What LeRobot's `from_pretrained` does, which leaves a file behind in the temporary directory at every call.
+        kind = PreTrainedConfig.get_choice_class(tree.pop("type"))
+        with draccus.config_type("json"):
+            return draccus.decode(kind, tree | {"device": device})
     except json.JSONDecodeError as e:
         raise UserError(f"{where} is damaged: {e}", "copy it again, or use another checkpoint") from None
     except UserError as e:
