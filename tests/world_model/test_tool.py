@@ -70,7 +70,9 @@ def test_every_way_of_commanding_an_arm_says_the_same_poses(env_id: str, options
 def test_an_arm_of_your_own_has_its_model_beside_the_data(tmp_path: Path, name: str) -> None:
     (tmp_path / "meta").mkdir()
     assert kinematics_beside(tmp_path) == ""
-    with pytest.raises(UserError, match="begins with lift.pos -- put a MuJoCo model or URDF of the arm beside"):
+    with pytest.raises(
+        UserError, match="mine/planar measures lift.pos, .* -- put a MuJoCo model or URDF"
+    ):
         tool_of(PLANAR)
     (tmp_path / "meta" / name).write_text(URDF.format(tool="tcp"))
     bare = kinematics_beside(tmp_path)
@@ -96,13 +98,14 @@ def test_a_model_that_says_too_little_is_refused(tmp_path: Path) -> None:
         kinematics_beside(tmp_path)
     path.write_text(URDF.format(tool="tcp"))
     bare = kinematics_beside(tmp_path)
-    others = replace(PLANAR, action=(Dim("x.pos", "rad"), PLANAR.action[1], JAW))
+    dims = (Dim("x.pos", "rad"), DIMS[1], JAW)
+    others = replace(PLANAR, state=dims, action=dims)
     with pytest.raises(UserError, match="first joint of the kinematic model is 'lift', mine/planar has bend, x"):
         tool_of(others, bare)
     with pytest.raises(UserError, match="needs one gripper"):
         tool_of(replace(PLANAR, action=PLANAR.action[:2]), bare)
     moved = replace(PLANAR, action_kind="delta")
-    with pytest.raises(UserError, match="begins with lift.pos"):
+    with pytest.raises(UserError, match="takes delta actions"):
         tool_of(moved, bare)
 
 
@@ -125,3 +128,12 @@ def test_a_tool_that_does_not_turn_has_no_direction() -> None:
     assert pose.tolist() == pytest.approx([0.1, 0.2, 0.3, 0, 0.7])
     np.testing.assert_array_equal(tool.commanded(state, pose), pose)
     np.testing.assert_array_equal(tool.state(pose, 0 * state), state)
+
+
+def test_an_arm_that_takes_poses_needs_a_model_for_its_joints_alone() -> None:
+    pose = (*ARM7.tool, Dim("gripper.pos", "ratio", 0, 1, kind="gripper"))
+    plain = RobotSpec("mine/arm", pose, pose, (), 10.0)
+    numbers = np.array([0.4, 0.1, 0.2, 0.3, 1.0], np.float32)
+    np.testing.assert_array_equal(tool_of(plain).state(numbers, 0 * numbers), numbers)
+    with pytest.raises(UserError, match="mine/arm measures .* joint_7.pos and takes absolute"):
+        tool_of(replace(ARM7.spec("ee_abs", (), 64, 10.0), name="mine/arm"))

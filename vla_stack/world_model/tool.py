@@ -50,29 +50,38 @@ def tool_of(robot: RobotSpec, kinematics: str = "") -> Tool:
     Raises:
         UserError: It is none whose tool could be found.
     """
-    arm = ARMS.get(robot.name)
     if tuple(d.name for d in robot.action) in POINTS and robot.action_kind == "absolute":
         return _PointTargets()
-    if tuple(d.name for d in robot.state[: len(TOOL)]) == TOOL and len(robot.action) == POSE and arm is not None:
-        return _ToolTargets(robot, InverseKinematics.of(arm))
-    if robot.action_kind != "absolute" or not (arm or kinematics):
-        raise UserError(
-            f"the world model is told tool poses, the state of {robot.name} begins with {robot.state[0].name}",
-            f"put a MuJoCo model or URDF of the arm beside meta/robot.json, as {' or '.join(FILES)}; its joints named "
-            f"as the robot's ('elbow' of 'elbow.pos'), a site or link '{POINT}' where the tool is",
-        )
-    if arm is not None:
-        return _JointTargets(robot, InverseKinematics.of(arm), arm.joints)
+    arm, known = _arm(robot, kinematics), robot.name in ARMS
+    targets = tuple(d.name for d in robot.state[: len(TOOL)]) == TOOL and len(robot.action) == POSE
+    if targets and (known or robot.action_kind == "absolute") and (arm or len(robot.state) == POSE):
+        return _ToolTargets(robot, arm)
+    if robot.action_kind == "absolute" and arm and not targets:
+        return _JointTargets(robot, *arm)
+    raise UserError(
+        f"the world model is told tool poses, {robot.name} measures {', '.join(d.name for d in robot.state)} and takes "
+        f"{robot.action_kind} actions",
+        f"put a MuJoCo model or URDF of the arm beside meta/robot.json, as {' or '.join(FILES)}; its joints named "
+        f"as the robot's ('elbow' of 'elbow.pos'), a site or link '{POINT}' where the tool is",
+    )
+
+
+def _arm(robot: RobotSpec, kinematics: str) -> tuple[InverseKinematics, tuple[str, ...]] | None:
+    """Kinematics of a robot's arm and the names of its joints; None where nobody knows how it is built."""
+    if (arm := ARMS.get(robot.name)) is not None:
+        return InverseKinematics.of(arm), arm.joints
+    if not kinematics:
+        return None
     model = mujoco.MjModel.from_xml_string(kinematics)
     joints = tuple(model.joint(j).name for j in range(model.njnt))
-    commanded = {d.name.removesuffix(".pos") for d in robot.action if d.unit == "rad"}
-    first = next((n for n, name in enumerate(joints) if name not in commanded), len(joints))
+    measured = {d.name.removesuffix(".pos") for d in robot.state if d.unit == "rad"}
+    first = next((n for n, name in enumerate(joints) if name not in measured), len(joints))
     if not first:
         raise UserError(
-            f"the first joint of the kinematic model is {joints[0]!r}, {robot.name} has {', '.join(sorted(commanded))}",
+            f"the first joint of the kinematic model is {joints[0]!r}, {robot.name} has {', '.join(sorted(measured))}",
             "name the model's joints as the robot's, in radians, the arm's before those of the gripper",
         )
-    return _JointTargets(robot, InverseKinematics(model, model.jnt_range[:first].mean(1)), joints[:first])
+    return InverseKinematics(model, model.jnt_range[:first].mean(1)), joints[:first]
 
 
 def check_commands_poses(robot: RobotSpec, what: str) -> None:
@@ -118,8 +127,11 @@ def kinematics_beside(root: Path) -> str:
 class _ToolTargets:
     """The action commands the tool, absolutely or as moves; joints are measured behind the tool's pose, if at all."""
 
-    def __init__(self, robot: RobotSpec, ik: InverseKinematics) -> None:
-        self._ik, self._size = ik, len(robot.state)
+    def __init__(self, robot: RobotSpec, arm: tuple[InverseKinematics, tuple[str, ...]] | None) -> None:
+        places = [d.name.removesuffix(".pos") for d in robot.state]
+        self._ik, self._joints = None, [places.index(n) for n in (arm[1] if arm else ()) if n in places]
+        if arm and len(self._joints) == len(arm[1]):
+            self._ik = arm[0]
         self._step = DELTA_RATE / robot.rate_hz if robot.action_kind == "delta" else None
         low, high = zip(*((d.low, d.high) for d in robot.state[:POSE]), strict=True)
         self._range = np.array(low, np.float32), np.array(high, np.float32)
@@ -133,10 +145,10 @@ class _ToolTargets:
         return np.clip(before + action * self._step, *self._range).astype(np.float32)
 
     def state(self, pose: NDArray[np.float32], before: NDArray[np.float32]) -> NDArray[np.float32]:
-        state, joints = np.array(before, np.float32), slice(POSE, POSE + self._ik.joints)
+        state = np.array(before, np.float32)
         state[:POSE] = pose
-        if self._size >= joints.stop:
-            state[joints] = self._ik.solve(pose[:4].astype(np.float64), before[joints].astype(np.float64))
+        if self._ik is not None:
+            state[self._joints] = self._ik.solve(pose[:4].astype(np.float64), before[self._joints].astype(np.float64))
         return state
 
 
