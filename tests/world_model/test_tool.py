@@ -70,9 +70,7 @@ def test_every_way_of_commanding_an_arm_says_the_same_poses(env_id: str, options
 def test_an_arm_of_your_own_has_its_model_beside_the_data(tmp_path: Path, name: str) -> None:
     (tmp_path / "meta").mkdir()
     assert kinematics_beside(tmp_path) == ""
-    with pytest.raises(
-        UserError, match="mine/planar measures lift.pos, .* -- put a MuJoCo model or URDF"
-    ):
+    with pytest.raises(UserError, match="mine/planar measures lift.pos, .* -- put a MuJoCo model or URDF"):
         tool_of(PLANAR)
     (tmp_path / "meta" / name).write_text(URDF.format(tool="tcp"))
     bare = kinematics_beside(tmp_path)
