@@ -12,7 +12,7 @@ from world_toys import record
 from vla_stack.world_model import guards, heads_data
 from vla_stack.world_model.clips import encode_all, open_recording
 from vla_stack.world_model.dynamics import DynamicsConfig
-from vla_stack.world_model.heads import Encoder, Heads, HeadsConfig, balanced_threshold
+from vla_stack.world_model.heads import Encoder, Heads, HeadsConfig, strict_threshold
 from vla_stack.world_model.heads_data import HeadsLoader, calibrate, imagine_rollouts, window_starts, with_other_tasks
 from vla_stack.world_model.model import WorldConfig, WorldModel
 from vla_stack.world_model.poses import PoseScale
@@ -61,8 +61,10 @@ def test_calibration_makes_an_overconfident_judge_doubt() -> None:
     heads.calibrate(truth[None], rare)
     told = heads.probability(truth[None])
     assert abs(float(told.mean() - rare.float().mean())) < 0.01 and -3.4 < heads.offset < -2.6
-    assert balanced_threshold(torch.tensor([0.1, 0.2, 0.7, 0.8]), torch.tensor([False, False, True, True])) < 0.7
-    assert balanced_threshold(torch.tensor([0.1, 0.9]), torch.tensor([True, True])) == 0.5
+    failed, won = torch.linspace(0, 0.4, 100), torch.full((100,), 0.9)
+    threshold = strict_threshold(torch.cat([won, failed]), torch.arange(200) < 100)
+    assert int((failed > threshold).sum()) == 2 and threshold < 0.4
+    assert strict_threshold(torch.tensor([0.1, 0.9]), torch.tensor([True, True])) == 0.5
 
 
 def test_latents_have_unit_variance_and_pictures_their_size() -> None:
@@ -129,10 +131,15 @@ def test_judges_learn_and_are_measured_on_frames_within_episodes(tmp_path: Path)
         return 0.4
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads_data, "balanced_threshold", threshold)
+        patch.setattr(heads_data, "strict_threshold", threshold)
         limits, bank = calibrate(model, recording, 6, 0)
     # A decision an episode: each is judged by its own instruction, and once more by another, which it does not fulfil.
-    assert seen["probability"].shape == seen["labels"].shape == (12,) and not seen["labels"][6:].any()
+    # Then held-out episodes as they were recorded.
+    episodes = len(np.unique(recording.start[recording.held_out]))
+    assert seen["probability"].shape == seen["labels"].shape == (12 + episodes,) and not seen["labels"][6:12].any()
+    assert seen["labels"][12:].tolist() == [
+        bool(recording.success[recording.start == s].any()) for s in np.unique(recording.start[recording.held_out])
+    ]
     assert limits.success == 0.4 and len(bank) == (~recording.held_out).sum()
     model.bank = bank
     readings = guards.neighbour_distance(

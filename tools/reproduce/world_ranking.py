@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from vla_stack.policies.directory import resolve_policy
 from vla_stack.rollout.agents import PolicyAgent
 from vla_stack.statistics import success_interval
 from vla_stack.world_model.clips import Recording, encode_all, open_recording
-from vla_stack.world_model.model import WorldModel, load, resolve
+from vla_stack.world_model.model import CONFIG, WorldModel, load, resolve
 from vla_stack.world_model.ranking import bias, mmrv, over_policies, pearson, spearman
 from vla_stack.world_model.rehearsal import REHEARSED, Rehearsed
 from vla_stack.world_model.success import SuccessDetector
@@ -65,6 +66,12 @@ class Settings:
 
 
 SMOKE = Settings(2, 2, 64, 2)
+
+
+def digest(world: Path) -> str:
+    """Of a world model's networks and limits: figures of one are not another's."""
+    files = sorted(p for p in world.iterdir() if p.suffix == ".safetensors" or p.name == CONFIG)
+    return sha256(b"".join(sha256(p.read_bytes()).digest() for p in files)).hexdigest()[:12]
 
 
 def rolled_out(run: Path, world: Path, model: WorldModel, s: Settings) -> dict[str, Any]:
@@ -254,11 +261,12 @@ def main() -> int:
     args = p.parse_args()
     torch.set_num_threads(1)
     s = SMOKE if args.smoke else Settings()
-    same_settings(args.out, asdict(s))
-    adopt("world_ranking", args.out, asdict(s))
+    world = resolve(args.world)
+    settings = asdict(s) | {"world": digest(world)}
+    same_settings(args.out, settings)
+    adopt("world_ranking", args.out, settings)
     files = sorted((args.policies / "cells").glob(f"{TASK}-*.json"))[: 2 if args.smoke else None]
     known = {path.stem: json.loads(path.read_text()) for path in files}
-    world = resolve(args.world)
     model = load(world)
     kinds = {"filmed": FILMS, "rolled_out": tuple(known), "fitted": tuple(known)}
     asked = {
@@ -283,7 +291,7 @@ def main() -> int:
     records = run_cells(asked, run, args.out)
     checks = report(records, known)
     if not args.smoke:
-        write("world_ranking", checks, published(asdict(s), records), seeds=[0])
+        write("world_ranking", checks, published(settings, records), seeds=[0])
     return 0
 
 

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
-from vla_stack.world_model.heads import balanced_threshold
+from vla_stack.world_model.heads import strict_threshold
 from vla_stack.world_model.model import Limits, WorldModel
 from vla_stack.world_model.quality import decode, imagine_along
 
 BANK = 2000  # recorded (pose, command) pairs that a model carries
+SOME = 10  # rollouts that last as long, without which nothing is said of that length
 FOLLOWED = 0.03  # m between where the tool is told to be and is seen, up to which a rollout follows its commands
 OTHER = 0.3  # of the judges' sequences, shown with another instruction
 BLUR, NOISE = 5, 25.0  # of what the probe is shown: pixels, and of 255
@@ -174,6 +175,19 @@ def with_other_tasks(
 
 
 @torch.no_grad()
+def judged_films(model: WorldModel, recording: Recording) -> tuple[Tensor, Tensor]:
+    """Largest success probability [E] of each held-out episode as it was recorded, and whether it succeeded."""
+    largest, won = [], []
+    for start in np.unique(recording.start[recording.held_out]):
+        frames = np.arange(start, recording.end[start])
+        pictures = torch.from_numpy(recording.stacked(frames))[None].to(model.bank.device)
+        task = torch.tensor([recording.task[start]], device=model.bank.device)
+        largest.append(model.heads.success(pictures, task)[0].amax().cpu())
+        won.append(bool(recording.success[frames].any()))
+    return torch.stack(largest), torch.tensor(won)
+
+
+@torch.no_grad()
 def calibrate(model: WorldModel, recording: Recording, n: int, seed: int) -> tuple[Limits, Tensor]:
     """Scale of the judges' logits and limits of the guards, from rollouts along held-out episodes.
 
@@ -204,12 +218,14 @@ def calibrate(model: WorldModel, recording: Recording, n: int, seed: int) -> tup
     counted = within.repeat(2, 1)
     model.heads.calibrate(logits[:, counted], labels[counted])
     probability = model.heads.probability(logits.to(device)).cpu().where(counted, 0.0)
-    threshold = balanced_threshold(probability.amax(1), (labels & counted).any(1))
+    seen, won = judged_films(model, recording)
+    largest = torch.cat([probability.amax(1), seen])
+    threshold = strict_threshold(largest, torch.cat([(labels & counted).any(1), won]))
 
     told = torch.from_numpy(recording.poses[index]).to(device).unflatten(1, (-1, h)).flatten(0, 1)
     by_chunk = latents.unflatten(1, (-1, h)).flatten(0, 1)
-    seen = guards.seen_poses(model, pictures.unflatten(1, (-1, h)).flatten(0, 1))
-    residual = guards.pose_residual(seen, told)
+    poses_seen = guards.seen_poses(model, pictures.unflatten(1, (-1, h)).flatten(0, 1))
+    residual = guards.pose_residual(poses_seen, told)
     whole = within.unflatten(1, (-1, h)).all(2).to(device)  # [n, chunks]
 
     def worst(of_chunks: Tensor) -> Tensor:
@@ -217,7 +233,7 @@ def calibrate(model: WorldModel, recording: Recording, n: int, seed: int) -> tup
         return of_chunks.reshape(whole.shape).masked_fill(~whole, -torch.inf).amax(1)[whole.any(1)]
 
     at = (residual.reshape(whole.shape) * whole).sum(0) / whole.sum(0)  # NaN where no rollout lasts as long
-    lost = (at > FOLLOWED).nonzero().flatten()
+    lost = ((at > FOLLOWED) & (whole.sum(0) >= min(SOME, len(whole)))).nonzero().flatten()
 
     frames = np.flatnonzero(~recording.held_out)
     some = np.random.default_rng(seed).choice(frames, min(BANK, len(frames)), replace=False)
