@@ -105,7 +105,7 @@ def test_a_ranking_is_held_over_policies_that_are_neither_good_nor_bad(monkeypat
     monkeypatch.syspath_prepend(str(TOOLS / "reproduce"))
     import world_ranking
 
-    rng, records, known = np.random.default_rng(0), [], {}
+    rng, records = np.random.default_rng(0), []
     for i, rate in enumerate((0.0, 0.2, 0.4, 0.6, 0.8, 1.0)):
         real = (np.arange(40) < 40 * rate).astype(int).tolist()
         ours = [0, *real[1:]]  # each of them misses one
@@ -117,13 +117,14 @@ def test_a_ranking_is_held_over_policies_that_are_neither_good_nor_bad(monkeypat
                 "imagined": ours,
                 "judged": [1] * 40 if i == 2 else real,
                 "guards": [["distance"] if k == 39 else [] for k in range(40)],
+                "open_loop": 1 - rate,
+                "validation": 1.0,
                 "instructions": ["red" if k % 2 else "blue" for k in range(40)],
             }
         )
         records.append({"kind": "fitted", "of": f"pick-{i}", "value": float(rng.random())})
-        known[f"pick-{i}"] = {"open_loop": 1 - rate, "validation": 1.0}
     records.append({"kind": "filmed", "of": "wandering", "real": [0] * 100, "judged": [1] * 3 + [0] * 97})
-    checks = {c.name: c for c in world_ranking.report(records, known)}
+    checks = {c.name: c for c in world_ranking.report(records)}
     who = "policies that succeed in 10 % to 90 %"
     assert checks[who].value == 4 and checks[who].holds is False
     assert checks[f"imagination, {who}: pearson"].value == pytest.approx(1)

@@ -147,13 +147,13 @@ def fitted(run: Path, world: Path, model: WorldModel, root: Path, s: Settings) -
     return {"value": policy_value(model, recording, latents, ask, starts, FittedQ(rows=s.rows, steps=s.steps))}
 
 
-def report(records: Sequence[dict[str, Any]], known: dict[str, dict[str, Any]]) -> list[Check]:
+def report(records: Sequence[dict[str, Any]]) -> list[Check]:
     """Correlations over policies, of imagination and what costs less; false positives of the judges; precision."""
     by = {kind: {r["of"]: r for r in records if r["kind"] == kind} for kind in ("rolled_out", "filmed", "fitted")}
     policies = sorted(by["rolled_out"])
     checks = [Check("policies", len(policies))]
     if len(policies) >= 3:
-        checks += ranked(policies, by, known)
+        checks += ranked(policies, by)
     checks += precise([by["rolled_out"][p] for p in policies])
     for kind, r in by["filmed"].items():
         checks.append(false_positives(f"simulated films, {kind}", r, BOUNDS.get(kind)))
@@ -169,7 +169,7 @@ def report(records: Sequence[dict[str, Any]], known: dict[str, dict[str, Any]]) 
     return checks
 
 
-def ranked(policies: Sequence[str], by: dict[str, dict[str, Any]], known: dict[str, dict[str, Any]]) -> list[Check]:
+def ranked(policies: Sequence[str], by: dict[str, dict[str, Any]]) -> list[Check]:
     """Correlation of what is known of policies with their success in the simulator, over all and the middle ones."""
     real, said = (np.array([by["rolled_out"][p][k] for p in policies], float) for k in ("real", "imagined"))
     tripped = np.array([[bool(g) for g in by["rolled_out"][p]["guards"]] for p in policies])
@@ -179,8 +179,8 @@ def ranked(policies: Sequence[str], by: dict[str, dict[str, Any]], known: dict[s
     checks = [Check(f"policies {label}", float(middle.sum()), 15)]
     checks.append(Check("share of imagined rollouts that no guard ended", float(1 - tripped.mean())))
     cheap = {
-        "open-loop error": [-known[p]["open_loop"] for p in policies],
-        "validation loss": [-known[p]["validation"] for p in policies],
+        "open-loop error": [-by["rolled_out"][p]["open_loop"] for p in policies],
+        "validation loss": [-by["rolled_out"][p]["validation"] for p in policies],
     }
     if set(policies) <= set(by["fitted"]):
         cheap["fitted Q"] = [by["fitted"][p]["value"] for p in policies]
@@ -284,12 +284,12 @@ def main() -> int:
         elif kind == "fitted":
             found = fitted(folder, world, model, args.data, s)
         else:
-            found = rolled_out(folder, world, model, s)
+            found = rolled_out(folder, world, model, s) | {k: known[arm][k] for k in ("open_loop", "validation")}
         print(f"{kind} {arm}", flush=True)
         return {**asdict(cell), "kind": kind, "of": arm, **found}
 
     records = run_cells(asked, run, args.out)
-    checks = report(records, known)
+    checks = report(records)
     if not args.smoke:
         write("world_ranking", checks, published(settings, records), seeds=[0])
     return 0
