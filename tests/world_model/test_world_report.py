@@ -116,7 +116,7 @@ def test_a_ranking_is_held_over_policies_that_are_neither_good_nor_bad(monkeypat
                 "real": real,
                 "imagined": ours,
                 "judged": [1] * 40 if i == 2 else real,
-                "guards": [["distance"] if k == 39 else [] for k in range(40)],
+                "guards": [["distance"] if k == 39 or i == 3 else [] for k in range(40)],  # one has nothing left
                 "open_loop": 1 - rate,
                 "validation": 1.0,
                 "instructions": ["red" if k % 2 else "blue" for k in range(40)],
@@ -128,6 +128,7 @@ def test_a_ranking_is_held_over_policies_that_are_neither_good_nor_bad(monkeypat
     who = "policies that succeed in 10 % to 90 %"
     assert checks[who].value == 4 and checks[who].holds is False
     assert checks[f"imagination, {who}: pearson"].value == pytest.approx(1)
+    assert checks[f"imagination, rollouts that a guard ended left out, {who}: pearson"].value > 0.99
     assert checks[f"imagination, {who}: bias"].value == pytest.approx(-0.025)
     assert checks[f"imagination, {who}: size of the bias"].holds is True
     assert checks[f"open-loop error, {who}: pearson"].value == pytest.approx(1)

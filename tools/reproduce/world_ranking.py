@@ -201,10 +201,11 @@ def ranked(policies: Sequence[str], by: dict[str, dict[str, Any]]) -> list[Check
                 checks.append(Check(f"imagination, policies {who}: pearson, lower end", e.low, 0.6, ">", e, WHY))
             if name == "bias" and who == label:
                 checks.append(Check(f"imagination, policies {who}: size of the bias", abs(e.value), 0.05, "<=", e, WHY))
-        e = over_policies(pearson, r, np.where(tripped[some], np.nan, m))
-        checks.append(
-            Check(f"imagination, rollouts that a guard ended left out, policies {who}: pearson", e.value, interval=e)
-        )
+        left = np.where(tripped[some], np.nan, m)
+        if (counted := ~np.isnan(left).all(1)).sum() >= 3:
+            e = over_policies(pearson, r[counted], left[counted])
+            name = f"imagination, rollouts that a guard ended left out, policies {who}: pearson"
+            checks.append(Check(name, e.value, interval=e))
         for other, values in cheap.items():
             column = np.repeat(np.array(values)[some, None], r.shape[1], 1)
             checks.append(
