@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from claims import Cell, adopt, cell_file, claimed, published, run_cells, same_settings
 from numpy.typing import NDArray
-from progress import record, tested, vla
+from progress import record, tested, trained, vla
 
 from results import ROOT, Check, parser, write
 from vla_stack.statistics import drawn_interval, rates_difference, rates_interval
@@ -108,10 +108,7 @@ def run(cell: Cell, about: About, s: Settings, out: Path) -> dict[str, Any]:
     chosen = episodes(cell, about, s, out)
     words = [f"data.root={pool}", f"data.episodes={json.dumps(chosen, separators=(',', ':'))}", "data.validation=0.1"]
     words += [f"task=sim/{cell.task}-v0", f"method.steps={about.steps}", f"seed={cell.seed}", f"output_dir={folder}"]
-    begun = (folder / "checkpoints" / "last").exists()
-    vla(
-        "train", *(["--resume", str(folder)] if begun else ["pick", "threads=1", "processes=1", "eval.every=0", *words])
-    )
+    trained(folder, "pick", "threads=1", "processes=1", "eval.every=0", *words)
     log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     policy = load_policy(resolve_policy(str(folder)), frozen=True)
     error = open_loop(policy, open_dataset(out / f"{cell.task}-held"), s.held)[RECORDED]

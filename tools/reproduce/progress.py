@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -102,8 +103,7 @@ def cell(args: argparse.Namespace, data: Path, arm: str, seed: int) -> None:
         words.append(f"data.progress={values}")
     elif arm != "all":
         words.append(f"data.episodes={chosen(data, arm, args.good)}".replace(" ", ""))
-    begun = (out / "checkpoints" / "last").exists()
-    vla(*(("train", "--resume", str(out)) if begun else ("train", TASK, f"output_dir={out}", *words)))
+    trained(out, TASK, f"output_dir={out}", *words)
     write_json(out / "test.json", {"success": tested(out, args.test)})
 
 
@@ -162,6 +162,15 @@ def report(args: argparse.Namespace, data: Path) -> None:
         ]
     settings = {"good": args.good, "bad": args.bad, "steps": args.steps}
     write("progress", checks, {"settings": settings, "tests": found, "held_out": heads}, seeds=[TEST_SEED])
+
+
+def trained(run: Path, *words: str) -> None:
+    """Train a run, or go on with it; what one that was killed before its first checkpoint has left is removed."""
+    if (run / "checkpoints" / "last").exists():
+        vla("train", "--resume", str(run))
+    else:
+        shutil.rmtree(run, ignore_errors=True)
+        vla("train", *words)
 
 
 def vla(*words: str) -> None:
