@@ -61,9 +61,10 @@ def test_calibration_makes_an_overconfident_judge_doubt() -> None:
     heads.calibrate(truth[None], rare)
     told = heads.probability(truth[None])
     assert abs(float(told.mean() - rare.float().mean())) < 0.01 and -3.4 < heads.offset < -2.6
-    failed, won = torch.linspace(0, 0.4, 100), torch.full((100,), 0.9)
+    failed, won = torch.linspace(0, 0.8, 100), torch.full((100,), 0.9)
     threshold = strict_threshold(torch.cat([won, failed]), torch.arange(200) < 100)
-    assert int((failed > threshold).sum()) == 2 and threshold < 0.4
+    assert int((failed > threshold).sum()) == 2 and threshold < 0.8
+    assert strict_threshold(failed / 100, torch.zeros(100, dtype=torch.bool)) == 0.5  # nothing ever succeeded
     assert strict_threshold(torch.tensor([0.1, 0.9]), torch.tensor([True, True])) == 0.5
 
 

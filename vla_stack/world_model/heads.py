@@ -153,7 +153,7 @@ class Heads(nn.Module):
 
 
 def strict_threshold(probability: Tensor, labels: Tensor, false: float = 0.02) -> float:
-    """The smallest threshold that at most a share ``false`` of failed rollouts exceed; 0.5 where there are none.
+    """The smallest threshold of 0.5 and above that at most a share ``false`` of failed rollouts exceed.
 
     A judge that pays has to be right where it says yes. (The threshold of largest balanced accuracy may be anywhere
     between the failures and the successes of few rollouts, and was at a probability of 0.08.)
@@ -164,4 +164,4 @@ def strict_threshold(probability: Tensor, labels: Tensor, false: float = 0.02) -
         false: Share.
     """
     failed = probability[~labels].sort(descending=True).values
-    return float(failed[int(false * len(failed))]) if len(failed) else 0.5
+    return max(0.5, float(failed[int(false * len(failed))])) if len(failed) else 0.5
