@@ -29,7 +29,7 @@ ARMS = {
 }
 TASKS = ("pick", "place", "pick_any")
 MARGIN = 0.05  # success that a faster encoder may cost
-SETTINGS = labels.Settings(demos=600, steps=1000, episodes=200)
+SETTINGS = labels.Settings(demos=600, steps=2000, episodes=200)
 
 
 def report(records: list[dict[str, Any]]) -> list[Check]:
