@@ -6,7 +6,10 @@ import pytest
 
 from vla_stack.errors import UserError
 from vla_stack.evaluation.evaluate import evaluate
+from vla_stack.rollout.agents import PolicyAgent
+from vla_stack.rollout.engine import run
 from vla_stack.rollout.latency import Latency
+from vla_stack.rollout.plan import Decision, Plan, Start
 from vla_stack.rollout.records import IDLE
 from vla_stack.runtime.executor import ExecutorConfig
 
@@ -85,6 +88,30 @@ def test_what_is_sent_at_a_tick_was_meant_for_that_tick(mode, latency):
         expected = ran if mode == "naive" else ran - latency
         assert len(ran) > 10
         np.testing.assert_array_equal(ticks, expected)
+
+
+class Interrupted(PolicyAgent):
+    """Somebody else stands at -1 for steps 5 to 9."""
+
+    def act(self, k, observation, now):
+        if 5 <= k < 10:
+            return Decision(np.array([-1.0, 1.0], np.float32))
+        if k == 10:
+            self.resume(k, np.array([-1.0, 1.0], np.float32))
+        return (yield from super().act(k, observation, now))
+
+
+@pytest.mark.parametrize("latency", [0, 3])
+def test_a_policy_that_goes_on_after_somebody_else_executes_nothing_older(latency):
+    how, late = ExecutorConfig("naive", 4, timeout_s=9.0), Latency(latency / 10)
+    policy = eval_fakes.TickLabel()
+    plan = Plan("eval_fakes:Counter-v0", {}, policy.spec, Interrupted, executor=how, latency=late)
+    (record,) = run(policy, plan, [Start(3)])
+    ticks, ran = record.actions[:, 0], record.chunks != IDLE
+    assert (ticks[5 : 10 + latency] == -1.0).all() and not ran[5 : 10 + latency].any()
+    after = np.arange(10 + latency, record.steps)
+    np.testing.assert_array_equal(ticks[after], after)
+    assert ran[after].all() and min(record.chunks[after]) > max(record.chunks[:5])
 
 
 @pytest.mark.parametrize(("latency", "first"), [(0, 0), (3, 3)])

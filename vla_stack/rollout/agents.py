@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vla_stack import envs
 from vla_stack.envs.vector import EnvStep
@@ -57,6 +58,15 @@ class PolicyAgent:
             return Decision(self._command)
         noise, ahead = self._noise[dispatch.chunk_rid], self._timeline.planned(k + 1)
         return Decision(self._command, dispatch.chunk_rid, noise, ahead=ahead)
+
+    def resume(self, k: int, command: NDArray[np.float32]) -> None:
+        """Go on at step ``k`` after somebody else has acted, whose last command was this one: float32 [A].
+
+        Nothing of a chunk from before is executed.
+        """
+        self._timeline.reset(k, numbered(self._episode.start.seed, k))
+        self._arrivals.clear()
+        self._command = command
 
     def result(self) -> None:
         """Nothing that the record does not say."""
