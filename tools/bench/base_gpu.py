@@ -8,7 +8,8 @@ Weights are random: neither time nor memory depends on them, and no download is 
 bytes.
 
 training: recipe ``base`` with a backbone of the size of SmolVLM2-500M (two cameras, adapters, bfloat16); a step
-is loss, backward pass, clipping and AdamW on data that is on the device.
+is loss, backward pass, clipping and AdamW on data that is on the device. Its *share of the peak* is its arithmetic, as
+``torch.utils.flop_counter`` counts it, over what a large product of matrices in bfloat16 does in the same time.
 base: one chunk of that policy. pi05: one chunk of a policy with a PaliGemma-3B backbone, an expert of width 1024, a
 prompt of 200 tokens with the state in it, three cameras, 50 actions and 10 Euler steps, as pi0.5.
 exported: that of base as ``vla export`` writes it, in float32, on the provider that is there.
@@ -38,6 +39,7 @@ import torch
 from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from vla_stack.errors import UserError
 from vla_stack.policies.backends import _compile
@@ -80,15 +82,27 @@ def train_steps(figures: Figures, batch_size: int, smoke: bool) -> dict[str, flo
         optimizer.zero_grad()
 
     milliseconds = figures.median_ms(step, 1 if smoke else 20)
-    memory = estimate(policy, recipe)
+    peak_gb, memory = figures.peak_gb(), estimate(policy, recipe)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    operations = counter.get_total_flops()
     return {
         "batch_size": batch_size,
         "step_ms": milliseconds,
-        "peak_gb": figures.peak_gb(),
+        "tflop": operations / 1e12,
+        "share_of_peak": operations / (1e-3 * milliseconds) / peak_rate(figures, smoke),
+        "peak_gb": peak_gb,
         # The average of the weights is the loop's and is not held here.
         "estimated_gb": (memory.total - memory.average) / GB,
         "parameters_m": sum(p.numel() for p in policy.parameters()) / 1e6,
     }
+
+
+def peak_rate(figures: Figures, smoke: bool) -> float:
+    """Operations a second of a large product of matrices in bfloat16."""
+    side = 64 if smoke else 8192
+    a, b = torch.randn(2, side, side, device=figures.device, dtype=torch.bfloat16)
+    return 2 * side**3 / (1e-3 * figures.median_ms(lambda: a @ b, 1 if smoke else 50))
 
 
 def base(figures: Figures, smoke: bool) -> None:
@@ -235,6 +249,8 @@ def checks(figures: Figures) -> list[Check]:
     found += figures.check("training, peak memory at batch 32, GB", "training", "batch 32", "peak_gb")
     for size in (8, 32):
         found += figures.check(f"training, step at batch {size}, ms", "training", f"batch {size}", "step_ms")
+        bound, name = 0.35 if size == 32 else None, f"training, share of the peak at batch {size}"
+        found += figures.check(name, "training", f"batch {size}", "share_of_peak", bound, ">=")
     for section, title in (("base", "base"), ("pi05", "size of pi0.5")):
         for how in ("eager", "captured", "compiled", "graph"):
             for size in BATCHES:

@@ -55,9 +55,10 @@ def bench(name: str, sections: tuple[str, ...], minutes: float, what: str, resul
 JOBS = (
     bench("base_gpu", ("pi05",), 6, "a chunk at the size of pi0.5: eager, captured, compiled, graph, LeRobot's own"),
     bench("base_gpu", ("base",), 4, "a chunk of the preset base, the same ways"),
-    bench("base_gpu", ("training",), 3, "a step of base at batch 8 and 32: time, memory"),
+    bench("base_gpu", ("training",), 3, "a step of base at batch 8 and 32: time, memory, share of the peak"),
     bench("base_gpu", ("exported", "onnx"), 4, "ONNX Runtime: base, and the shipped policy beside torch"),
     bench("world_gpu", (), 8, "imagined frames a second, a step of the world model", "world_gpu"),
+    bench("learning_gpu", (), 3, "a step of the generalist, an update of actor and critics", "learning_gpu"),
     bench("base_gpu", (), 9, "all of base in one run, for the result file", "base_gpu"),
 )
 
