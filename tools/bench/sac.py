@@ -2,7 +2,8 @@
 
     python tools/bench/sac.py [seeds]
 
-Same networks, rates, batch and schedule (stable-baselines3's defaults), one thread each, in turns in one process. Speed
+Same networks, rates, batch and schedule (stable-baselines3's defaults), one thread each, in turns in one process, which
+keeps its memory as ``vla train`` does. Speed
 counts environment and update steps together, after the first random ones, in a second of this process's CPU time: what
 else the machine does weighs little in it. The final return is the mean of 20 episodes
 of the mode, on the same starts; the interval is over seeds and starts, paired.
@@ -28,6 +29,7 @@ from results import Check, parser, write
 from vla_stack.methods.replay_buffer import ReplayBuffer, Transition
 from vla_stack.methods.sac import Sac, SacRecipe
 from vla_stack.statistics import seeds_interval
+from vla_stack.training.placement import use_threads
 
 ENV, STEPS, START, EPISODES, EVAL_SEED = "InvertedPendulum-v5", 10_000, 100, 20, 50_000
 
@@ -83,7 +85,7 @@ def returns(act: Any) -> list[float]:
 
 
 def main(seeds: int) -> int:
-    torch.set_num_threads(1)
+    use_threads(1)
     runs: dict[str, list[tuple[float, list[float]]]] = {"ours": [], "stable-baselines3": []}
     for seed in range(seeds):
         for name, run in (("ours", ours), ("stable-baselines3", peer)):
