@@ -1,6 +1,7 @@
 """A monitor on made-up policies: what it scores, what it promises, what its file takes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from runtime_fakes import robot_spec
 from vla_stack.errors import UserError
 from vla_stack.evaluation.monitoring import Listening, Watched, alarm_step, fit, judged
 from vla_stack.rollout.records import EpisodeRecord
-from vla_stack.runtime.monitor import SCORES, Decided, Monitor, Watch
+from vla_stack.runtime.monitor import LATE, SCORES, Decided, Monitor, Watch
 from vla_stack.schema import ActionChunk, Chunks, Observation, PolicySpec
 
 H, DT, GOAL = 8, 0.1, 20
@@ -59,7 +60,7 @@ def test_a_robot_that_stands_still_and_one_that_dithers_are_called_early(monitor
             assert not e.success and at is not None and (e.steps - at) * DT >= 1.0
 
 
-def test_without_features_three_scores_have_a_threshold_of_their_own(monitor):
+def test_without_features_the_other_scores_have_a_threshold_of_their_own(monitor):
     bare = fit(many(200, 0, features=False), DT, 0.1, "weights")
     assert len(monitor.centre) == len(SCORES) and len(bare.centre) == len(SCORES) - 1
     assert bare.thresholds[0] == bare.thresholds[1] and monitor.thresholds[0] <= monitor.thresholds[1]
@@ -74,6 +75,26 @@ def test_an_alarm_is_given_once_until_all_is_well_again(monitor):
     assert sum(map(bool, said)) == 1 and any("stall" in text for text in said)
     watch.begin()
     assert not any(watch.decided(d) for d in good[:3])
+
+
+def test_time_alone_calls_where_an_episode_lasts_longer_than_successes_do(monitor):
+    def excess(step):
+        return monitor.excess(np.array([0.0, 0.0, 0.0, step * DT]), step)[LATE] / monitor.thresholds[0]
+
+    assert excess(20) < 1 < excess(60)
+    watch = Watch(monitor)
+    once = many(1, 9)[0].decisions[:-1]
+    assert not any(watch.decided(d) for d in once)
+    watch.resume(400)  # after somebody else has acted
+    assert not any(watch.decided(replace(d, step=d.step + 400)) for d in once)
+
+
+def test_time_begins_anew_with_the_first_chunk_of_another_epoch(monitor):
+    watch = Watch(monitor)
+    for epoch, begun in ((3, 0), (4, 200)):
+        for d in many(1, 9, features=False)[0].decisions[:3]:
+            watch.observation(Observation(d.state, {}, "task", begun + d.step))
+            assert not watch.chunk(ActionChunk(d.actions, begun + d.origin, begun + d.step, epoch=epoch))
 
 
 def test_a_robot_asks_about_its_chunks_by_the_observations_that_they_answer(monitor):
@@ -106,9 +127,9 @@ def test_it_watches_the_policy_and_the_robot_that_it_was_fitted_to(monitor):
 
 
 def test_too_few_successes_are_refused_with_how_many_it_takes():
-    with pytest.raises(UserError, match="it takes 38"):
-        fit(many(30, 0), DT, 0.05)
-    fit(many(38, 0), DT, 0.05)
+    with pytest.raises(UserError, match="it takes 19"):
+        fit(many(18, 0), DT, 0.05)
+    fit(many(19, 0), DT, 0.05)
 
 
 def test_decisions_are_found_by_the_noise_of_the_executed_chunks():

@@ -104,6 +104,8 @@ class HelpedAgent:
         if self._acting and self._is_done(k, now):
             self._acting, self._since = False, k
             self._policy.resume(k, self._env.tool_command.astype(np.float32))
+            if self._watch is not None:
+                self._watch.resume(k)
         if self._due < 0 and not self._acting:
             decision, called = yield from self._watched(k, observation, now)
             if not called:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vla_stack.errors import UserError
 from vla_stack.rollout.engine import ChunkPolicy
 from vla_stack.rollout.records import IDLE, EpisodeRecord, EvalResult
-from vla_stack.runtime.monitor import NEIGHBOURS, ON_ROBOT, Bank, Decided, Monitor, Scorer, Watch
+from vla_stack.runtime.monitor import LATE, NEIGHBOURS, ON_ROBOT, Bank, Decided, Monitor, Scorer, Watch
 from vla_stack.schema import Chunks, Continuation, Observation
 from vla_stack.statistics import Estimate, success_interval
 
@@ -21,6 +21,8 @@ BIN_S = 0.5
 FEATURE_AXES = 16  # of the principal ones
 MAX_POINTS = 4000
 SHORTEST_BIN = 5  # decisions, fewer give no band of their own
+FOLDS = 20
+LEAST = 2 * (NEIGHBOURS + 1)  # successes; points near to one's own are others'
 EARLY_S = 1.0  # before the end, for an alarm that leaves time to do something
 
 
@@ -98,8 +100,8 @@ def watched(listening: Listening, record: EpisodeRecord) -> Watched:
 def fit(episodes: Sequence[Watched], dt: float, alpha: float, policy: str = "", **about: Any) -> Monitor:
     """A monitor from successful episodes; others among them are left out.
 
-    Every second one makes banks and bands, scored against the others of its half; the rest gives the threshold, the
-    ceil((n + 1)(1 - alpha))-th smallest of the largest excess of each episode (split conformal prediction).
+    All of them make banks and bands. The threshold is the ceil((n + 1)(1 - alpha))-th smallest of the largest excess of
+    each of n episodes, judged by banks and bands of those that are not in its fold (cross-conformal prediction).
 
     Args:
         episodes: In the order of their starts.
@@ -112,17 +114,28 @@ def fit(episodes: Sequence[Watched], dt: float, alpha: float, policy: str = "", 
         UserError: There are too few successes for so small a rate.
     """
     good = [e for e in episodes if e.success and e.decisions]
-    first, second = good[::2], good[1::2]
-    rank = math.ceil((len(second) + 1) * (1 - alpha))
-    if rank > len(second) or len(first) <= NEIGHBOURS:
-        least = max(2 * math.ceil(1 / alpha - 1), 2 * (NEIGHBOURS + 1))
+    rank = math.ceil((len(good) + 1) * (1 - alpha))
+    if rank > len(good) or len(good) < LEAST:
         raise UserError(
             f"{len(good)} successful episodes are too few for a rate of false alarms of {alpha:g}",
-            f"it takes {least}: give more --episodes, or a larger --alpha",
+            f"it takes {max(math.ceil(1 / alpha - 1), LEAST)}: give more --episodes, or a larger --alpha",
         )
-    whose = np.repeat(np.arange(len(first)), [len(e.decisions) for e in first])
-    decisions = [d for e in first for d in e.decisions]
-    left_s = np.array([(e.steps - d.step) * dt for e in first for d in e.decisions])
+    largest: list[tuple[int, NDArray[np.float64]]] = []
+    for fold in range(FOLDS):
+        judge = _plain([e for i, e in enumerate(good) if i % FOLDS != fold], dt, alpha)
+        scorer = Scorer(judge.dt, judge.step, judge.familiar, judge.left_s, judge.features)
+        largest += [(i, _largest(judge, _table(scorer, good[i], None))) for i in range(fold, len(good), FOLDS)]
+    worst = np.array([row for _, row in sorted(largest, key=lambda item: item[0])])
+    limits = [float(np.sort(worst[:, :j].max(1))[rank - 1]) for j in (ON_ROBOT, worst.shape[1])]
+    plain = _plain(good, dt, alpha)
+    return replace(plain, policy=policy, about=about, thresholds=(max(limits[0], 1e-6), max(limits[1], 1e-6)))
+
+
+def _plain(good: Sequence[Watched], dt: float, alpha: float) -> Monitor:
+    """Banks and bands of successful episodes, each scored against the others; thresholds are 1."""
+    whose = np.repeat(np.arange(len(good)), [len(e.decisions) for e in good])
+    decisions = [d for e in good for d in e.decisions]
+    left_s = np.array([(e.steps - d.step) * dt for e in good for d in e.decisions])
     if len(decisions) > MAX_POINTS:
         kept = np.sort(np.random.default_rng(0).choice(len(decisions), MAX_POINTS, replace=False))
         decisions, whose, left_s = [decisions[i] for i in kept], whose[kept], left_s[kept]
@@ -132,14 +145,11 @@ def fit(episodes: Sequence[Watched], dt: float, alpha: float, policy: str = "", 
     step = np.concatenate([np.abs(np.diff(d.actions, axis=0)) for d in decisions]).mean(0).astype(np.float64)
     step = np.maximum(step, 1e-3 * max(step.max(), 1e-6))
     scorer = Scorer(dt, step, familiar, left_s, features)
-    tables = [_table(scorer, e, whose == i) for i, e in enumerate(first)]
+    tables = [_table(scorer, e, whose == i) for i, e in enumerate(good)]
     centre, width = _band(tables, dt)
-    plain = Monitor(policy, dt, step, familiar, left_s, features, BIN_S, centre, width, (1.0, 1.0), alpha, about)
+    plain = Monitor("", dt, step, familiar, left_s, features, BIN_S, centre, width, (1.0, 1.0), alpha)
     reach = np.quantile([_largest(plain, t) for t in tables], 1 - alpha, axis=0)  # no score's tails drown another's
-    plain = replace(plain, width=width * np.maximum(reach, 0.1)[:, None])
-    worst = np.array([_largest(plain, _table(scorer, e, None)) for e in second])
-    limits = [float(np.sort(worst[:, :j].max(1))[rank - 1]) for j in (ON_ROBOT, worst.shape[1])]
-    return replace(plain, thresholds=(max(limits[0], 1e-6), max(limits[1], 1e-6)))
+    return replace(plain, width=width * np.maximum(reach, 0.1)[:, None])
 
 
 def alarm_step(monitor: Monitor, decisions: Sequence[Decided]) -> int | None:
@@ -232,7 +242,9 @@ def _band(tables: Sequence[NDArray[np.float64]], dt: float) -> tuple[NDArray[np.
             continue
         centre.append(here.mean(0))
         width.append(here.std(0) + floor)
-    return np.array(centre).T, np.array(width).T
+    centres, widths = np.array(centre).T, np.array(width).T
+    centres[LATE], widths[LATE] = 0.0, 1.0  # time is what the others are over
+    return centres, widths
 
 
 def _largest(monitor: Monitor, rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,18 +1,20 @@
 """Will this episode fail? Scores of a policy's own decisions against those of its successes; numpy alone.
 
-Four scores, each larger where things go wrong:
+Five scores, each larger where things go wrong:
 
     disagreement  How far a new chunk lies from the previous one where both plan the same control steps, in units of a
                   usual step of the command (in the manner of Agia et al. 2024, arXiv:2410.04640, with one sample).
     strange       Distance of state and planned command from those of successful episodes, mean of nearest neighbours.
     stall         Seconds since progress. Progress is a lower estimate of the time that is left: of the nearest
                   decisions of successful episodes, how long these still took.
+    late          Seconds since the policy began: a clock.
     features      Distance of the policy's features from those of successful episodes. Known where the policy runs
-                  (``vla eval``); on the robot the other three are used, with a threshold of their own.
+                  (``vla eval``); on the robot the others are used, with a threshold of their own.
 
-Thresholds follow FAIL-Detect (Xu et al. 2025, arXiv:2503.08558): a band over time from one half of successful episodes,
-scaled by split conformal prediction on the other half, so that a further success of the same kind raises an alarm with
-probability at most ``alpha``. Nothing is learnt from failures. ``evaluation/monitoring.py`` fits one.
+Thresholds follow FAIL-Detect (Xu et al. 2025, arXiv:2503.08558): a band over time (of the clock: one limit), and how
+far a success leaves it, by cross-conformal prediction (Vovk 2015, Ann. Math. Artif. Intell. 74:9): each success is
+judged by what the others make, so that a further one of the same kind raises an alarm with a probability of about
+``alpha``. Nothing is learnt from failures. ``evaluation/monitoring.py`` fits one.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from numpy.typing import ArrayLike, NDArray
 from vla_stack.errors import UserError
 from vla_stack.schema import ActionChunk, Observation, RobotSpec
 
-FORMAT = "vla-monitor-1"
-SCORES = ("disagreement", "strange", "stall", "features")
-ON_ROBOT = 3  # of the scores, the first ones: they need neither the policy nor its features
+FORMAT = "vla-monitor-2"
+SCORES = ("disagreement", "strange", "stall", "late", "features")
+LATE = SCORES.index("late")
+ON_ROBOT = 4  # of the scores, the first ones: they need neither the policy nor its features
 NEIGHBOURS = 5
 KEPT = 256  # observations that may be answered by a chunk
 Numbers = NDArray[np.float64]
@@ -195,19 +198,20 @@ class Scorer:
         self._dt, self._step, self._familiar, self._left_s, self._features = dt, step, familiar, left_s, features
         self.begin()
 
-    def begin(self, without: NDArray[np.bool_] | None = None) -> None:
-        """A new episode; points ``without`` are its own, where it is one of those that the banks are made of."""
-        self._without = without
+    def begin(self, without: NDArray[np.bool_] | None = None, step: int = 0) -> None:
+        """An episode that the policy begins at a step; points ``without`` are its own, where the banks have it."""
+        self._without, self._begun = without, step
         self._before: Decided | None = None
-        self._least, self._since = np.inf, 0  # time left, and the step at which it last became less
+        self._least, self._since = np.inf, step  # time left, and the step at which it last became less
 
     def scores(self, now: Decided) -> Numbers:
-        """Of the next decision: [3], or [4] where its features are known; see :data:`SCORES`."""
+        """Of the next decision: [4], or [5] where its features are known; see :data:`SCORES`."""
         strange, nearest = self._familiar.near(now.point, self._without)
         left = float(self._left_s[nearest].mean())
         if left < self._least - self._dt:
             self._least, self._since = left, now.step
-        found = [self._disagreement(now), strange, (now.step - self._since) * self._dt]
+        stall, late = (now.step - self._since) * self._dt, (now.step - self._begun) * self._dt
+        found = [self._disagreement(now), strange, stall, late]
         if self._features is not None and now.features is not None:
             found.append(self._features.near(now.features, self._without)[0])
         self._before = now
@@ -225,7 +229,8 @@ class Scorer:
 class Watch:
     """A monitor at work on one policy's episodes, as they happen.
 
-    An alarm is given once when a score leaves its band, and again only after all have been inside.
+    An alarm is given once when a score leaves its band, and again only after all have been inside. Where the policy
+    goes on after somebody else has acted, time begins anew.
 
     Args:
         monitor: See there.
@@ -241,14 +246,19 @@ class Watch:
 
     def begin(self) -> None:
         """A new episode."""
-        self._scorer.begin()
-        self._outside, self.excess = False, 0.0
         self._seen: dict[int, Observation] = {}
+        self._epoch: int | None = None
+        self.resume(0)
+
+    def resume(self, step: int) -> None:
+        """The policy begins, or goes on, at a control step."""
+        self._scorer.begin(step=step)
+        self._begun, self._outside, self.excess = step, False, 0.0
 
     def decided(self, now: Decided) -> str:
         """Take a decision; why help is needed, empty where it is not."""
         m = self._monitor
-        excess = m.excess(self._scorer.scores(now), now.step) / m.thresholds[now.features is not None]
+        excess = m.excess(self._scorer.scores(now), now.step - self._begun) / m.thresholds[now.features is not None]
         self.excess, worst = float(excess.max()), int(excess.argmax())
         before, self._outside = self._outside, self.excess > 1.0
         if before or not self._outside:
@@ -262,9 +272,16 @@ class Watch:
         self._seen[obs.step] = obs
 
     def chunk(self, chunk: ActionChunk) -> str:
-        """As :meth:`decided`, of a chunk that answers an observation; nothing where that is not known any more."""
+        """As :meth:`decided`, of a chunk that answers an observation; nothing where that is not known any more.
+
+        A chunk of another epoch than those before is the first one after somebody else has acted.
+        """
         if (obs := self._seen.pop(chunk.k_obs, None)) is None:
             return ""
+        if chunk.epoch != self._epoch:
+            if self._epoch is not None:
+                self.resume(obs.step)
+            self._epoch = chunk.epoch
         return self.decided(Decided(obs.step, obs.state, chunk.actions, chunk.origin))
 
 
