@@ -13,9 +13,11 @@ from training_fakes import KEY, tiny_parts
 
 from vla_stack.errors import UserError
 from vla_stack.methods.imitation import loss as imitation
+from vla_stack.training import augmentation
 from vla_stack.training.augmentation import (
     DARKEST,
     GAIN,
+    GRAIN,
     NONE,
     PATCH,
     TINT,
@@ -107,7 +109,23 @@ def test_a_camera_may_stand_still_and_shifts_grow_with_the_picture() -> None:
         assert moved[FRONT] == {0} and moved[WRIST] == set(range(-most, most + 1))
 
 
-def test_light_stays_in_its_range() -> None:
+def test_half_of_the_pictures_have_noise_and_each_its_own_strength(monkeypatch) -> None:
+    for name in ("GAIN", "TINT", "SHADOWED", "PATCHED"):
+        monkeypatch.setattr(augmentation, name, 0.0)
+    grey = torch.full((600, 16, 16, 3), 128, dtype=torch.uint8)
+    for strength in (1.0, 0.5):
+        found = relit(grey, strength, seeded()).float()
+        spread = found.flatten(1).std(1)
+        noisy = spread > 0.6  # of 255; less is rounded away
+        assert 0.4 < noisy.float().mean() < 0.55
+        assert 0.9 < spread.max() / (strength * GRAIN) < 1.1 and 0.4 < spread[noisy].mean() / (strength * GRAIN) < 0.6
+        assert abs(float(found.mean()) - 128) < 1  # cut off, not rounded: half a step darker
+        channels = (found[noisy] - 128).flatten(0, 2).T
+        assert torch.corrcoef(channels).triu(1).abs().max() < 0.02
+
+
+def test_light_stays_in_its_range(monkeypatch) -> None:
+    monkeypatch.setattr(augmentation, "GRAIN", 0.0)
     grey = torch.full((400, 16, 16, 3), 100, dtype=torch.uint8)
     lit = relit(grey, 1.0, seeded()).float()
     unpatched = lit.flatten(1, 2).amax(1)  # of each channel the brightest pixel: outside the shadow

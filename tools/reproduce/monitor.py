@@ -177,8 +177,8 @@ def judge(runs: dict[Cell, list[Watched]], dt: float) -> tuple[list[Check], dict
         )
         early = rate([r for r in mine if r["task"] != TUNED_ON], "early", "failures")
         why = (
-            "thresholds come from few successes: of 30 the largest is the limit, which gives 3.2 % where 5 % were "
-            "asked for, and so many starts leave some points open; more --blocks narrow both"
+            "successes last one of a few numbers of steps, so that a limit lets more pass than asked; and so many "
+            "starts leave some points open: more --blocks narrow it"
         )
         checks.append(Check(f"{who}: false alarms, nominal 5 %", false.value, interval=false))
         checks.append(Check(f"{who}: false alarms, tasks not tuned on", fresh.value, interval=fresh))

@@ -1,5 +1,5 @@
-"""Random light, shadow, patches and shifts on training pictures, and words that mean nothing in instructions, so that a
-policy holds up where they change.
+"""Random light, shadow, patches, noise and shifts on training pictures, and words that mean nothing in instructions, so
+that a policy holds up where they change.
 
 One draw a picture, for whole batches of uint8 pictures on the policy's device. Inference sees all as it is.
 """
@@ -21,6 +21,7 @@ GAIN = 0.5  # brightness changes by at most this factor up or down
 TINT = 0.2  # and each colour, on its own, by this one
 SHADOWED, DARKEST = 0.5, 0.35  # share of pictures with a half-plane in shadow, and the least light in it
 PATCHED, PATCH = 0.4, 14 / 64  # share of pictures with an erased patch, and its largest side, of the picture's
+NOISY, GRAIN = 0.5, 20.0  # share of pictures with noise on every channel, and its largest standard deviation of 255
 REFERENCE = 64  # height of the picture that shifts are given for, pixels
 CONSONANTS, VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiouy"  # of words that mean nothing
 SYLLABLES, MADE_UP = 2, 2  # at most so many of a word, and of such words in an instruction: it has to stay short
@@ -96,7 +97,7 @@ def random_shift(images: UInt8[Tensor, "b h w 3"], pixels: int, generator: torch
 
 
 def relit(images: UInt8[Tensor, "b h w 3"], strength: float, generator: torch.Generator) -> UInt8[Tensor, "b h w 3"]:
-    """Another brightness and tint for each image; some get a half-plane in shadow, some an erased patch."""
+    """Another brightness and tint for each image; some get half a plane in shadow, an erased patch, noise."""
     b, h, w, _ = images.shape
 
     def uniform(*shape: int) -> Tensor:
@@ -112,6 +113,9 @@ def relit(images: UInt8[Tensor, "b h w 3"], strength: float, generator: torch.Ge
     patch = (patches(uniform(4, b), h, w) & (uniform(b) < PATCHED * strength)[:, None, None]).float()
     seen = images.float().mul_(colour[:, None, None]).mul_(light.mul_(1.0 - patch)[..., None])
     seen.addcmul_(patch[..., None], (255.0 * uniform(b, 3))[:, None, None])
+    grain = (uniform(b) < NOISY) * (strength * GRAIN) * uniform(b)
+    noise = torch.randn(images.shape, generator=generator, device=generator.device).to(images.device)
+    seen.addcmul_(noise, grain[:, None, None, None])
     return seen.clamp_(0.0, 255.0).to(torch.uint8)
 
 
