@@ -100,8 +100,10 @@ def watched(listening: Listening, record: EpisodeRecord) -> Watched:
 def fit(episodes: Sequence[Watched], dt: float, alpha: float, policy: str = "", **about: Any) -> Monitor:
     """A monitor from successful episodes; others among them are left out.
 
-    All of them make banks and bands. The threshold is the ceil((n + 1)(1 - alpha))-th smallest of the largest excess of
-    each of n episodes, judged by banks and bands of those that are not in its fold (cross-conformal prediction).
+    All of them make banks and bands. Each of n episodes is judged by banks and bands of those that are not in its fold
+    (cross-conformal prediction). Of each score its largest excess gets a rank among all episodes, and the episode the
+    highest of its ranks; every score's limit lies at the rank that ceil((n + 1)(1 - alpha)) episodes do not pass, so
+    that all scores are as rarely passed and none has to make room for the tails of another.
 
     Args:
         episodes: In the order of their starts.
@@ -126,9 +128,16 @@ def fit(episodes: Sequence[Watched], dt: float, alpha: float, policy: str = "", 
         scorer = Scorer(judge.dt, judge.step, judge.familiar, judge.left_s, judge.features)
         largest += [(i, _largest(judge, _table(scorer, good[i], None))) for i in range(fold, len(good), FOLDS)]
     worst = np.array([row for _, row in sorted(largest, key=lambda item: item[0])])
-    limits = [float(np.sort(worst[:, :j].max(1))[rank - 1]) for j in (ON_ROBOT, worst.shape[1])]
-    plain = _plain(good, dt, alpha)
-    return replace(plain, policy=policy, about=about, thresholds=(max(limits[0], 1e-6), max(limits[1], 1e-6)))
+    limits = _limits(worst[:, :ON_ROBOT], rank), _limits(worst, rank)
+    return replace(_plain(good, dt, alpha), policy=policy, about=about, thresholds=limits)
+
+
+def _limits(worst: NDArray[np.float64], rank: int) -> NDArray[np.float64]:
+    """Of the largest excesses [n, J] of n episodes, limits [J] of which ``rank`` episodes or more pass none."""
+    ranks = (worst[:, None] > worst).sum(1)
+    level = np.sort(ranks.max(1))[rank - 1]
+    limits = np.maximum(np.where(ranks <= level, worst, -np.inf).max(0), 1e-6)
+    return limits * (1 + 1e-5)  # many last equally long: rounding in a file must not make alarms of them
 
 
 def _plain(good: Sequence[Watched], dt: float, alpha: float) -> Monitor:
@@ -147,7 +156,8 @@ def _plain(good: Sequence[Watched], dt: float, alpha: float) -> Monitor:
     scorer = Scorer(dt, step, familiar, left_s, features)
     tables = [_table(scorer, e, whose == i) for i, e in enumerate(good)]
     centre, width = _band(tables, dt)
-    plain = Monitor("", dt, step, familiar, left_s, features, BIN_S, centre, width, (1.0, 1.0), alpha)
+    ones = np.ones(len(centre))
+    plain = Monitor("", dt, step, familiar, left_s, features, BIN_S, centre, width, (ones[:ON_ROBOT], ones), alpha)
     reach = np.quantile([_largest(plain, t) for t in tables], 1 - alpha, axis=0)  # no score's tails drown another's
     return replace(plain, width=width * np.maximum(reach, 0.1)[:, None])
 

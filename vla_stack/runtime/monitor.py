@@ -100,8 +100,8 @@ class Monitor:
         features: The same decisions' features; None where the policy has none.
         bin_s: Width of the band's bins, seconds.
         centre, width: [J, B] of each score over time; the last bin goes on for ever.
-        thresholds: Largest excess ``(score - centre) / width`` that is no alarm: of the scores known on the robot, and
-            of all.
+        thresholds: Largest excess ``(score - centre) / width`` of each score that is no alarm: [4] where those that are
+            known on the robot are used, and [J] where all are.
         alpha: Nominal rate of false alarms.
         about: Where it comes from; plain values.
     """
@@ -115,7 +115,7 @@ class Monitor:
     bin_s: float
     centre: Numbers
     width: Numbers
-    thresholds: tuple[float, float]
+    thresholds: tuple[Numbers, Numbers]
     alpha: float
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -158,7 +158,8 @@ class Monitor:
                 d[name] = np.array(d[name], np.float64)
             for name in ("familiar", "features"):
                 d[name] = d[name] and Bank(**{k: np.array(v, np.float64) for k, v in d[name].items()})
-            d["thresholds"] = tuple(float(x) for x in d["thresholds"])
+            on_robot, of_all = (np.array(limits, np.float64) for limits in d["thresholds"])
+            d["thresholds"] = on_robot, of_all
             found = cls(**d)
             found._check()
             return found
@@ -174,9 +175,11 @@ class Monitor:
         banks = [self.familiar] + ([self.features] if self.features else [])
         if self.width.shape != (j, b) or self.left_s.shape != (n,) or j != ON_ROBOT + (self.features is not None):
             raise ValueError("its arrays do not fit each other")
-        if len(self.thresholds) != 2 or min(self.dt, self.bin_s, self.width.min(), self.step.min()) <= 0:
+        if [len(limits) for limits in self.thresholds] != [ON_ROBOT, j]:
+            raise ValueError("its limits do not fit its scores")
+        if min(self.dt, self.bin_s, self.width.min(), self.step.min()) <= 0:
             raise ValueError("a time or a width is not above 0")
-        numbers = np.array([self.dt, self.bin_s, *self.thresholds])
+        numbers = np.array([self.dt, self.bin_s, *np.concatenate(self.thresholds)])
         for array in (numbers, self.step, self.centre, self.width, self.left_s, *(bank.points for bank in banks)):
             if not np.isfinite(array).all():
                 raise ValueError("a number is not finite")
