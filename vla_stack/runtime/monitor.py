@@ -14,7 +14,8 @@ Five scores, each larger where things go wrong:
 Thresholds follow FAIL-Detect (Xu et al. 2025, arXiv:2503.08558): a band over time (of the clock: one limit), and how
 far a success leaves it, by cross-conformal prediction (Vovk 2015, Ann. Math. Artif. Intell. 74:9): each success is
 judged by what the others make, so that a further one of the same kind raises an alarm with a probability of about
-``alpha``. Each score has a limit of its own, all at one rank among the successes. Nothing is learnt from failures. ``evaluation/monitoring.py`` fits one.
+``alpha``. Each score has a limit of its own, all at one rank among the successes. Nothing is learnt from failures.
+``evaluation/monitoring.py`` fits one.
 """
 
 from __future__ import annotations
