@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vla_stack.errors import UserError
 from vla_stack.rollout.engine import ChunkPolicy
 from vla_stack.rollout.records import IDLE, EpisodeRecord, EvalResult
-from vla_stack.runtime.monitor import LATE, NEIGHBOURS, ON_ROBOT, Bank, Decided, Monitor, Scorer, Watch
+from vla_stack.runtime.monitor import LATE, NEIGHBOURS, ON_ROBOT, STALL, Bank, Decided, Monitor, Scorer, Watch
 from vla_stack.schema import Chunks, Continuation, Observation
 from vla_stack.statistics import Estimate, success_interval
 
@@ -253,7 +253,8 @@ def _band(tables: Sequence[NDArray[np.float64]], dt: float) -> tuple[NDArray[np.
         centre.append(here.mean(0))
         width.append(here.std(0) + floor)
     centres, widths = np.array(centre).T, np.array(width).T
-    centres[LATE], widths[LATE] = 0.0, 1.0  # time is what the others are over
+    # Times have one limit each: what is slow in the end are the slow successes, and a band would let all be as slow.
+    centres[[STALL, LATE]], widths[[STALL, LATE]] = 0.0, 1.0
     return centres, widths
 
 

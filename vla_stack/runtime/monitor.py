@@ -11,7 +11,7 @@ Five scores, each larger where things go wrong:
     features      Distance of the policy's features from those of successful episodes. Known where the policy runs
                   (``vla eval``); on the robot the others are used, with a threshold of their own.
 
-Thresholds follow FAIL-Detect (Xu et al. 2025, arXiv:2503.08558): a band over time (of the clock: one limit), and how
+Thresholds follow FAIL-Detect (Xu et al. 2025, arXiv:2503.08558): a band over time (of times: one limit), and how
 far a success leaves it, by cross-conformal prediction (Vovk 2015, Ann. Math. Artif. Intell. 74:9): each success is
 judged by what the others make, so that a further one of the same kind raises an alarm with a probability of about
 ``alpha``. Each score has a limit of its own, all at one rank among the successes. Nothing is learnt from failures.
@@ -33,7 +33,7 @@ from vla_stack.schema import ActionChunk, Observation, RobotSpec
 
 FORMAT = "vla-monitor-2"
 SCORES = ("disagreement", "strange", "stall", "late", "features")
-LATE = SCORES.index("late")
+STALL, LATE = SCORES.index("stall"), SCORES.index("late")
 ON_ROBOT = 4  # of the scores, the first ones: they need neither the policy nor its features
 NEIGHBOURS = 5
 KEPT = 256  # observations that may be answered by a chunk
