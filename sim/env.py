@@ -38,7 +38,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         image_size: Height and width of the observation's pictures, pixels.
         cameras: Any of ``front`` and ``wrist``; without any, observations have no ``pixels`` and steps are fast.
         visuals: ``fast`` for training; ``pretty`` (shadows, antialiasing) for videos.
-        randomisation: Level 0, 1 or 2 of :data:`sim.randomisation.LEVELS`; or some of a level's widths by their names,
+        randomisation: Level 0 to 3 of :data:`sim.randomisation.LEVELS`; or some of a level's widths by their names,
             e.g. ``{"camera_shift": 0.02}``, the others being those of level 0.
         reward: ``sparse`` is 1 at success; ``staged`` pays each stage of the task when it is first reached.
         control_hz: Control steps per second, 5 to 20.

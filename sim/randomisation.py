@@ -53,6 +53,10 @@ LEVELS: tuple[Level, ...] = (
         start=0.04, colour=0.10, light=0.35, light_shift=0.5, camera_shift=0.015, camera_turn=0.03,
         mass=0.5, friction=0.25, delay=0.05,
     ),
+    Level(
+        start=0.05, colour=0.10, light=0.4, light_shift=0.5, camera_shift=0.015, camera_turn=0.03,
+        mass=0.5, friction=0.25, delay=0.05, texture=0.4, background=0.5, distractors=3,
+    ),
 )  # fmt: skip
 
 SHAPES = (mujoco.mjtGeom.mjGEOM_CYLINDER, mujoco.mjtGeom.mjGEOM_ELLIPSOID)  # of distractors; none is asked for

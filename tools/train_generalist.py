@@ -58,7 +58,7 @@ def collecting(args: argparse.Namespace, number: int) -> subprocess.Popen[bytes]
     """A process that records a round; what is there already is not recorded again."""
     commands = []
     for task, root in zip(args.tasks, roots(args.out, number, args.tasks), strict=True):
-        how = ["--randomisation", "2"] if number % RANDOMISED == RANDOMISED - 1 else []
+        how = ["--randomisation", "3"] if number % RANDOMISED == RANDOMISED - 1 else []
         how += ["--errors", str(ERRORS)] if number % 2 else []
         commands.append(
             [*VLA, "collect", "--task", task, "--root", str(root), "--episodes", str(args.scenes), "--workers", "1"]

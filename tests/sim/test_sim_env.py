@@ -288,7 +288,7 @@ def test_inverse_kinematics_meets_targets_to_a_millimetre(arm, reach):
     [
         ("control_mode", "torque"),
         ("visuals", "ugly"),
-        ("randomisation", 3),
+        ("randomisation", 4),
         ("cameras", ("top",)),
         ("control_hz", 50.0),
     ],

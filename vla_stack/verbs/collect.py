@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     modes = ("ee_abs", "joint_abs", "ee_delta")
     parser.add_argument("--control-mode", choices=modes, help="actions (ours: ee_abs, MetaWorld: ee_delta)")
     parser.add_argument("--visuals", choices=("fast", "official"), help="pictures of benchmarks (fast)")
-    parser.add_argument("--randomisation", type=int, default=0, help="level of our tasks' domain randomisation (0)")
+    parser.add_argument("--randomisation", type=int, default=0, help="level of our tasks' randomisation, 0 to 3 (0)")
     parser.add_argument("--keep-failures", action="store_true", help="record unsuccessful episodes too")
     parser.add_argument(
         "--mixed", action="store_true", help="for a world model: experts, failures, random waypoints, looking away"

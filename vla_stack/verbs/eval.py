@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--splits", nargs="+", help="of the suite, or of the task's own (default: all)")
     a("--open-loop", action="store_true", help="roll nothing out: error of the chunks from those of a recorded dataset")
     a("--data", type=Path, help="open loop: the dataset, one that the policy was not trained on")
-    a("--randomisation", type=int, choices=(0, 1, 2), default=0, help="level of the sim tasks (default: %(default)s)")
+    a("--randomisation", type=int, choices=(0, 1, 2, 3), default=0, help="level of our tasks (default: %(default)s)")
     a("--visuals", choices=("fast", "official"), help="benchmarks: without shadows and antialiasing, or with (fast)")
     a("--num-envs", type=_positive, default=8, help="episodes that run at the same time (default: %(default)s)")
     a("--workers", type=whole, help="processes for the environments; 0 for none (default: one a core)")
