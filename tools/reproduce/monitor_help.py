@@ -9,7 +9,8 @@ on other starts, as ``vla monitor fit`` does, and asked as on a robot. Where it 
 person (``methods/rac/human.py``: reaction time, a trembling hand, a slow link) takes over, does the task's next stage
 and lets go; then the policy goes on, and may need help again. Beside it, on the same starts: a *clock*, which calls
 when an episode lasts longer than 95 % of the successes that the monitor was fitted to; and the monitor's own calls made
-in *other* episodes, the same number at the same times, which tells what it is worth to know which episode needs them.
+in *other* episodes, at the same times where these still run, which tells what it is worth to know which episode needs
+them.
 """
 
 from __future__ import annotations
@@ -221,7 +222,9 @@ def report(records: list[dict[str, Any]], s: Settings) -> list[Check]:
         value = worth["monitor"][0] - worth[arm][0]
         apart = drawn_interval(value, worth["monitor"][1] - worth[arm][1], "starts", len(won[arm]))
         bound = 0.0 if arm == "others" else None
-        why = "" if apart.low > 0 else "which episode is helped made no difference that could be told"
+        why = (
+            "" if apart.low > 0 else "other episodes that still run at such a time are those that fail: time tells them"
+        )
         name = f"monitor minus {arm}: successes more for 100 human frames, lower end"
         checks.append(Check(name, apart.low, bound, ">", apart, why if bound is not None else ""))
     return checks
