@@ -4,13 +4,13 @@
     python tools/reproduce/monitor.py --blocks 5 --report    # from the episodes that are there
 
 Choices of the monitor were made looking at ``sim/pick-v0``; that a clock is one of its scores, that times have one limit
-and each score its own, looking at the generalist on the tasks of ``monitor_help.py``. Successes on starts as they are come in four folds of
-each task: every start is judged once, by a monitor that was fitted to the other three quarters, which gives the rate of
-false alarms. Failures under conditions that no monitor saw (half of each picture covered, answers 600 ms late) are
-judged by one that was fitted to all successes of the task. Tasks that the policy never learnt have no successes; they
-are judged by one monitor that was fitted to those of all three tasks. A failure counts as called where the alarm comes
-at least 1 s before its end. Beside the monitor stands a clock: an alarm when an episode lasts longer than 95 % of the
-successes that the monitor was fitted to.
+and each score its own, looking at the generalist on the tasks of ``monitor_help.py``. Successes on starts as they are
+come in four folds of each task: every start is judged once, by a monitor that was fitted to the other three quarters,
+which gives the rate of false alarms. Failures under conditions that no monitor saw (half of each picture covered,
+answers 600 ms late) are judged by one that was fitted to all successes of the task. Tasks that the policy never learnt
+have no successes; they are judged by one monitor that was fitted to those of all three tasks. A failure counts as
+called where the alarm comes at least 1 s before its end. Beside the monitor stands a clock: an alarm when an episode
+lasts longer than 95 % of the successes that the monitor was fitted to.
 
 Finished blocks of 20 episodes are kept in ``--out``; the command goes on where it was stopped.
 """
