@@ -3,7 +3,7 @@
     python tools/reproduce/monitor.py --blocks 5
     python tools/reproduce/monitor.py --blocks 5 --report    # from the episodes that are there
 
-Choices of the monitor were made looking at ``sim/pick-v0``; that a clock is one of its scores, that times have one limit
+The monitor's choices were made looking at ``sim/pick-v0``; that a clock is one of its scores, that times have one limit
 and each score its own, looking at the generalist on the tasks of ``monitor_help.py``. Successes on starts as they are
 come in four folds of each task: every start is judged once, by a monitor that was fitted to the other three quarters,
 which gives the rate of false alarms. Failures under conditions that no monitor saw (half of each picture covered,
