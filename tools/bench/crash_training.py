@@ -38,7 +38,7 @@ method:
   steps: 60
   batch_size: 16
   log_every: 5
-save_every: 4
+  save_every: 4
 threads: 1
 device: cpu
 """
