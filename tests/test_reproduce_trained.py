@@ -3,6 +3,7 @@ has left.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,14 @@ def test_rows_of_the_suite_are_gone_on_from_on_another_machine(tmp_path, monkeyp
     suite.adopt(there)
     assert (there / "a.json").read_text() == "run here already"
     assert json.loads((there / "shifts/b.json").read_text()) == {"of": ["shifts/b.json"], "success": [False]}
+
+
+def test_arms_of_an_experiment_change_what_its_method_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.syspath_prepend(str(TOOLS / "reproduce"))
+    import reinflow
+
+    from vla_stack.methods.reinflow.recipe import ReinFlow
+
+    for change in reinflow.ARMS.values():
+        replace(ReinFlow(), **change)

@@ -68,8 +68,8 @@ TASKS = {
 ARMS: dict[str, dict[str, Any]] = {  # what an arm changes of the method; the first two are the claim
     "k4": {"denoising_steps": 4},
     "k1": {"denoising_steps": 1},
-    "fixed4": {"denoising_steps": 4, "sigma": "fixed"},
-    "bc4": {"denoising_steps": 4, "sigma": "fixed", "sigma_low": 1e-3, "sigma_high": 1e-3, "critic_warmup": 0},
+    "fixed4": {"denoising_steps": 4, "sigma_schedule": "fixed"},
+    "bc4": {"denoising_steps": 4, "sigma_schedule": "fixed", "sigma_low": 1e-3, "sigma_high": 1e-3, "critic_warmup": 0},
 }
 DEMOS = (3, 4, 6, 8, 11, 15, 20)  # the ladder of the calibration
 START_RANGE, CALIBRATION_SEEDS, CALIBRATION_SCENES = (0.35, 0.55), (100, 101, 102), 800_000
