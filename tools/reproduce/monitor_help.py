@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from claims import Cell, adopt, claimed, published, run_cells, same_settings
+from monitor import Clock
 from numpy.typing import NDArray
 
 import sim
@@ -156,9 +157,8 @@ def fitted(task: str, s: Settings, policy: Any, out: Path) -> tuple[Monitor, int
             result = evaluate(listening, env, s.fitted, FIT_SEED, num_envs=5, env_options=options)
             episodes = [watched(listening, e) for e in result.episodes]
             fit(episodes, policy.spec.robot.dt, s.alpha, policy.spec.model_version).save(file)
-            steps = sorted(e.steps for e in episodes if e.success)
-            limit = steps[min(math.ceil((len(steps) + 1) * (1 - s.alpha)), len(steps)) - 1]
-            write_json(clock, {"limit": limit, "successes": len(steps), "of": len(episodes)})
+            successes = sum(e.success for e in episodes)
+            write_json(clock, {"limit": Clock(episodes).limit, "successes": successes, "of": len(episodes)})
     return Monitor.load(file), int(read_json(clock)["limit"])
 
 
