@@ -2,7 +2,9 @@
 
 A task of memory. Two equal opaque covers come down over a red and a blue cube; then the bell has to be held down for a
 while, and from then on no picture and no measurement tells which cube is under which cover. The cubes are seen and not
-felt, so that not even the physics knows. Without memory the choice is right half of the time.
+felt, so that not even the physics knows. Without memory the choice is right half of the time. How long the bell has
+been held down is no secret: a bar on the mat rises meanwhile. Else the end of that time would have to be remembered
+too, and a chunk of actions that begins before it could but guess it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ COVERS = ("cover_left", "cover_right")
 SPOTS = np.array([[0.0, -0.11], [0.0, 0.11]])  # m, in the mat's frame; left and right are the front camera's
 SHOWN = 0.8  # s, in which the covers come down
 HIGH = 0.15  # m, from where
-HOLD = 1.6  # s, for which the bell has to be held down
+HOLD = 1.2  # s, for which the bell has to be held down
+FULL = 1.6  # s, for which the expert holds it: then the bar is up
+BAR = (0.012, 0.03)  # m, half its width and half its height
 LIFT = 0.06  # m
 HOLLOW, WALL, HEIGHT = 0.032, 0.003, 0.055  # m: half the inside, half a wall's thickness, height of a cover
 KNOB = (0.012, 0.012, 0.014)  # m, half sizes
@@ -81,8 +85,8 @@ class Covers(ArmEnv):
             self._build_cover(spec, name)
         bell = spec.worldbody.add_body(name="bell", mocap=True)
         objects.add_geom(bell, "bell", "cylinder", [*BELL, 0], (0.90, 0.75, 0.25), z=BELL[1])
-        lamp = spec.worldbody.add_body(name="lamp", mocap=True)
-        objects.add_mark(lamp, "lamp", "cylinder", [0.8 * BELL[0], 0.001, 0], (0.25, 0.85, 0.35))
+        bar = spec.worldbody.add_body(name="bar", mocap=True)
+        objects.add_mark(bar, "bar", "box", [BAR[0], *BAR], (0.25, 0.85, 0.35))
 
     def _build_cover(self, spec: mujoco.MjSpec, name: str) -> None:
         cover = spec.worldbody.add_body(name=name)
@@ -108,7 +112,7 @@ class Covers(ArmEnv):
         spots = mat + SPOTS
         objects.lay(self, "mat", mat)
         objects.lay(self, "bell", rng.uniform((0.35, -0.02), (0.37, 0.02)))
-        objects.lay(self, "lamp", self.data.mocap_pos[self.model.body("bell").mocapid[0]][:2])
+        objects.lay(self, "bar", mat, -BAR[1])
         for name, spot in zip(COVERS, spots, strict=True):
             objects.lay(self, name, spot, HIGH)
             objects.lay(self, f"{name}_line", spot, HIGH)
@@ -123,7 +127,8 @@ class Covers(ArmEnv):
                 d.eq_active[self.model.equality(name).id] = 0
         if self.touched("bell") and not self.shown:
             d.userdata[HELD] += self.spec_robot.dt
-        d.mocap_pos[self.model.body("lamp").mocapid[0], 2] = 2 * BELL[1] if self.rung else 0.0
+        up = min(1.0, d.userdata[HELD] / FULL)
+        d.mocap_pos[self.model.body("bar").mocapid[0], 2] = BAR[1] * (2 * up - 1)
 
     def lifted(self, cover: str) -> bool:
         """Whether a cover is in the air though nothing lets it down."""
@@ -141,7 +146,7 @@ class Covers(ArmEnv):
         return objects.points(self, "mat", "bell", *COVERS)
 
     def expert_goal(self) -> ToolGoal:
-        if not self.rung:
+        if self.data.userdata[HELD] < FULL:
             top = self.position("bell") + [0.0, 0.0, 2 * BELL[1] + 0.004]
             return skills.over(self, top, 0.0, 0.0, clearance=0.06)
         if self.grasped(self.right):

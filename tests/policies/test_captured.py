@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_gpu import on_fake_gpu
 from small_vla import make_batch, make_policy, make_stats
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -22,6 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "bench"))
 from base_models import make_batch as make_gpu_batch
 from base_models import make_policy as make_gpu_policy
 from base_models import paligemma, smolvlm
+from counting import on_fake_gpu
 
 FAKE = FakeTensorMode()
 

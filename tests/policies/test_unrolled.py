@@ -5,53 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_gpu import on_fake_gpu
 from small_vla import ACTIONS, make_batch, make_policy, make_stats
-from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "bench"))
 from base_models import deep_paligemma, deep_smolvlm
 from base_models import make_batch as make_gpu_batch
-from base_models import make_policy as make_gpu_policy
+from counting import Counted, Launched, OneAttention, on_fake_gpu
+from inference import on_backbone
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 from vla_stack.policies import flow
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-
-
-class Counted(TorchDispatchMode):
-    """Operations that Python asks torch for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-class Launched(TorchDispatchMode):
-    """Operations that a GPU is asked for: views are none, nor is memory that nothing is written to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        free = ("device", "promote_types", "_unsafe_view", "empty", "new_empty", "empty_strided")
-        self.count += not function.is_view and function.overloadpacket.__name__ not in free
-        return function(*args, **(kwargs or {}))
-
-
-class OneAttention(TorchFunctionMode):
-    """Attention as one operation, which a GPU that is there makes of it."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.nn.functional.scaled_dot_product_attention:
-            return torch.ones_like(args[0])
-        return function(*args, **(kwargs or {}))
 
 
 def both(n: int, **options):
@@ -89,19 +53,6 @@ def test_operations_of_a_chunk_are_few():
     with torch.inference_mode(), Counted() as counted:
         ready.predict_action_chunk(batch, noise=noise(1))
     assert counted.count <= 920
-
-
-def on_backbone(deep, cameras: int):
-    """A narrow policy on a backbone of the usual depth; weights of a trained one's scale."""
-    options = {"expert_width": 64, "chunk_size": 50, "max_tokens": 48, "train_backbone": "expert_only"}
-    policy = make_gpu_policy(deep(), cameras, torch.device("cpu"), **options).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, p in policy.named_parameters():
-            if p.ndim > 1:
-                scale = p.shape[-1] ** -0.5 * (0.3 if "modulation" in name else 1.0)
-                p.copy_(torch.randn(p.shape, generator=generator) * scale)
-    return policy
 
 
 @pytest.mark.parametrize(("deep", "cameras"), [(deep_paligemma, 3), (deep_smolvlm, 2)], ids=["PaliGemma", "SmolVLM"])

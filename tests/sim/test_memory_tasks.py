@@ -97,7 +97,7 @@ def test_a_cover_that_is_lifted_before_the_bell_has_rung_ends_the_episode():
         if env.data.time < 1.5:
             action = expert.towards(np.array([0.36, 0.0, 0.18]), 0.0, 1.0)
         else:
-            env.data.userdata[covers.HELD] = covers.HOLD
+            env.data.userdata[covers.HELD] = covers.FULL
             action = expert.act()
             env.data.userdata[covers.HELD] = 0.0
         _, _, done, _, info = env.step(action)

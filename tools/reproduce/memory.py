@@ -37,9 +37,9 @@ HORIZON = 12
 ARMS = {"present": 0, "history": 1}
 TASKS = ("covers", "repeat")
 WITHOUT, WITH, SLOWER = 0.55, 0.9, 1.3
-SETTINGS = labels.Settings(demos=600, steps=2000, episodes=100)
+SETTINGS = labels.Settings(demos=600, steps=8000, episodes=100)
 TIMED = 60  # chunks of each policy
-FEW = "after so few steps most episodes lift a cover before the bell has rung, and the others one of the two by chance"
+FEW = "the choice, or the way there, takes more steps of training than these"
 
 
 def run(cell: Cell, settings: labels.Settings, out: Path, timed: int) -> dict[str, Any]:
