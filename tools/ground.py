@@ -52,7 +52,7 @@ RING = 60_000  # newest scenes, of which batches are drawn
 FIRST = 2_000  # scenes before the first step
 BATCH, LR, WARMUP, DECAY = 64, 1.5e-3, 100, 0.3  # the learning rate falls in the last so much of the time
 WHAT, AIM = 0.3, 0.3  # weights of the losses of *what* and of pointers beside that of *where*
-RANDOMISED = 0.33  # share of scenes with other light, camera and colours
+RANDOMISED = 0.33  # share of scenes with other light, camera, colours, textures and distractors
 HELD, HELD_SEED, SEED = 100, 90_000_000, 10_000_000  # scenes of a task for the test; the first seeds of both kinds
 EVERY_MIN = 2.0
 TEXT = 120  # bytes of a sentence
@@ -96,7 +96,7 @@ def draw(name: str, kind: np.dtype, tasks: list[str], size: int, first: int, ste
     """Main function of a process that fills the ring, every ``step``-th row from ``first`` on."""
     memory = shared_memory.SharedMemory(name)
     ring = np.ndarray(RING, kind, memory.buf)
-    envs = [[make(task, size), make(task, size, 2)] for task in tasks]
+    envs = [[make(task, size), make(task, size, 3)] for task in tasks]
     rng = np.random.default_rng(SEED + first)
     number, parent = first, os.getppid()
     while os.getppid() == parent:  # nothing tells it that the other process was killed

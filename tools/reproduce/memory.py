@@ -37,7 +37,7 @@ HORIZON = 12
 ARMS = {"present": 0, "history": 1}
 TASKS = ("covers", "repeat")
 WITHOUT, WITH, SLOWER = 0.55, 0.9, 1.3
-SETTINGS = labels.Settings(demos=600, steps=8000, episodes=100)
+SETTINGS = labels.Settings(demos=600, steps=6000, episodes=100)
 TIMED = 60  # chunks of each policy
 FEW = "the choice, or the way there, takes more steps of training than these"
 
