@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from base_models import deep_paligemma, deep_smolvlm, make_batch, make_policy
 from counting import Launched, OneAttention, on_fake_gpu
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from transformers import PreTrainedConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -58,23 +58,28 @@ def chunks(policy: VlaPolicy, batch: dict[str, Any], n: int) -> tuple[torch.Tens
 
 
 def breaks(policy: VlaPolicy, batch: dict[str, Any], n: int) -> int:
-    """Places where a compiler leaves the graph of a velocity, or of all that samples by it."""
-    with torch.inference_mode():
-        context, x = policy.encode(batch), noise(policy, n)
-        torch._dynamo.reset()
-        return torch._dynamo.explain(policy.unrolled.sample)(context, x).graph_break_count
+    """Places where a compiler leaves the graph of an evaluation of the velocity."""
+    velocity, calls = policy.unrolled.velocity, []
+    policy.unrolled.velocity = lambda *args: calls.append(args) or velocity(*args)
+    try:
+        with torch.inference_mode():
+            policy.unrolled.sample(policy.encode(batch), noise(policy, n))
+            torch._dynamo.reset()
+            return torch._dynamo.explain(velocity)(*calls[0]).graph_break_count
+    finally:
+        policy.unrolled.velocity = velocity
 
 
 def launched(policy: VlaPolicy, batch: dict[str, Any]) -> tuple[int, int]:
     """Operations of a chunk, and whether something would have waited for the GPU."""
     with FakeTensorMode() as mode, torch.no_grad(), torch.device("cuda"):
         on_fake_gpu(policy, mode).for_inference()
-        batch = {k: v.to("cuda") for k, v in batch.items() if isinstance(v, torch.Tensor)}
+        batch = {k: mode.from_tensor(v).to("cuda") for k, v in batch.items()}
         x = torch.zeros(1, policy.horizon, policy.noise_dim)
         try:
             with OneAttention(), Launched() as counted:
                 policy.predict_action_chunk(batch, noise=x)
-        except torch._subclasses.fake_tensor.DataDependentOutputException:
+        except (DataDependentOutputException, DynamicOutputShapeException):
             return counted.count, 1
         return counted.count, 0
 
