@@ -4,9 +4,9 @@
 
 A policy of pi0.5's depth (PaliGemma, three cameras, ten steps), one of SmolVLA's (SmolVLM2, two) and the shipped native
 one. Each is made ready for inference, as a server does it. Counted is what a GPU would be asked for, with tensors that
-say they lie on one and hold nothing: reading one, which would wait for the GPU, raises. A compiler that has to fall
-back to Python counts as a break of the graph. The chunk is compared with the one of the policy as it was trained.
-Widths are as small as can be: they change no number here.
+say they lie on one and hold nothing: reading one, which would wait for the GPU, raises. A break of the graph is a place
+in an evaluation of the velocity where a compiler has to fall back to Python. The chunk is compared with the one of the
+policy as it was trained. Widths are as small as can be: they change no count.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def main() -> None:
         checks += [
             Check(f"{name}: operations of a chunk", operations, bound, "<="),
             Check(f"{name}: calls that wait for the GPU", waits, 0, "<="),
-            Check(f"{name}: breaks of the graph", broken, 0, "<="),
+            Check(f"{name}: breaks of the graph of a velocity", broken, 0, "<="),
             Check(f"{name}: cosine of its chunk and the one of the policy as trained", cosine, 0.9999),
         ]
     shipped = load_policy("shipped")
@@ -131,7 +131,7 @@ def main() -> None:
     checks += [
         Check("native: operations of a chunk", operations, None, "<="),
         Check("native: calls that wait for the GPU", waits, 0, "<="),
-        Check("native: breaks of the graph", broken, 0, "<="),
+        Check("native: breaks of the graph of a velocity", broken, 0, "<="),
         Check("native: largest difference of a normalised action", (ready - plain).abs().max().item(), 1e-5, "<="),
     ]
     write("inference", checks, {}, seeds=[0])
