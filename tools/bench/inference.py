@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from base_gpu_onnx import observations
 from base_models import deep_paligemma, deep_smolvlm, make_batch, make_policy
 from counting import Launched, OneAttention, on_fake_gpu
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
@@ -26,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import Check, parser, write
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.modeling_vla import VlaPolicy
-from vla_stack.schema import Camera, Observation
 
 HORIZON = 50
 
@@ -84,23 +84,6 @@ def launched(policy: VlaPolicy, batch: dict[str, Any]) -> tuple[int, int]:
         return counted.count, 0
 
 
-def seen(policy: Any, n: int) -> list[Observation]:
-    """Random observations of the robot that a policy drives."""
-    rng, spec = torch.Generator().manual_seed(2), policy.spec.robot
-
-    def picture(c: Camera) -> Any:
-        return torch.randint(0, 256, (c.height, c.width, 3), dtype=torch.uint8, generator=rng).numpy()
-
-    return [
-        Observation(
-            torch.randn(len(spec.state), generator=rng).numpy(),
-            {c.name: picture(c) for c in spec.cameras},
-            "pick up the red cube",
-        )
-        for _ in range(n)
-    ]
-
-
 def main() -> None:
     checks = []
     for name, deep, cameras, bound in (
@@ -123,7 +106,7 @@ def main() -> None:
             Check(f"{name}: cosine of its chunk and the one of the policy as trained", cosine, 0.9999),
         ]
     shipped = load_policy("shipped")
-    batch = shipped.preprocess(seen(shipped, 2))
+    batch = shipped.preprocess(observations(shipped.spec, 2))
     plain, ready = chunks(shipped.policy, batch, 2)
     broken = breaks(shipped.policy, batch, 2)
     one = {k: v[:1] for k, v in batch.items() if isinstance(v, torch.Tensor)}
