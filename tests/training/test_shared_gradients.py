@@ -12,6 +12,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vla_stack.training import shared_gradients as module
+from vla_stack.training.placement import leave_group
 from vla_stack.training.shared_gradients import shared_gradients
 
 
@@ -50,7 +51,7 @@ def rank_main(rank: int, meet: str, local: int, largest: int) -> None:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-    distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.parametrize(("local", "largest"), [(2, 1 << 24), (1, 1 << 24), (2, 50)])

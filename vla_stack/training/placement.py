@@ -24,6 +24,7 @@ from vla_stack.policies.reading import find_device
 from vla_stack.training.shared_gradients import SharedGradients, shared_gradients
 
 LARGE = 1 << 20  # parameters of a layer that is gathered by itself while it computes; smaller ones are at once
+LEFT: list[distributed.ProcessGroup | None] = []  # groups that ended, see ``leave_group``
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
@@ -144,7 +145,7 @@ class Distributed:
         distributed.barrier()
 
     def close(self) -> None:
-        distributed.destroy_process_group()
+        leave_group()
 
 
 class Sharded(Distributed):
@@ -203,6 +204,16 @@ class Sharded(Distributed):
         finally:
             for module, name, parameter in shared:
                 module._parameters[name] = parameter
+
+
+def leave_group() -> None:
+    """End the processes' group, but keep the object to the end of the process.
+
+    Whoever frees a group last waits for its threads. ``DistributedDataParallel`` would, holding the interpreter's lock;
+    one of these threads may want that lock, to free a tensor that was sent. Python itself waits without the lock.
+    """
+    LEFT.append(distributed.group.WORLD)
+    distributed.destroy_process_group()
 
 
 def large_layers(objective: nn.Module) -> list[nn.Module]:
