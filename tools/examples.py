@@ -41,6 +41,7 @@ STEPS = (
         "vla collect --task pick_any shelf --noise 0.3 --errors 0.3 --moments 4 --episodes 9000 --root data/scenes",
         "--episodes 2 --workers 1",
     ),
+    Step("vla collect --task pick --policy runs/pick --episodes 100 --root data/corrected", "--episodes 2 --workers 1"),
     Step(
         "vla collect --env metaworld/push-v3 metaworld/drawer-open-v3 --control-hz 20 --cameras topview gripperPOV "
         "--episodes 100 --root data/metaworld",

@@ -9,6 +9,9 @@ What such a policy lacks is scenes: those of a few hundred demonstrations it rem
 few moments of each (`vla collect --moments`), which one process records while another trains on the rounds before, each
 frame a few dozen times. A round begins with the averaged weights of the one before. ``progress.jsonl`` says after every
 few rounds how the policy does in scenes that no round has.
+
+From the third round on, every other one is of scenes in which the policy acted itself, for what the expert's mistakes
+do not teach is how to get out of one's own.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ TASKS = (
     *("pick_any", "place_relation", "press", "shelf", "slot", "sort_one"),
 )
 MOMENTS, RANDOMISED = 6, 3  # frames of a scene; every third round looks otherwise
+OWN = 0.4  # of a round's scenes, where the policy acts: they are driven with pictures, and give more frames each
 NOISE, ERRORS = 0.3, 0.35  # of the commands; in every other round
 SEED = 1000  # of the first round; the next one has the next
 EVAL_SEED = 60_000
@@ -54,17 +58,21 @@ def roots(out: Path, number: int, tasks: list[str]) -> list[Path]:
     return [out / "data" / f"{number:03d}" / task for task in tasks]
 
 
-def collecting(args: argparse.Namespace, number: int) -> subprocess.Popen[bytes]:
-    """A process that records a round; what is there already is not recorded again."""
+def collecting(args: argparse.Namespace, number: int, policy: Path | None) -> subprocess.Popen[bytes]:
+    """A process that records a round, some of them with this policy; what is there already is not recorded again."""
     commands = []
     for task, root in zip(args.tasks, roots(args.out, number, args.tasks), strict=True):
         how = ["--randomisation", "3"] if number % RANDOMISED == RANDOMISED - 1 else []
-        how += ["--errors", str(ERRORS)] if number % 2 else []
+        scenes = args.scenes
+        if policy is not None and number > 1 and number % 2 == 0:
+            scenes = max(1, round(scenes * OWN))
+            how += ["--policy", str(policy)]
+        else:
+            how += ["--errors", str(ERRORS)] if number % 2 else []
+            how += ["--noise", str(NOISE), "--moments", str(MOMENTS), "--image-size", str(IMAGE_SIZE)]
         commands.append(
-            [*VLA, "collect", "--task", task, "--root", str(root), "--episodes", str(args.scenes), "--workers", "1"]
-            + ["--noise", str(NOISE), "--moments", str(MOMENTS), "--image-mode", "image"]
-            + ["--image-size", str(IMAGE_SIZE)]
-            + ["--seed", str(SEED + number), *how]
+            [*VLA, "collect", "--task", task, "--root", str(root), "--episodes", str(scenes), "--workers", "1"]
+            + ["--image-mode", "image", "--seed", str(SEED + number), *how]
         )
     program = f"import subprocess, sys\nfor c in {commands!r}:\n    subprocess.run(c, check=True)"
     args.out.mkdir(parents=True, exist_ok=True)
@@ -143,14 +151,14 @@ def report(args: argparse.Namespace, line: dict[str, Any]) -> None:
 def main(args: argparse.Namespace) -> int:
     done = sorted((args.out / "runs").glob(f"*/{DONE}"))
     number = len(done)
-    recorder, begun = collecting(args, number), time.monotonic()
+    policy = left(done[-1].parent) if done else None
+    recorder, begun = collecting(args, number, policy), time.monotonic()
     try:
-        policy = left(done[-1].parent) if done else None
         while number < args.rounds:
             if recorder.wait():
                 raise SystemExit(f"recording failed, see {args.out / 'collect.log'}")
             if not args.final:
-                recorder = collecting(args, number + 1)
+                recorder = collecting(args, number + 1, policy)
             policy = train(args, number, policy or (Path(args.start) if args.start else first_policy(args)))
             if (number + 1) % args.eval_every == 0 or args.final or number + 1 == args.rounds:
                 found = successes(args, policy)

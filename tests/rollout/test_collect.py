@@ -12,11 +12,15 @@ import numpy as np
 import psutil
 import pytest
 
+import sim
+from vla_stack import envs
 from vla_stack.cli import main
 from vla_stack.data.dataset import CHUNK, open_dataset
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.errors import UserError
-from vla_stack.rollout.collect import RECORD, SEED, CollectConfig, collect
+from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.rollout.collect import COMMAND_SENT, RECORD, SEED, CollectConfig, collect
+from vla_stack.runtime.executor import default_execute
 from vla_stack.schema import ACTION
 
 CONFIG = CollectConfig("pick", seed=3, noise=0.3, image_size=16)
@@ -177,3 +181,39 @@ def test_moments_are_continued_where_they_were_stopped(tmp_path):
     once, twice = open_dataset(tmp_path / "once"), open_dataset(tmp_path / "twice")
     for key in ("observation.state", ACTION, CHUNK):
         np.testing.assert_array_equal(once.columns[key], twice.columns[key])
+
+
+def test_an_expert_labels_the_states_in_which_a_policy_asks_for_chunks(tmp_path):
+    """Wherever the policy went, failures included, the label is what the expert does from there."""
+    config = CollectConfig("stack", policy="shipped", seed=3)  # it was never taught to
+    collect(config, tmp_path / "data", 2, workers=0)
+    data = open_dataset(tmp_path / "data")
+    execute = default_execute(load_policy("shipped").spec)
+    chunks = 1 + (sim.TASKS["stack"].limit(10) - 1) // execute
+    assert (data.episode_to - data.episode_from).tolist() == [chunks] * 2
+    labels = data.columns[CHUNK].reshape(data.num_frames, -1, 5)
+    np.testing.assert_allclose(labels[:, 0], data.columns[ACTION], atol=1e-6)
+    assert np.abs(data.columns[COMMAND_SENT] - data.columns[ACTION])[:, :3].max() > 0.02  # m: the expert did not act
+    env = envs.make("sim/stack-v0", options={"cameras": ()}).row(0)
+    expert = sim.make_expert(env)
+    for first in data.episode_from:
+        env.reset(seed=int(data.columns[SEED][first]))
+        np.testing.assert_allclose(expert.act(), data.columns[ACTION][first], atol=1e-6)
+
+
+def test_a_collection_of_a_policy_is_continued_and_is_not_that_of_another(tmp_path):
+    config = CollectConfig("pick", policy="shipped")
+    assert collect(config, tmp_path / "once", 3, workers=0) == (3, 3)
+    collect(config, tmp_path / "twice", 1, workers=0)
+    with pytest.raises(UserError, match="collected with policy shipped, not generalist"):
+        collect(replace(config, policy="generalist"), tmp_path / "twice", 3, workers=0)
+    collect(config, tmp_path / "twice", 3, workers=0)
+    once, twice = open_dataset(tmp_path / "once"), open_dataset(tmp_path / "twice")
+    for key in ("observation.state", ACTION, CHUNK):
+        np.testing.assert_array_equal(once.columns[key], twice.columns[key])
+
+
+def test_who_acts_by_itself_is_not_perturbed(tmp_path, capsys):
+    command = ["collect", "--task", "pick", "--policy", "shipped", "--root", str(tmp_path / "data")]
+    assert main([*command, "--noise", "0.3"]) == 1
+    assert "leave out --noise" in capsys.readouterr().err

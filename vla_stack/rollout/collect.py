@@ -9,43 +9,38 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from vla_stack import envs
-from vla_stack.data.branching import Branches
 from vla_stack.data.chunks import chunk_columns
 from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, open_dataset
 from vla_stack.data.features import Column, ImageMode
 from vla_stack.data.layout import INFO, read_info, read_json, write_json
 from vla_stack.data.recorder import EpisodeRecorder
-from vla_stack.envs import EnvStep
 from vla_stack.errors import UserError
+from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.ray_cluster import Where
 from vla_stack.rollout.agents import expert_plan
-from vla_stack.rollout.engine import run
-from vla_stack.rollout.plan import Attempts, Decision, Episode, Query, Reply, StepEvent
+from vla_stack.rollout.engine import ChunkPolicy, run
+from vla_stack.rollout.labelling import NO_JOINTS, CollectingAgent, FrameRecorder, can_branch
+from vla_stack.rollout.plan import Attempts
 from vla_stack.rollout.records import EpisodeRecord
-from vla_stack.schema import Observation, RobotSpec
-
-if TYPE_CHECKING:
-    import gymnasium as gym
+from vla_stack.schema import RobotSpec
 
 SEED = "seed"  # int64 column: the environment seed of the episode, which replays it
 COMMAND_SENT = "command.sent"  # float32 [A] column: the perturbed command that was executed; `action` is the label
-NO_JOINTS = np.zeros(0, np.float32)  # a benchmark's environment reports no joint targets
 BRANCH = 16  # actions of a chunk label
 LINGER = 6  # control steps recorded after a success where a mixture is collected: what success looks like
 RECORD = "meta/collect.json"  # task -> the other fields of its CollectConfig
+ROWS = 8  # of environments that a policy answers at once
 UNLUCKY = 1000  # attempts in a row that no episode is of: after them none is looked for
 FRAMES = "frames"  # name of the recorder
 HOPELESS = 50  # attempts without a single success before giving up
@@ -73,6 +68,8 @@ class CollectConfig:
             not there: only the chunk labels say what the expert does.
         options: Further keyword arguments of the environment, e.g. ``{"cameras": ("top",)}``.
         errors: Share of stretches of an episode in which the arm errs, see ``sim.Expert``; of our tasks alone.
+        policy: Who acts in the expert's place, as a directory or name; the expert labels the states in which it asks
+            for a chunk, of failed episodes too (Ross et al., "DAgger", 2011). It says what is observed.
     """
 
     task: str
@@ -87,6 +84,7 @@ class CollectConfig:
     moments: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     errors: float = 0.0
+    policy: str = ""
 
     def env_seed(self, attempt: int) -> int:
         """Environment seed of an attempt; hashed, so that neighbouring seeds and tasks share no episodes."""
@@ -96,7 +94,7 @@ class CollectConfig:
     @property
     def chunk_steps(self) -> int:
         """Actions of the chunk labels that are wanted; 0 for none."""
-        return self.branch if self.how and not self.mixed else 0
+        return self.branch if (self.how or self.policy) and not self.mixed else 0
 
     @property
     def how(self) -> dict[str, float]:
@@ -122,127 +120,21 @@ class CollectConfig:
         return options | ({"cameras": (), "privileged": True} if self.privileged else {})
 
 
-class Frame(NamedTuple):
-    """What is recorded of one step.
-
-    Attributes:
-        observation: Before it.
-        action: float32 [A], the clean label.
-        sent: float32 [A], what was executed.
-        joints: float32 [J], targets that realised it.
-        reward: The environment's.
-        chunk: float32 [H, A], chunk label; H is 0 where there is none.
-        chunk_steps: Valid length of that.
-    """
-
-    observation: Observation
-    action: NDArray[np.float32]
-    sent: NDArray[np.float32]
-    joints: NDArray[np.float32]
-    reward: float
-    chunk: NDArray[np.float32]
-    chunk_steps: int
-
-
-class CollectingAgent:
-    """An expert of a collection; its labels are the clean action and, where states can be saved, the clean chunk."""
-
-    _branches: WeakKeyDictionary[Any, Branches] = WeakKeyDictionary()  # of each row's environment: a twin is dear
-
-    def __init__(self, episode: Episode, config: CollectConfig) -> None:
-        from sim import behaviours
-
-        env, seed = episode.env, episode.start.seed
-        self._expert: Any
-        if config.mixed:
-            self._expert = behaviours.make_behaviour(env, behaviours.deal(seed), seed)
-        else:
-            self._expert = expert_maker(config.task)(env, seed=seed, **config.how)
-        self._env, self._branch = env, None
-        if config.chunk_steps and can_branch(env):
-            if env not in self._branches:
-                twin = envs.make(config.env_id, 1, None, {**config.env_options, "cameras": ()}).row(0)
-                self._branches[env] = Branches(twin, expert_maker(config.task), config.chunk_steps)
-            self._branch = self._branches[env]
-            self._branch.begin(seed)
-        self._no_chunk = np.zeros((0, len(episode.robot.action)), np.float32), 0
-        # Of each control step the state to jump to before it; None where it is recorded.
-        self._schedule: list[NDArray[np.float64] | None] | None = None
-        if config.moments:
-            self._schedule = self._moments(config, seed)
-
-    def _moments(self, config: CollectConfig, seed: int) -> list[NDArray[np.float64] | None]:
-        """Random states of an episode that is driven without pictures.
-
-        The engine shows the agent what the last step showed: one step from the state before brings a state's pictures.
-        """
-        if self._branch is None:
-            message = f"{config.task}: --moments needs chunk labels"
-            raise UserError(message, "give --noise and --branch, of a task of ours")
-        states = self._branch.drive(seed, **config.how)  # none where it failed
-        self._branch.begin(seed)
-        drawn = np.random.default_rng((seed, 1)).permutation(len(states))[: config.moments]
-        return [entry for k in sorted(drawn.tolist()) for entry in ([None] if k == 0 else [states[k - 1], None])]
-
-    def act(self, k: int, observation: Observation, now: EnvStep) -> Generator[Query, Reply, Decision | None]:
-        recorded = True
-        if self._schedule is not None:
-            if k >= len(self._schedule):
-                return None
-            recorded = (state := self._schedule[k]) is None
-            if state is not None:
-                self._env.unwrapped.set_state(state)
-        action = self._expert.act()
-        chunk, length = self._no_chunk if self._branch is None or not recorded else self._branch.chunk(self._env)
-        return Decision(self._expert.perturb(action), label=(action, chunk, length) if recorded else None)
-        yield  # a generator, as agents that ask a policy are
-
-    def result(self) -> None:
-        """Nothing that frames do not say."""
-
-
-class FrameRecorder:
-    """The frames of an episode of a :class:`CollectingAgent`."""
-
-    def __init__(self, episode: Episode) -> None:
-        self._task = episode.env.unwrapped
-        self._frames: list[Frame] = []
-
-    def step(self, event: StepEvent) -> None:
-        if event.decision.label is None:
-            return
-        action, chunk, length = event.decision.label
-        joints = getattr(self._task, "joint_command", NO_JOINTS)
-        sent = event.decision.command
-        self._frames.append(Frame(event.observation, action, sent, joints, event.after.reward, chunk, length))
-
-    def result(self) -> list[Frame]:
-        return self._frames
-
-
-def expert_maker(task: str) -> Callable[..., Any]:
-    """The function that makes a task's expert from its environment."""
-    import sim
-    from sim import external
-
-    return external.make_expert if external.is_external(task) else sim.make_expert
-
-
-def can_branch(env: gym.Env) -> bool:
-    """Whether an environment's state can be saved and restored, as a branch of its expert needs."""
-    return hasattr(env.unwrapped, "get_state")
-
-
-def attempts(config: CollectConfig, first: int, workers: int, rollouts: Where = "local") -> Generator[EpisodeRecord]:
-    """Attempts in the order of their numbers, each with its :class:`Frame` list attached as :data:`FRAMES`."""
+def attempts(
+    config: CollectConfig, first: int, workers: int, rollouts: Where = "local", policy: ChunkPolicy | None = None
+) -> Generator[EpisodeRecord]:
+    """Attempts in the order of their numbers, each with its list of ``labelling.Frame`` attached as :data:`FRAMES`."""
     linger = LINGER if config.mixed else 0
     agent = partial(CollectingAgent, config=config)
     plan = expert_plan(config.env_id, config.env_options, agent, {FRAMES: FrameRecorder}, linger)
+    if policy is not None:
+        plan = replace(plan, policy=policy.spec)
+    rows = max(ROWS if policy else 1, workers)
     starts = Attempts(config.env_seed, first)
     order = iter(starts)
     early: dict[int, EpisodeRecord] = {}
     wanted = next(order).seed
-    for record in run(None, plan, starts, max(1, workers), workers, rollouts):
+    for record in run(policy, plan, starts, rows, workers, rollouts):
         early[record.seed] = record
         while wanted in early:
             yield early.pop(wanted)
@@ -271,9 +163,13 @@ def collect(
         Attempts and successes of this call.
 
     Raises:
-        UserError: The task is unknown, the dataset was collected otherwise, or the expert keeps failing.
+        UserError: The task is unknown, the dataset was collected otherwise, the policy cannot act in it, or the expert
+            keeps failing.
     """
-    root = Path(root)
+    root, policy = Path(root), None
+    if config.policy:
+        policy = load_policy(config.policy, frozen=True)
+        config = replace(config, options=envs.options_for(config.env_id, policy.spec, config.options))
     spec, joints, instructions, branched = _describe(config)
     have, attempt = _progress(config, root, instructions)
     if have >= episodes:
@@ -285,10 +181,11 @@ def collect(
     elif config.chunk_steps:
         print(f"{config.task}: its state cannot be saved, so frames get single labels and no chunks of them")
     tried = succeeded = 0
+    keep = config.keep_failures or config.mixed or policy is not None
     with (
         EpisodeRecorder(root, spec, image_mode, joints, extra) as recorder,
         tqdm(total=episodes, initial=have, desc=f"{config.task:<8}", unit=" episodes") as bar,
-        closing(attempts(config, attempt, workers, rollouts)) as records,
+        closing(attempts(config, attempt, workers, rollouts, policy)) as records,
     ):
         _write_record(config, root)
         for record in records:
@@ -296,14 +193,14 @@ def collect(
             # Moments are of episodes in which the expert, driven to the end, succeeded; there are none of others.
             worked = bool(record.attached[FRAMES]) if config.moments else record.success
             succeeded += worked
-            if worked or (record.attached[FRAMES] and (config.keep_failures or config.mixed)):
+            if worked or (record.attached[FRAMES] and keep):
                 _record(recorder, record)
                 have += 1
                 bar.update()
             bar.set_postfix_str(f"success {succeeded}/{tried} = {succeeded / tried:.0%}")
             if have >= episodes:
                 break
-            if tried >= HOPELESS and not succeeded and not config.keep_failures:
+            if tried >= HOPELESS and not succeeded and not keep:
                 raise UserError(f"the expert of '{config.task}' failed {tried} times in a row", "lower --noise")
     return tried, succeeded
 
@@ -338,8 +235,9 @@ def _progress(config: CollectConfig, root: Path, instructions: tuple[str, ...]) 
     if before is not None and (differ := [k for k, v in _fields(config).items() if v != _fields(before)[k]]):
         if _recorded(before, seeds)[0] == 0:  # it was stopped before its first episode
             return 0, 0
-        was, now = getattr(before, differ[0]), getattr(config, differ[0])
-        how = "of another seed" if differ[0] == "seed" else f"collected with {differ[0]} {was}, not {now}"
+        name = differ[-1]  # the policy's, which says how the environment is made
+        was, now = getattr(before, name), getattr(config, name)
+        how = "of another seed" if name == "seed" else f"collected with {name} {was}, not {now}"
         raise UserError(f"{root}: its '{config.task}' episodes are {how}", "collect the same, or into another --root")
     count, attempt = _recorded(config, seeds)
     if not count and len(foreign) > sum(_recorded(other, foreign)[0] for other in record.values()):

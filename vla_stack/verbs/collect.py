@@ -18,6 +18,7 @@ EXAMPLES = (
     "vla collect --task pick --mixed --episodes 200 --root data/world   # for a world model",
     "vla collect --task pick --episodes 2000 --root data/pick --rollouts ray --workers 32",
     "vla collect --task pick_any shelf --noise 0.3 --errors 0.3 --moments 4 --episodes 9000 --root data/scenes",
+    "vla collect --task pick --policy runs/pick --episodes 100 --root data/corrected   # DAgger",
     "vla collect --env metaworld/push-v3 metaworld/drawer-open-v3 --control-hz 20 --cameras topview gripperPOV "
     "--episodes 100 --root data/metaworld",
     "vla collect --env aloha/transfer_cube --control-hz 10 --episodes 100 --root data/aloha",
@@ -63,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="record N random frames of each episode, and drive it without pictures between them: many more "
         "scenes in the same time, for policies without memory (0: all frames)",
     )
+    parser.add_argument(
+        "--policy",
+        default="",
+        help="let this policy act, and record what the expert would do in each state in which it asks for a chunk, "
+        "failed episodes included: train on that too, and it learns to get out of its own mistakes (DAgger)",
+    )
     parser.add_argument("--image-size", type=count, default=64, help="pixels (64)")
     parser.add_argument("--image-mode", choices=("video", "image"), default="video", help="H.264 or PNG (video)")
     parser.add_argument("--cameras", nargs="+", help="which to record (the environment's default)")
@@ -92,6 +99,9 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("--mixed is for our tasks (--task), and brings its own noise", "leave out --env and --noise")
     if args.moments and (args.env or args.mixed or not perturbed):
         raise UserError("--moments needs the chunk labels of our tasks", "give --task and --noise, leave out --mixed")
+    if args.policy and (args.env or args.mixed or perturbed or not args.branch):
+        message = "--policy acts by itself, in our tasks, and the expert's chunks are its labels"
+        raise UserError(message, "give --task, and leave out --noise, --errors, --mixed and --branch 0")
     if args.privileged and args.cameras:
         raise UserError("--privileged records no cameras", "leave out --cameras")
     if args.task and (args.control_mode or args.visuals):
@@ -109,7 +119,7 @@ def main(args: argparse.Namespace) -> int:
         args.privileged,
     )
     for task in args.task or args.env:
-        config = CollectConfig(task, *shared, args.mixed, args.moments, options, args.errors)
+        config = CollectConfig(task, *shared, args.mixed, args.moments, options, args.errors, args.policy)
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode, args.rollouts)
         except KeyboardInterrupt:

@@ -37,8 +37,9 @@ from vla_stack.methods.practice import judged, time_limit, unpaid
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.rollout.agents import ExpertAgent
-from vla_stack.rollout.collect import COMMAND_SENT, expert_maker
+from vla_stack.rollout.collect import COMMAND_SENT
 from vla_stack.rollout.engine import Engine
+from vla_stack.rollout.labelling import expert_maker
 from vla_stack.rollout.plan import Start
 from vla_stack.schema import ACTION, OBS_STATE, SUCCESS, Dim, Observation, RobotSpec
 from vla_stack.training.recipe import TaskRecipe
