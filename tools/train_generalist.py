@@ -58,15 +58,15 @@ def roots(out: Path, number: int, tasks: list[str]) -> list[Path]:
     return [out / "data" / f"{number:03d}" / task for task in tasks]
 
 
-def collecting(args: argparse.Namespace, number: int, policy: Path | None) -> subprocess.Popen[bytes]:
-    """A process that records a round, some of them with this policy; what is there already is not recorded again."""
+def collecting(args: argparse.Namespace, number: int) -> subprocess.Popen[bytes]:
+    """A process that records a round; what is there already is not recorded again."""
     commands = []
     for task, root in zip(args.tasks, roots(args.out, number, args.tasks), strict=True):
         how = ["--randomisation", "3"] if number % RANDOMISED == RANDOMISED - 1 else []
         scenes = args.scenes
-        if policy is not None and number > 1 and number % 2 == 0:
+        if number > 1 and number % 2 == 0:  # with the policy that is there when this begins
             scenes = max(1, round(scenes * OWN))
-            how += ["--policy", str(policy)]
+            how += ["--policy", str(left(args.out / "runs" / f"{number - 2:03d}"))]
         else:
             how += ["--errors", str(ERRORS)] if number % 2 else []
             how += ["--noise", str(NOISE), "--moments", str(MOMENTS), "--image-size", str(IMAGE_SIZE)]
@@ -152,13 +152,13 @@ def main(args: argparse.Namespace) -> int:
     done = sorted((args.out / "runs").glob(f"*/{DONE}"))
     number = len(done)
     policy = left(done[-1].parent) if done else None
-    recorder, begun = collecting(args, number, policy), time.monotonic()
+    recorder, begun = collecting(args, number), time.monotonic()
     try:
         while number < args.rounds:
             if recorder.wait():
                 raise SystemExit(f"recording failed, see {args.out / 'collect.log'}")
             if not args.final:
-                recorder = collecting(args, number + 1, policy)
+                recorder = collecting(args, number + 1)
             policy = train(args, number, policy or (Path(args.start) if args.start else first_policy(args)))
             if (number + 1) % args.eval_every == 0 or args.final or number + 1 == args.rounds:
                 found = successes(args, policy)
