@@ -66,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy",
-        default="",
         help="let this policy act, and record what the expert would do in each state in which it asks for a chunk, "
         "failed episodes included: train on that too, and it learns to get out of its own mistakes (DAgger)",
     )
@@ -119,7 +118,7 @@ def main(args: argparse.Namespace) -> int:
         args.privileged,
     )
     for task in args.task or args.env:
-        config = CollectConfig(task, *shared, args.mixed, args.moments, options, args.errors, args.policy)
+        config = CollectConfig(task, *shared, args.mixed, args.moments, options, args.errors, args.policy or "")
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode, args.rollouts)
         except KeyboardInterrupt:
