@@ -32,10 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from results import ROOT, parser
 
 VLA = [sys.executable, "-m", "vla_stack.cli"]
-TASKS = (
-    *("pick", "place", "obstacle", "push", "stack", "drawer"),
-    *("pick_any", "place_relation", "press", "shelf", "slot", "sort_one"),
-)
+NAMING = ("pick_any", "place_relation", "press", "shelf", "slot", "sort_one")  # tasks whose sentence chooses
+TASKS = ("pick", "place", "obstacle", "push", "stack", "drawer", *NAMING)
 MOMENTS, RANDOMISED = 6, 3  # frames of a scene; every third round looks otherwise
 OWN = 0.4  # of a round's scenes, where the policy acts: they are driven with pictures, and give more frames each
 NOISE, ERRORS = 0.3, 0.35  # of the commands; in every other round

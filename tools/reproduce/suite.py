@@ -26,6 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import freshness
 from results import RESULTS, Check, parser, write
+from train_generalist import NAMING, TASKS
 from vla_stack.data.layout import read_json, write_json
 from vla_stack.evaluation.evaluate import OnEpisode
 from vla_stack.evaluation.suite import SEEN, SUITES, Row, Terms, run_suite, splits_of, table
@@ -36,8 +37,6 @@ from vla_stack.rollout.latency import Latency
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.statistics import paired_interval, success_interval
 
-NAMING = ("pick_any", "place_relation", "press", "shelf", "slot", "sort_one")  # tasks whose sentence chooses
-TASKS = ("pick", "place", "obstacle", "push", "stack", "drawer", *NAMING)
 STARTS = {"own": 50, "shifts": 25, "control": 25, "delay": 25}  # of a row of each part
 SEED, DELAY, LATE = 40_000, 1, 4  # steps
 MODES = ("naive", "rtc")  # of executing late chunks
