@@ -26,7 +26,6 @@ from vla_stack.data.features import Column, ImageMode
 from vla_stack.data.layout import INFO, read_info, read_json, write_json
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
-from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.ray_cluster import Where
 from vla_stack.rollout.agents import expert_plan
 from vla_stack.rollout.engine import ChunkPolicy, run
@@ -168,6 +167,8 @@ def collect(
     """
     root, policy = Path(root), None
     if config.policy:
+        from vla_stack.policies.chunk_policy import load_policy  # torch, which no expert needs
+
         policy = load_policy(config.policy, frozen=True)
         config = replace(config, options=envs.options_for(config.env_id, policy.spec, config.options))
     spec, joints, instructions, branched = _describe(config)
@@ -235,7 +236,7 @@ def _progress(config: CollectConfig, root: Path, instructions: tuple[str, ...]) 
     if before is not None and (differ := [k for k, v in _fields(config).items() if v != _fields(before)[k]]):
         if _recorded(before, seeds)[0] == 0:  # it was stopped before its first episode
             return 0, 0
-        name = differ[-1]  # the policy's, which says how the environment is made
+        name = "policy" if "policy" in differ else differ[0]  # the options follow from it
         was, now = getattr(before, name), getattr(config, name)
         how = "of another seed" if name == "seed" else f"collected with {name} {was}, not {now}"
         raise UserError(f"{root}: its '{config.task}' episodes are {how}", "collect the same, or into another --root")
