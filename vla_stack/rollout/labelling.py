@@ -104,14 +104,16 @@ class CollectingAgent:
 
     def _follow(self, acting: Generator[Query, Reply, Decision | None]) -> Generator[Query, Reply, Decision | None]:
         """What the policy does, with the expert's label where it asks for a chunk: there it will have to know it."""
-        try:
-            query = next(acting)
-        except StopIteration as done:
-            return done.value
-        action = self._expert.act()
-        label = action, *(self._no_chunk if self._branch is None else self._branch.chunk(self._env))
-        decision = yield from _answered(acting, query)
-        return decision and decision._replace(label=label)
+        reply: Any = None  # which begins a generator
+        label = None
+        while True:
+            try:
+                query = acting.send(reply)
+            except StopIteration as done:
+                return done.value and done.value._replace(label=label)
+            chunk = self._no_chunk if self._branch is None else self._branch.chunk(self._env)
+            label = self._expert.act(), *chunk
+            reply = yield query
 
     def result(self) -> None:
         """Nothing that frames do not say."""
@@ -134,18 +136,6 @@ class FrameRecorder:
 
     def result(self) -> list[Frame]:
         return self._frames
-
-
-def _answered(
-    acting: Generator[Query, Reply, Decision | None], query: Query
-) -> Generator[Query, Reply, Decision | None]:
-    """The rest of what an agent does, whose first query is known."""
-    while True:
-        reply = yield query
-        try:
-            query = acting.send(reply)
-        except StopIteration as done:
-            return done.value
 
 
 def expert_maker(task: str) -> Callable[..., Any]:
