@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import sim
 from results import parser
 from train_generalist import TASKS, WORDS
 from vla_stack.policies.configuration_vla import VlaConfig
@@ -75,8 +76,6 @@ def row_type(cameras: list[str], size: int, state: int) -> np.dtype:
 
 def make(task: str, size: int, randomisation: int = 0) -> Any:
     import gymnasium as gym
-
-    import sim  # noqa: F401  registers the tasks
 
     return gym.make(f"sim/{task}-v0", image_size=size, randomisation=randomisation).unwrapped
 
@@ -235,7 +234,7 @@ class Lesson:
         path = resolve_policy(start)
         config = read_config(path, "cpu")
         self.pre, self.post = read_processors(path, config, "cpu")
-        self.policy = with_pointers(path, config, pointers).train()
+        self.policy = widened(path, config, vision_pointers=pointers).train()
         self.cameras = [key.removeprefix(f"{OBS_IMAGES}.") for key in config.camera_keys]
         self.size = config.input_features[config.camera_keys[0]].shape[-1]
         self.kind = row_type(self.cameras, self.size, config.robot_state_feature.shape[0])
@@ -301,17 +300,18 @@ class Lesson:
         write_manifest(out)
 
 
-def with_pointers(path: Path, config: VlaConfig, pointers: int) -> VlaPolicy:
-    """The policy in ``path``; where it lacks pointers with some that say nothing yet, so that it is what it was."""
-    if not pointers or config.vision_pointers:
-        return VlaPolicy.from_pretrained(path, config=config)
-    config.vision_pointers = pointers
+def widened(path: Path, config: VlaConfig, **more: int) -> VlaPolicy:
+    """The policy in ``path``; pointers and a history that it lacks and that are asked for say nothing yet, so that it
+    is what it was."""
+    for name, count in more.items():
+        setattr(config, name, getattr(config, name) or count)
     policy = VlaPolicy(config)
     lacking, unknown = policy.load_state_dict(load_file(path / WEIGHTS), strict=False)
-    assert not unknown and all(".pointers." in name for name in lacking)
-    for encoder in policy.prefix.vision.values():
-        nn.init.zeros_(encoder.pointers.token.weight)
-        nn.init.zeros_(encoder.pointers.token.bias)
+    assert not unknown and all(".pointers." in name or ".past." in name for name in lacking)
+    if any(".pointers." in name for name in lacking):
+        for encoder in policy.prefix.vision.values():
+            nn.init.zeros_(encoder.pointers.token.weight)
+            nn.init.zeros_(encoder.pointers.token.bias)
     return policy
 
 
@@ -340,7 +340,7 @@ if __name__ == "__main__":
     p = parser(__doc__)
     p.add_argument("start", help="native policy: a directory, or the name of a shipped one")
     p.add_argument("out", type=Path, help="new policy directory")
-    p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS, help="all of the generalist's")
+    p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=sorted(sim.TASKS), help="the generalist's")
     p.add_argument("--pointers", type=int, default=0, help="give the policy so many where it has none (%(default)s)")
     p.add_argument("--minutes", type=float, default=40.0, help="of training (%(default)g)")
     p.add_argument("--workers", type=int, default=1, help="processes that make scenes, one core each (%(default)s)")

@@ -31,6 +31,7 @@ HORIZONS = (6, 16)
 EXECUTE = 5
 TASKS = ("stack-poses", "place-poses", "place", "stack", "obstacle")
 START = 40_000  # seed of the first of the starts
+ENCODERS_LR = 0.1  # of what a policy to start from sees and reads by, of the others' learning rate
 
 
 @dataclass(frozen=True)
@@ -58,36 +59,60 @@ def cells(tasks: list[str], seeds: list[int]) -> list[tuple[Cell, int]]:
     ]
 
 
+def demonstrations(task: str, settings: Settings, out: Path) -> Path:
+    """Of one of the tasks here; those that are there already are kept."""
+    from vla_stack.rollout.collect import CollectConfig, collect
+
+    name, poses = task.removesuffix("-poses"), task.endswith("-poses")
+    root = out / "demos" / task
+    with claimed(root.with_suffix(".lock"), wait=True):
+        config = CollectConfig(name, noise=settings.noise, branch=max(HORIZONS), privileged=poses)
+        collect(config, root, settings.demos, workers=1)
+    return root
+
+
 def run(
-    cell: Cell, horizon: int, settings: Settings, out: Path, options: dict[str, Any] | None = None
+    cell: Cell,
+    horizon: int,
+    settings: Settings,
+    out: Path,
+    options: dict[str, Any] | None = None,
+    start: Path | None = None,
 ) -> dict[str, Any]:
-    """Train a cell, the policy with further ``options``, and roll it out: its outcomes, the CPU time of training."""
+    """Train a cell, the policy with further ``options``, and roll it out: its outcomes, the CPU time of training.
+
+    From the policy in ``start``, if there is one, whose encoders then learn slower.
+    """
     from vla_stack.evaluation.evaluate import evaluate
     from vla_stack.methods.imitation.recipe import Imitation
     from vla_stack.policies.chunk_policy import load_policy
-    from vla_stack.rollout.collect import CollectConfig, collect
     from vla_stack.runtime.executor import ExecutorConfig
     from vla_stack.training.optimizer_recipe import OptimizerRecipe
     from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe
     from vla_stack.training.train import train
 
     task, poses = cell.task.removesuffix("-poses"), cell.task.endswith("-poses")
-    root, run_dir = out / "demos" / cell.task, out / "runs" / cell.name
-    with claimed(out / "demos" / f"{cell.task}.lock", wait=True):
-        config = CollectConfig(task, noise=settings.noise, branch=max(HORIZONS), privileged=poses)
-        collect(config, root, settings.demos, workers=1)
+    root, run_dir = demonstrations(cell.task, settings, out), out / "runs" / cell.name
     sizes: dict[str, Any] = {"depth": 3, "width": 64, "expert_width": 96, "heads": 4, "head_dim": 16} if poses else {}
     steps = settings.steps_poses if poses else settings.steps
     recipe = Recipe(
         name=cell.name,
         policy=PolicyRecipe(
-            "vla", options={"chunk_size": horizon, "n_action_steps": EXECUTE, **sizes, **(options or {})}
+            "vla",
+            str(start or ""),
+            options={"chunk_size": horizon, "n_action_steps": EXECUTE, **sizes, **(options or {})},
         ),
         data=DataRecipe(
             root=(str(root),), opening_frames=2, opening_weight=5.0, branched=not cell.arm.startswith("series")
         ),
         method=Imitation(
-            optimizer=OptimizerRecipe(lr=2e-3, betas=(0.9, 0.99), warmup_steps=50, final_lr_ratio=0.01),
+            optimizer=OptimizerRecipe(
+                lr=2e-3,
+                betas=(0.9, 0.99),
+                warmup_steps=50,
+                final_lr_ratio=0.01,
+                backbone_lr_scale=ENCODERS_LR if start else 1.0,
+            ),
             steps=steps,
             ema=0.99,
             log_every=max(1, steps // 10),

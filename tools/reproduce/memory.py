@@ -7,15 +7,19 @@
 ``covers``: which of two covers came down over the named cube? ``repeat``: which of three buttons was lit at first? What
 tells is out of sight long before the choice, and a wrong choice ends the episode. Both arms see the same
 demonstrations and the same starts, for equally many steps; one is shown the first observation of the episode beside
-the present one (``policy.options.history=1``). Its latency is that of a chunk on one thread over the other's, in turns.
+the present one (``policy.options.history=1``). Both begin with one policy, whose encoders of pictures and words were
+taught what is where in scenes of the task that are only reset (``tools/ground.py``): what demonstrations alone teach
+about the first picture is right half of the time. A latency is that of a chunk on one thread over the other arm's, in
+turns.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections import defaultdict
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +28,14 @@ import numpy as np
 import torch
 from claims import Cell, adopt, cell_file, published, run_cells, same_settings
 
-from results import Check, parser, write
+from ground import widened
+from results import ROOT, Check, parser, write
 from vla_stack import envs
 from vla_stack.envs.making import observe
 from vla_stack.history import History
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.directory import resolve_policy
+from vla_stack.policies.directory import resolve_policy, write_manifest
+from vla_stack.policies.reading import read_config, read_processors
 from vla_stack.schema import Observation
 from vla_stack.statistics import seeds_interval
 
@@ -37,14 +43,53 @@ HORIZON = 12
 ARMS = {"present": 0, "history": 1}
 TASKS = ("covers", "repeat")
 WITHOUT, WITH, SLOWER = 0.55, 0.9, 1.3
-SETTINGS = labels.Settings(demos=600, steps=6000, episodes=100)
+POINTERS = 2  # a camera's, for the first and the last of the places that a scene is about
 TIMED = 60  # chunks of each policy
 CHANCE = "the choice is not learnt: as many are right without the first observation"
 
 
-def run(cell: Cell, settings: labels.Settings, out: Path, timed: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Settings(labels.Settings):
+    """Size of the experiment; ``minutes`` of grounding."""
+
+    demos: int = 600
+    steps: int = 6000
+    episodes: int = 100
+    minutes: float = 12.0
+
+
+SMOKE = Settings(demos=4, steps=2, episodes=2, minutes=0.05)
+
+
+def start(task: str, arm: str, settings: Settings, out: Path) -> Path:
+    """The policy that an arm begins with: the shipped one with words of the task, and encoders that know its scenes."""
+    begin = out / "starts" / task
+    if not begin.exists():
+        renewed, partial, tools = begin.with_suffix(".new"), begin.with_suffix(".partial"), ROOT / "tools"
+        demos = labels.demonstrations(task, settings, out)
+        commands: list[list[Any]] = [
+            [tools / "renew.py", "shipped", renewed, demos],
+            [tools / "ground.py", renewed, partial, "--tasks", task, "--pointers", POINTERS]
+            + ["--minutes", settings.minutes],
+        ]
+        for command in commands:
+            subprocess.run([sys.executable, *map(str, command)], check=True)
+        partial.rename(begin)
+    if not ARMS[arm]:
+        return begin
+    remembering = out / "starts" / f"{task}-{arm}"
+    config = read_config(begin, "cpu")
+    torch.manual_seed(0)
+    policy = widened(begin, config, history=ARMS[arm])
+    for part in (policy, *read_processors(begin, config, "cpu")):
+        part.save_pretrained(remembering)
+    write_manifest(remembering)
+    return remembering
+
+
+def run(cell: Cell, settings: Settings, out: Path, timed: int) -> dict[str, Any]:
     """Train a cell and roll it out; beside a policy without history that is there, how much slower it is."""
-    record = labels.run(cell, HORIZON, settings, out, {"history": ARMS[cell.arm]})
+    record = labels.run(cell, HORIZON, settings, out, start=start(cell.task, cell.arm, settings, out))
     other = Cell(cell.task, "present", cell.seed)
     if cell.arm == "history" and cell_file(other, out).exists():
         record["latency"] = latency(out / "runs" / cell.name, out / "runs" / other.name, cell.task, timed)
@@ -116,7 +161,7 @@ def main() -> int:
     p.add_argument("--smoke", action="store_true", help="the same code, tiny, nothing written")
     args = p.parse_args()
     torch.set_num_threads(1)
-    settings = labels.SMOKE if args.smoke else SETTINGS
+    settings = SMOKE if args.smoke else Settings()
     same_settings(args.out, asdict(settings))
     adopt("memory", args.out, asdict(settings))
     todo = [Cell(task, arm, seed) for seed in args.seeds for task in args.tasks for arm in ARMS]
