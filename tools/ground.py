@@ -21,7 +21,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -93,8 +93,9 @@ def write_row(row: NDArray[Any], env: Any, number: int, seed: int, rng: np.rando
 
 def draw(name: str, kind: np.dtype, tasks: list[str], size: int, first: int, step: int, counts: Any) -> None:
     """Main function of a process that fills the ring, every ``step``-th row from ``first`` on."""
+    os.nice(10)  # whoever learns goes first
     memory = shared_memory.SharedMemory(name)
-    ring = np.ndarray(RING, kind, memory.buf)
+    ring: NDArray[Any] = np.ndarray(RING, kind, memory.buf)
     envs = [[make(task, size), make(task, size, 3)] for task in tasks]
     rng = np.random.default_rng(SEED + first)
     number, parent = first, os.getppid()
@@ -107,8 +108,10 @@ def draw(name: str, kind: np.dtype, tasks: list[str], size: int, first: int, ste
 
 
 @contextmanager
-def scenes(kind: np.dtype, tasks: list[str], size: int, workers: int) -> Iterator[tuple[NDArray[Any], Any]]:
-    """The ring, and how many scenes each process has written to it by now; they go on writing."""
+def scenes(
+    kind: np.dtype, tasks: list[str], size: int, workers: int
+) -> Iterator[tuple[NDArray[Any], Callable[[], int]]]:
+    """The ring, once there are :data:`FIRST` scenes in it, and how many have been written by now; processes go on."""
     context = mp.get_context("spawn")
     memory = shared_memory.SharedMemory(create=True, size=RING * kind.itemsize)
     counts = context.Array("q", workers)
@@ -116,10 +119,16 @@ def scenes(kind: np.dtype, tasks: list[str], size: int, workers: int) -> Iterato
         context.Process(target=draw, args=(memory.name, kind, tasks, size, i, workers, counts), daemon=True)
         for i in range(workers)
     ]
+
+    def filled() -> int:
+        return min(counts[:]) * workers
+
     try:
         for process in processes:
             process.start()
-        yield np.ndarray(RING, kind, memory.buf), counts
+        while filled() < FIRST:
+            time.sleep(0.2)
+        yield np.ndarray(RING, kind, memory.buf), filled
     finally:
         for process in processes:
             process.kill()
@@ -220,21 +229,19 @@ def batch_of(rows: NDArray[Any], cameras: list[str]) -> dict[str, Any]:
 class Lesson:
     """A policy that is taught, with its heads and its test.
 
-    Raises:
-        UserError: ``start`` is no native policy.
+    Args:
+        policy: The policy; its preprocessor beside it.
+        pre: The preprocessor.
+        tasks: Whose scenes.
+        seed: Of what is random.
     """
 
-    def __init__(self, start: str, tasks: list[str], seed: int, pointers: int = 0) -> None:
+    def __init__(self, policy: VlaPolicy, pre: Any, tasks: list[str], seed: int) -> None:
         from sim.stills import COLOURS, NAMES
 
-        torch.manual_seed(seed)
-        random.seed(seed)
-        self.tasks, self.rng = tasks, np.random.default_rng(seed)
+        self.policy, self.pre, self.tasks, self.rng = policy, pre, tasks, np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
-        path = resolve_policy(start)
-        config = read_config(path, "cpu")
-        self.pre, self.post = read_processors(path, config, "cpu")
-        self.policy = widened(path, config, vision_pointers=pointers).train()
+        config = policy.config
         self.cameras = [key.removeprefix(f"{OBS_IMAGES}.") for key in config.camera_keys]
         self.size = config.input_features[config.camera_keys[0]].shape[-1]
         self.kind = row_type(self.cameras, self.size, config.robot_state_feature.shape[0])
@@ -243,10 +250,10 @@ class Lesson:
             env = make(task, self.size)
             for k in range(HELD):
                 write_row(self.held[n * HELD + k], env, n, HELD_SEED + k, self.rng, 0.0)
-        self.heads = Heads(self.policy, (len(NAMES), len(COLOURS)), torch.from_numpy(self.held["places"].copy()))
-        self.learnt = [*self.policy.prefix.parameters(), *self.heads.parameters()]
-        self.optimizer = torch.optim.AdamW(self.learnt, lr=LR, betas=(0.9, 0.99), weight_decay=1e-4, fused=True)
-        self.steps = 0
+        self.heads = Heads(policy, (len(NAMES), len(COLOURS)), torch.from_numpy(self.held["places"].copy()))
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.99), weight_decay=1e-4, fused=True)
 
     def losses(self, rows: NDArray[Any], augment: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Loss of *where*, its distances [b, 3] in metres, loss of *what* and pointers, which kinds were right [n], and
@@ -265,18 +272,10 @@ class Lesson:
         far = (error * self.heads.spread).detach().norm(dim=-1)
         return error.square().mean(), far, WHAT * what + AIM * aim, right, hit
 
-    def learn(self, ring: NDArray[Any], progress: float) -> float:
-        """One step on scenes of the ring; the loss of *where*. ``progress`` in [0, 1] sets the learning rate."""
-        self.steps += 1
-        rate = LR * min(1.0, self.steps / WARMUP) * min(1.0, max(0.02, (1.0 - progress) / DECAY))
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        where, _, rest, *_ = self.losses(ring[self.rng.integers(len(ring), size=BATCH)], True)
-        (where + rest).backward()
-        nn.utils.clip_grad_norm_(self.learnt, 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return where.item()
+    def loss(self, ring: NDArray[Any], size: int) -> Tensor:
+        """Of ``size`` scenes of the ring, augmented."""
+        where, _, rest, *_ = self.losses(ring[self.rng.integers(len(ring), size=size)], True)
+        return where + rest
 
     @torch.no_grad()
     def test(self) -> dict[str, Any]:
@@ -293,11 +292,6 @@ class Lesson:
         shares = {"kinds": torch.cat(known), "aimed": torch.cat(aimed)}
         told = {name: round(float(right.float().mean()), 3) for name, right in shares.items() if len(right)}
         return {"first_cm": round(first, 2), **told, **found}
-
-    def save(self, out: Path) -> None:
-        for part in (self.policy, self.pre, self.post):
-            part.save_pretrained(out)
-        write_manifest(out)
 
 
 def widened(path: Path, config: VlaConfig, **more: int) -> VlaPolicy:
@@ -317,22 +311,42 @@ def widened(path: Path, config: VlaConfig, **more: int) -> VlaPolicy:
 
 def main(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
-    lesson = Lesson(args.start, args.tasks, args.seed, args.pointers)
-    with scenes(lesson.kind, args.tasks, lesson.size, args.workers) as (ring, counts):
-        while (there := min(counts) * args.workers) < FIRST:
-            time.sleep(0.2)
-        begun, said, losses = time.monotonic(), 0.0, []
+    torch.manual_seed(args.seed)
+    random.seed(args.seed)
+    path = resolve_policy(args.start)
+    config = read_config(path, "cpu")
+    pre, post = read_processors(path, config, "cpu")
+    policy = widened(path, config, vision_pointers=args.pointers).train()
+    lesson = Lesson(policy, pre, args.tasks, args.seed)
+    learnt = [*policy.prefix.parameters(), *lesson.heads.parameters()]
+    optimizer = lesson.optimizer(learnt)
+
+    def save() -> None:
+        for part in (policy, pre, post):
+            part.save_pretrained(args.out)
+        write_manifest(args.out)
+
+    with scenes(lesson.kind, args.tasks, lesson.size, args.workers) as (ring, filled):
+        begun, said, steps, losses = time.monotonic(), 0.0, 0, []
         while (minutes := (time.monotonic() - begun) / 60) < args.minutes:
-            losses.append(lesson.learn(ring[:there], minutes / args.minutes))
-            there = min(RING, min(counts) * args.workers)
-            if minutes - said > EVERY_MIN or lesson.steps == 1:
-                said, loss = minutes, round(float(np.mean(losses)), 4)
-                line = {"minutes": round(minutes, 1), "steps": lesson.steps, "scenes": sum(counts), "loss": loss}
+            steps += 1
+            rate = LR * min(1.0, steps / WARMUP) * min(1.0, max(0.02, (1.0 - minutes / args.minutes) / DECAY))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            loss = lesson.loss(ring[: min(RING, filled())], BATCH)
+            loss.backward()
+            nn.utils.clip_grad_norm_(learnt, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            if minutes - said > EVERY_MIN or steps == 1:
+                said, mean = minutes, round(float(np.mean(losses)), 4)
+                line = {"minutes": round(minutes, 1), "steps": steps, "scenes": filled(), "loss": mean}
                 print(json.dumps(line | lesson.test()), flush=True)
-                lesson.save(args.out)
+                save()
                 losses.clear()
-    print(json.dumps({"minutes": args.minutes, "steps": lesson.steps, "scenes": sum(counts)} | lesson.test()))
-    lesson.save(args.out)
+        print(json.dumps({"minutes": args.minutes, "steps": steps, "scenes": filled()} | lesson.test()))
+    save()
     return 0
 
 
