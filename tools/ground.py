@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 import sim
 from results import parser
-from train_generalist import TASKS, WORDS
+from train_generalist import TASKS
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.directory import WEIGHTS, resolve_policy, write_manifest
 from vla_stack.policies.modeling_vla import VlaPolicy
@@ -51,6 +51,7 @@ from vla_stack.training.recipe import Augmentation
 
 RING = 60_000  # newest scenes, of which batches are drawn
 FIRST = 2_000  # scenes before the first step
+WORDS = 0.3  # of an instruction's, made up or beside one that is: twice as many as in imitation, for scenes are many
 BATCH, LR, WARMUP, DECAY = 64, 1.5e-3, 100, 0.3  # the learning rate falls in the last so much of the time
 WHAT, AIM = 0.3, 0.3  # weights of the losses of *what* and of pointers beside that of *where*
 RANDOMISED = 0.33  # share of scenes with other light, camera, colours, textures and distractors

@@ -24,7 +24,7 @@ PATCHED, PATCH = 0.4, 14 / 64  # share of pictures with an erased patch, and its
 NOISY, GRAIN = 0.5, 20.0  # share of pictures with noise on every channel, and its largest standard deviation of 255
 REFERENCE = 64  # height of the picture that shifts are given for, pixels
 CONSONANTS, VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiouy"  # of words that mean nothing
-SYLLABLES, MADE_UP = 2, 2  # at most so many of a word, and of such words in an instruction: it has to stay short
+SYLLABLES, MADE_UP = 2, 3  # at most so many of a word, and of such words in an instruction: it has to stay short
 
 
 NONE = Augmentation(strength=0.0)
@@ -59,16 +59,21 @@ def augmented(batch: Mapping[str, Any], change: Augmentation, generator: torch.G
 
 
 def reworded(instruction: str, share: float) -> str:
-    """An instruction with words that mean nothing, as those of a person do that no training sentence has.
+    """An instruction with words that mean nothing, as those of a person do that no training sentence has, and with
+    parts in another order.
 
-    A policy is to learn by them to go by the words that it knows.
+    A policy is to learn by them to go by the words that it knows, wherever they stand.
 
     Args:
         instruction: The instruction.
-        share: Of its words: half of them are replaced, half get one before them.
+        share: Of its words: half of them are replaced, half get one before them. Of instructions: they begin with
+            another of their words, and what stood before it comes last.
     """
-    words, made = [], 0
-    for word in instruction.split():
+    words, made, told = [], 0, instruction.split()
+    if told and random.random() < share:
+        first = random.randrange(len(told))
+        told = told[first:] + told[:first]
+    for word in told:
         draw = random.random() if made < MADE_UP else 1.0
         if draw < share:
             words.append(made_up())

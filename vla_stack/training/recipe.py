@@ -150,7 +150,8 @@ class Augmentation:
         camera_shift: The same for cameras that bear less: where one stands still, and the task is a matter of a few
             pixels, what shifts the picture shifts the goal.
         words: Share of the words of an instruction that are replaced by words that mean nothing, or get one before
-            them, so that the policy holds up to verbs that it has not been trained with.
+            them, so that the policy holds up to verbs that it has not been trained with; and of the instructions that
+            begin with another of their words, what stood before it coming last, so that it holds up to other orders.
     """
 
     strength: NotNegative = 1.0
