@@ -84,10 +84,13 @@ def test_what_is_sent_at_a_tick_was_meant_for_that_tick(mode, latency):
     for e in result.episodes:
         ran = np.flatnonzero(e.chunks != IDLE)
         ticks = e.actions[ran, 0]
-        # In sync mode time stands still while the robot waits: a reply is shifted by exactly the latency.
-        expected = ran if mode == "naive" else ran - latency
         assert len(ran) > 10
-        np.testing.assert_array_equal(ticks, expected)
+        # Time stands still while the robot waits: a reply is shifted by exactly the latency. In naive mode that is the
+        # first one, up to where the second takes over.
+        late = ran - ticks
+        second = int(late.argmin()) if mode == "naive" else len(ran)
+        assert second > 0 or latency == 0
+        np.testing.assert_array_equal(late, np.where(np.arange(len(ran)) < second, latency, 0))
 
 
 class Interrupted(PolicyAgent):
@@ -110,7 +113,8 @@ def test_a_policy_that_goes_on_after_somebody_else_executes_nothing_older(latenc
     ticks, ran = record.actions[:, 0], record.chunks != IDLE
     assert (ticks[5 : 10 + latency] == -1.0).all() and not ran[5 : 10 + latency].any()
     after = np.arange(10 + latency, record.steps)
-    np.testing.assert_array_equal(ticks[after], after)
+    waited = after - ticks[after]  # for the first chunk after that, whose actions all come later by it
+    assert waited[0] == latency and waited[-1] == 0 and set(waited) <= {0, latency} and (np.diff(waited) <= 0).all()
     assert ran[after].all() and min(record.chunks[after]) > max(record.chunks[:5])
 
 

@@ -39,7 +39,7 @@ from vla_stack.statistics import paired_interval, success_interval
 
 STARTS = {"own": 50, "shifts": 25, "control": 25, "delay": 25}  # of a row of each part
 SEED, DELAY, LATE = 40_000, 1, 4  # steps
-MODES = ("naive", "rtc")  # of executing late chunks
+MODES = ("naive", "rtc", "prefix")  # of executing late chunks, the last one where the policy was trained for it
 MEAN, LEAST, UNSEEN_OBJECTS, WORDS, KEPT, KEPT_LATE, CHANCE = 0.85, 0.60, 0.60, -0.05, 0.9, 0.8, 0.25
 WHY = "where one of many kinds is named, most episodes that fail go to another thing: kinds are still confused"
 NARROW = "a slot 3 mm wider than the tile on each side"
@@ -75,7 +75,8 @@ def run(policy: ChunkPolicy, task: str, part: str, out: Path) -> list[Row]:
         (control,), (seen,) = rows("control", SEEN, instruct="swap"), rows("shifts", SEEN)
         return [Row(env, "wrong instruction", control.success, seen.success)]
     (prompt,), late = rows("delay-0", SEEN, delay=0), f"{LATE * step * 1000:.0f} ms"
-    found = {mode: rows(f"delay-{LATE}-{mode}", SEEN, delay=LATE, mode=mode)[0] for mode in MODES}
+    modes = MODES if policy.spec.d_train_max >= LATE else MODES[:-1]
+    found = {mode: rows(f"delay-{LATE}-{mode}", SEEN, delay=LATE, mode=mode)[0] for mode in modes}
     return [Row(env, f"{late}, {mode}", row.success, prompt.success) for mode, row in found.items()]
 
 

@@ -8,7 +8,9 @@ Modes:
         laid down from the step at which it arrives, so that nothing of it is skipped and ``k - k_obs - index`` is the
         number of steps waited.
     naive: Ask ahead and keep moving. A reply takes over at its own steps; its first d actions are too late and are
-        dropped. Nothing makes old and new agree at the seam.
+        dropped. Nothing makes old and new agree at the seam. Where the robot has held since the observation, as it has for
+        the first chunk, time stops as in sync: the first actions lead to where the later ones begin, and to leave
+        them out would be a leap.
     ensemble: As naive, but every step executes the average of all chunks that plan it (ACT).
     rtc, rtc_identity, bid, prefix: As naive, but the request carries the plan, and the policy samples a chunk that
         continues it (``policies/continuation.py``). A chunk that comes later than it was made for is faded in;
@@ -86,6 +88,7 @@ class _Progress:
     resends: int = 0
     held: int = 0  # control steps since the plan ran out
     moved: bool = False
+    still: int | None = 0  # control step since which the robot has held; None while it moves
     command: NDArray[np.float32] | None = None  # the last one
     state: State = State.HOLD
 
@@ -145,11 +148,11 @@ class Executor:
         self.epoch += 1
         self._noise = (self.config.seed, self.epoch) if seed is None else (seed, 0)
         self._first_tick, self._last_tick = k, None
-        self._now = _Progress(Timeline.empty(k, self._dims))
+        self._now = _Progress(Timeline.empty(k, self._dims), still=k)
 
     def rearm(self, k: int) -> None:
         """Leave STOP: forget the plan and ask anew. The robot holds until a fresh chunk arrives."""
-        self._now = _Progress(Timeline.empty(k, self._dims), command=self._now.command)
+        self._now = _Progress(Timeline.empty(k, self._dims), still=k, command=self._now.command)
 
     def forget_request(self) -> None:
         """The request in flight will not be answered, e.g. because the server restarted: ask anew at the next step."""
@@ -192,7 +195,10 @@ class Executor:
         (self.delay.observe if self._now.moved else self.delay.observe_first)(delay)
         execute = chunk.execute if chunk.execute and self.config.execute is None else self.execute
         if self.config.mode == "sync":
-            chunk = replace(chunk, origin=k_next, actions=chunk.actions[:execute])
+            chunk = replace(chunk, actions=chunk.actions[:execute])
+        waited = self._now.still is not None and self._now.still <= chunk.k_obs == chunk.origin
+        if waited or self.config.mode == "sync":
+            chunk = replace(chunk, origin=k_next)
         rule, continued = self._rule, self._continued()
         self._now.request, self._now.resends = None, 0
         if continued is not None and delay > continued.delay:
@@ -218,13 +224,15 @@ class Executor:
         self._last_tick = k
         plan, row = self._now.timeline, self._usable(k)
         if self._now.state is not State.STOP and row is not None:
-            self._now.state, self._now.held, self._now.moved = State.RUN, 0, True
+            self._now.state, self._now.held, self._now.moved, self._now.still = State.RUN, 0, True, None
             self._now.command = plan.actions[row].copy()
             self.counters["run"] += 1
             source = int(plan.rid[row]), int(plan.index[row]), int(plan.k_obs[row])
             following = self._usable(k + 1)
             next_action = None if following is None else plan.actions[following].copy()
             return Dispatch(self._now.command.copy(), State.RUN, *source, next_action)
+        if self._now.still is None:
+            self._now.still = k
         return self._starve(elapsed)
 
     def planned(self, k: int) -> NDArray[np.float32]:
