@@ -8,8 +8,8 @@ Modes:
         laid down from the step at which it arrives, so that nothing of it is skipped and ``k - k_obs - index`` is the
         number of steps waited.
     naive: Ask ahead and keep moving. A reply takes over at its own steps; its first d actions are too late and are
-        dropped. Nothing makes old and new agree at the seam. Where the robot has held since the observation, as it has for
-        the first chunk, time stops as in sync: the first actions lead to where the later ones begin, and to leave
+        dropped. Nothing makes old and new agree at the seam. Where the robot has held since the observation, as it has
+        for the first chunk, time stops as in sync: the first actions lead to where the later ones begin, and to leave
         them out would be a leap.
     ensemble: As naive, but every step executes the average of all chunks that plan it (ACT).
     rtc, rtc_identity, bid, prefix: As naive, but the request carries the plan, and the policy samples a chunk that
