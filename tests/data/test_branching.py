@@ -61,6 +61,31 @@ def test_a_branch_is_what_the_expert_would_do_and_leaves_no_trace(task: str) -> 
             break
 
 
+def test_a_branch_goes_on_from_what_somebody_else_does_first() -> None:
+    (env, make_expert), (other, _), (twin, _) = (make("pick") for _ in range(3))
+    branches = Branches(twin, make_expert, H)
+    for e in (env, other):
+        e.reset(seed=5)
+    branches.begin(5)
+    expert = make_expert(other)
+    for _ in range(3):
+        alone, _ = branches.chunk(env)
+        given = [expert.act() + np.float32([0.03, -0.02, 0.0, 0.0, -0.5])] * 2
+        chunk, steps = branches.chunk(env, given)
+        again, _ = branches.chunk(env)  # nothing of it is kept
+        np.testing.assert_array_equal(alone, again)
+        assert steps == H
+        np.testing.assert_array_equal(chunk[:2], given)
+        state = other.unwrapped.get_state()
+        for k, action in enumerate(chunk[:5]):
+            if k >= 2:
+                np.testing.assert_array_equal(action, expert.act())
+            other.step(action)
+        other.unwrapped.set_state(state)
+        for e in (env, other):
+            e.step(alone[0])
+
+
 @pytest.mark.parametrize("mode", ["ee_abs", "ee_delta"])
 def test_without_noise_the_series_is_the_chunk_and_then_it_holds(mode: str) -> None:
     env, twin = (gym.make(sim.TASKS["pick"].id, cameras=(), control_mode=mode) for _ in range(2))

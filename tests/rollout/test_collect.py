@@ -15,10 +15,12 @@ import pytest
 import sim
 from vla_stack import envs
 from vla_stack.cli import main
-from vla_stack.data.dataset import CHUNK, open_dataset
+from vla_stack.data.dataset import CHUNK, CHUNK_GIVEN, open_dataset
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.directory import resolve_policy, write_manifest
+from vla_stack.policies.reading import read_config, read_policy, read_processors
 from vla_stack.rollout.collect import COMMAND_SENT, RECORD, SEED, CollectConfig, collect
 from vla_stack.runtime.executor import default_execute
 from vla_stack.schema import ACTION
@@ -199,6 +201,29 @@ def test_an_expert_labels_the_states_in_which_a_policy_asks_for_chunks(tmp_path)
     for first in data.episode_from:
         env.reset(seed=int(data.columns[SEED][first]))
         np.testing.assert_allclose(expert.act(), data.columns[ACTION][first], atol=1e-6)
+
+
+def test_a_late_label_begins_with_what_the_policy_does_meanwhile(tmp_path):
+    late = tmp_path / "late"  # the shipped one, as if it had been trained to continue what is executed
+    policy = read_policy(resolve_policy("shipped"), read_config(resolve_policy("shipped"), "cpu"))
+    policy.config.max_delay = 3
+    for part in (policy, *read_processors(resolve_policy("shipped"), policy.config, "cpu")):
+        part.save_pretrained(late)
+    write_manifest(late)
+    config = CollectConfig("stack", policy=str(late), delay=3, seed=3)
+    collect(config, tmp_path / "data", 4, workers=0)
+    data = open_dataset(tmp_path / "data")
+    given, first = data.columns[CHUNK_GIVEN], data.episode_from
+    assert set(given) <= {0, 1, 2, 3} and given.max() > 1 and not given[first].any()
+    delays = [set(given[a + 1 : b]) for a, b in zip(first, data.episode_to, strict=True)]
+    assert all(len(d) == 1 for d in delays) and len(set.union(*delays)) > 1  # a number of its own each
+    labels = data.columns[CHUNK].reshape(data.num_frames, -1, 5)
+    assert (np.abs(labels[:, 0] - data.columns[ACTION]).max(1) > 0)[given > 0].mean() > 0.9  # the expert's is another
+    batch = ChunkLoader(tmp_path / "data", 8, 4).gather(np.arange(data.num_frames))
+    leading = batch["action_is_pad"].cumprod(1).sum(1)
+    np.testing.assert_array_equal(leading[leading < 8], given[leading < 8])
+    with pytest.raises(UserError, match="--delay 4.* can continue 3"):
+        collect(replace(config, delay=4), tmp_path / "more", 1, workers=0)
 
 
 def test_a_collection_of_a_policy_is_continued_and_is_not_that_of_another(tmp_path):

@@ -13,7 +13,7 @@ without the hold and 18 with it, one training seed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,7 +52,7 @@ class Branches:
         self._states: deque[NDArray[np.float64]] = deque()  # before each of the actions, and after the last
         self._ended = self._succeeded = False
 
-    def chunk(self, env: gym.Env) -> tuple[NDArray[np.float32], int]:
+    def chunk(self, env: gym.Env, given: Sequence[NDArray[np.float32]] = ()) -> tuple[NDArray[np.float32], int]:
         """What the expert would do from where an environment stands.
 
         Where the episode followed the branch, as it does at every step without noise, the branch is only prolonged:
@@ -60,21 +60,24 @@ class Branches:
 
         Args:
             env: The episode's environment, after :meth:`begin` with its seed.
+            given: Actions [A] that somebody else takes first. The chunk begins with them, and goes on with what the
+                expert would do after them.
 
         Returns:
             float32 [H, A], the last action repeated once the branch has ended (success, or a failure for good), and
             how many of them are to be learnt: all, where it ended with success and its actions are targets, else those
-            that the expert acted.
+            that were acted.
         """
         state = env.unwrapped.get_state()  # type: ignore[attr-defined]
-        if len(self._states) > 1 and np.array_equal(state, self._states[1]):
+        if not len(given) and len(self._states) > 1 and np.array_equal(state, self._states[1]):
             self._states.popleft()
             self._actions.popleft()
         else:
             self._twin.set_state(state)
             self._states, self._actions, self._ended, self._succeeded = deque([state]), deque(), False, False
         while len(self._actions) < self._horizon and not self._ended:
-            action = self._expert.act()
+            n = len(self._actions)
+            action = given[n] if n < len(given) else self._expert.act()
             _, _, terminated, _, info = self._twin.step(action)
             self._succeeded = bool(info["is_success"])
             self._ended = bool(terminated or self._succeeded)
@@ -82,6 +85,8 @@ class Branches:
             self._states.append(self._twin.get_state())
         acted = len(self._actions)
         chunk = np.stack([self._actions[min(i, acted - 1)] for i in range(self._horizon)])
+        if len(given):
+            self._states.clear()  # it was not the expert's
         return chunk, self._horizon if self._succeeded and self._holds else acted
 
     def drive(self, seed: int, **how: float) -> list[NDArray[np.float64]]:

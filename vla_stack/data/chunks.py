@@ -4,6 +4,10 @@ Two columns. ``chunk.action`` float32 [H * A] is a chunk of H actions (row-major
 axis), which repeats its last action past its end. ``chunk.steps`` int64 is how many of them are labels; 0 where a frame
 has no such label, e.g. one that a person recorded: its chunk is the series of recorded actions. The names lie outside
 ``action*``, so that no loader takes them for a policy's output.
+
+A dataset may have a third, ``chunk.given`` int64: so many of a label's first actions are what the robot executed while
+a chunk was computed, and no label: what the expert would do follows them. A policy is to continue them, whatever they
+are (``max_delay`` of the native one), and learns nothing of them.
 """
 
 from __future__ import annotations
@@ -13,21 +17,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, Dataset
+from vla_stack.data.dataset import CHUNK, CHUNK_GIVEN, CHUNK_STEPS, Dataset
 from vla_stack.data.features import Column
 from vla_stack.data.labels import reach
 from vla_stack.errors import UserError
 from vla_stack.schema import ACTION
 
 
-def chunk_columns(horizon: int, action_dim: int) -> dict[str, Column]:
-    """The two columns, for ``EpisodeRecorder(extra=...)``."""
-    return {CHUNK: Column("float32", (horizon * action_dim,)), CHUNK_STEPS: Column("int64")}
+def chunk_columns(horizon: int, action_dim: int, late: bool = False) -> dict[str, Column]:
+    """The two columns, or three where chunks come late, for ``EpisodeRecorder(extra=...)``."""
+    columns = {CHUNK: Column("float32", (horizon * action_dim,)), CHUNK_STEPS: Column("int64")}
+    return columns | ({CHUNK_GIVEN: Column("int64")} if late else {})
 
 
 def without_chunks(count: int, size: int) -> dict[str, NDArray[Any]]:
-    """The two columns of ``count`` frames that have no chunk label; ``size`` is H * A."""
-    return {CHUNK: np.zeros((count, size), np.float32), CHUNK_STEPS: np.zeros(count, np.int64)}
+    """The columns of ``count`` frames that have no chunk label; ``size`` is H * A."""
+    none = np.zeros(count, np.int64)
+    return {CHUNK: np.zeros((count, size), np.float32), CHUNK_STEPS: none, CHUNK_GIVEN: none}
 
 
 class ActionChunks:
@@ -40,8 +46,9 @@ class ActionChunks:
             :func:`vla_stack.data.labels.reach` says; a label depends on no other frame.
 
     Attributes:
-        steps: int64 [N], how many actions of a frame's chunk are labels, at least 0 and at most ``horizon``; the rest
-            is padding. 0 where a frame is not trainable.
+        steps: int64 [N], how many actions a frame's chunk has, at least 0 and at most ``horizon``; the rest is padding.
+            0 where a frame is not trainable.
+        given: int64 [N], how many of its first ones were executed meanwhile, and are no labels.
 
     Raises:
         UserError: The dataset's chunk labels are shorter than the horizon.
@@ -63,6 +70,8 @@ class ActionChunks:
                 )
             steps = np.where(self._labelled & (steps > 0), given, steps)
         self.steps = np.minimum(steps, horizon, out=steps)
+        late = dataset.columns[CHUNK_GIVEN] if self._labelled.any() and CHUNK_GIVEN in dataset.columns else 0
+        self.given = np.where(self._labelled, late, 0)
 
     def take(self, frames: NDArray[np.int64]) -> NDArray[np.float32]:
         """Chunks [B, horizon, A] of given frames; the last label repeats past a chunk's end."""

@@ -28,6 +28,7 @@ BLOCK = 1 << 20  # frames that are checked at a time
 ABSURD = 1e6  # a value so many times larger than 1, and than half of its column, is damage
 CHUNK = "chunk.action"  # columns of chunk labels, see vla_stack.data.chunks
 CHUNK_STEPS = "chunk.steps"
+CHUNK_GIVEN = "chunk.given"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from vla_stack.data import stats as statistics
 from vla_stack.data.chunks import without_chunks
-from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, Dataset, open_dataset, read_episode_rows, read_parquet
+from vla_stack.data.dataset import (
+    CHUNK,
+    CHUNK_GIVEN,
+    CHUNK_STEPS,
+    Dataset,
+    open_dataset,
+    read_episode_rows,
+    read_parquet,
+)
 from vla_stack.data.digests import write_json, write_parquet
 from vla_stack.data.features import INDEX_FEATURES, NUMERIC, Features, arrow_column, read_robot_spec
 from vla_stack.data.integrity import count_frames
@@ -36,6 +44,7 @@ from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
 from vla_stack.schema import CAPTURE_TIME, RobotSpec
 
+CHUNKS = (CHUNK, CHUNK_STEPS, CHUNK_GIVEN)
 SCRIPTED = "command.sent"  # a column of `vla collect`, whose demonstrators are scripts
 
 
@@ -147,7 +156,7 @@ def merge(roots: Sequence[Path], target: Path) -> int:
     datasets = [open_dataset(root) for root in roots]
     robot = read_robot_spec(roots[0])
     labelled = any(SEGMENT_TYPE in d.features for d in datasets)
-    chunked = next((d.features for d in datasets if CHUNK in d.features), {})
+    chunked = {key: d.features[key] for d in datasets for key in CHUNKS if key in d.features}
 
     def completed(features: Features, spec: RobotSpec) -> Features:
         return with_chunks(with_labels(features, spec) if labelled else features, chunked)
@@ -161,8 +170,9 @@ def merge(roots: Sequence[Path], target: Path) -> int:
             raise UserError(f"{dataset.root} has {dataset.fps:g} fps, {roots[0]} {robot.rate_hz:g}", remedy)
     fills = [_demo_columns(d, robot) if labelled and SEGMENT_TYPE not in d.features else {} for d in datasets]
     for dataset, fill in zip(datasets, fills, strict=True):
-        if chunked and CHUNK not in dataset.features:
-            fill.update(without_chunks(dataset.num_frames, chunked[CHUNK]["shape"][0]))
+        if lacking := chunked.keys() - dataset.features.keys():
+            empty = without_chunks(dataset.num_frames, chunked[CHUNK]["shape"][0])
+            fill.update({key: empty[key] for key in lacking})
     if labelled:
         uids = [np.unique((d.columns | fill)[EPISODE_UID]) for d, fill in zip(datasets, fills, strict=True)]
         values, counts = np.unique(np.concatenate(uids), return_counts=True)
@@ -209,11 +219,9 @@ def with_labels(features: Features, robot: RobotSpec) -> Features:
 
 
 def with_chunks(features: Features, like: Features) -> Features:
-    """Features of a dataset and the columns of chunk labels that another one has, if it has them."""
-    if CHUNK not in like or CHUNK in features:
-        return features
+    """Features of a dataset and the columns of chunk labels that others have."""
     head = {k: v for k, v in features.items() if k not in INDEX_FEATURES}
-    return head | {k: like[k] for k in (CHUNK, CHUNK_STEPS)} | {k: features[k] for k in INDEX_FEATURES}
+    return head | {k: v for k, v in like.items() if k not in head} | {k: features[k] for k in INDEX_FEATURES}
 
 
 def _demo_columns(dataset: Dataset, robot: RobotSpec) -> dict[str, NDArray[Any]]:

@@ -31,11 +31,11 @@ class ChunkLoader:
 
     Each batch holds, for B frames: ``observation.images.<camera>`` uint8 [B, H, W, 3]; ``action`` float32
     [B, horizon, A], which repeats the chunk's last action past its end; ``action_is_pad`` bool [B, horizon], true
-    there; ``task`` list[str]; and every other numeric column of the dataset at the frame itself, among them
-    ``observation.state`` float32 [B, S], ``index``, ``episode_index`` and ``frame_index`` int64 [B]. Where there are
-    image tokens, also ``observation.image_tokens`` int16 [B, n, d] of one view of each frame. With a history
-    of P earlier observations also ``observation.past.<camera>`` uint8 [B, P, H, W, 3] and ``observation.past_age``
-    float32 [B, P], control steps, 0 where there is none.
+    there, and for first actions that are no labels; ``task`` list[str]; and every other numeric column of the dataset
+    at the frame itself, among them ``observation.state`` float32 [B, S], ``index``, ``episode_index`` and
+    ``frame_index`` int64 [B]. Where there are image tokens, also ``observation.image_tokens`` int16 [B, n, d] of one
+    view of each frame. With a history of P earlier observations also ``observation.past.<camera>`` uint8
+    [B, P, H, W, 3] and ``observation.past_age`` float32 [B, P], control steps, 0 where there is none.
 
     A chunk is the frame's own label where the dataset has chunk labels (:mod:`vla_stack.data.chunks`), and otherwise
     the actions of the frames that follow, up to the episode's end. Where only some frames are ``trainable``, chunks
@@ -131,7 +131,8 @@ class ChunkLoader:
         for name, column in data.columns.items():
             batch[name] = column[frames]
         batch[ACTION] = self._chunks.take(frames)
-        batch[f"{ACTION}_is_pad"] = self._offsets >= self._chunks.steps[frames, None]
+        begin, end = self._chunks.given[frames, None], self._chunks.steps[frames, None]
+        batch[f"{ACTION}_is_pad"] = (self._offsets < begin) | (self._offsets >= end)
         batch[TASK] = [data.tasks[i] for i in batch["task_index"]]
         return batch
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from vla_stack import envs
 from vla_stack.data.chunks import chunk_columns
-from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, open_dataset
+from vla_stack.data.dataset import CHUNK, CHUNK_GIVEN, CHUNK_STEPS, open_dataset
 from vla_stack.data.features import Column, ImageMode
 from vla_stack.data.layout import INFO, read_info, read_json, write_json
 from vla_stack.data.recorder import EpisodeRecorder
@@ -69,6 +69,9 @@ class CollectConfig:
         errors: Share of stretches of an episode in which the arm errs, see ``sim.Expert``; of our tasks alone.
         policy: Who acts in the expert's place, as a directory or name; the expert labels the states in which it asks
             for a chunk, of failed episodes too (Ross et al., "DAgger", 2011). It says what is observed.
+        delay: Most control steps by which the policy's chunks come late; each episode has a number of its own, from 0
+            on. A label then begins with what the policy executes meanwhile (``chunk.given``), and the expert goes on
+            from there: so a policy learns how to continue what a robot is doing, right or wrong.
     """
 
     task: str
@@ -84,6 +87,7 @@ class CollectConfig:
     options: dict[str, Any] = field(default_factory=dict)
     errors: float = 0.0
     policy: str = ""
+    delay: int = 0
 
     def env_seed(self, attempt: int) -> int:
         """Environment seed of an attempt; hashed, so that neighbouring seeds and tasks share no episodes."""
@@ -171,6 +175,10 @@ def collect(
 
         policy = load_policy(config.policy, frozen=True)
         config = replace(config, options=envs.options_for(config.env_id, policy.spec, config.options))
+        if config.delay > policy.spec.d_train_max:
+            able = policy.spec.d_train_max
+            message = f"--delay {config.delay}: {config.policy} can continue {able} actions that are executed meanwhile"
+            raise UserError(message, "train it with policy.options.max_delay first, or give less")
     spec, joints, instructions, branched = _describe(config)
     have, attempt = _progress(config, root, instructions)
     if have >= episodes:
@@ -178,7 +186,7 @@ def collect(
     names = tuple(d.name for d in spec.action)
     extra = {SEED: Column("int64"), COMMAND_SENT: Column("float32", (len(names),), names)}
     if branched:
-        extra |= chunk_columns(config.chunk_steps, len(names))
+        extra |= chunk_columns(config.chunk_steps, len(names), late=config.delay > 0)
     elif config.chunk_steps:
         print(f"{config.task}: its state cannot be saved, so frames get single labels and no chunks of them")
     tried = succeeded = 0
@@ -195,7 +203,7 @@ def collect(
             worked = bool(record.attached[FRAMES]) if config.moments else record.success
             succeeded += worked
             if worked or (record.attached[FRAMES] and keep):
-                _record(recorder, record)
+                _record(recorder, record, config.delay > 0)
                 have += 1
                 bar.update()
             bar.set_postfix_str(f"success {succeeded}/{tried} = {succeeded / tried:.0%}")
@@ -279,9 +287,11 @@ def _write_record(config: CollectConfig, root: Path) -> None:
         write_json(root / RECORD, {t: _fields(c) for t, c in (record | {config.task: config}).items()})
 
 
-def _record(recorder: EpisodeRecorder, record: EpisodeRecord) -> None:
+def _record(recorder: EpisodeRecorder, record: EpisodeRecord, late: bool) -> None:
     for frame in record.attached[FRAMES]:
         chunk = {CHUNK: frame.chunk.ravel(), CHUNK_STEPS: frame.chunk_steps} if frame.chunk.size else {}
+        if chunk and late:
+            chunk[CHUNK_GIVEN] = frame.given
         joints = frame.joints if frame.joints.size else None
         more = {SEED: record.seed, COMMAND_SENT: frame.sent, **chunk}
         recorder.add_frame(frame.observation, frame.action, joints, frame.reward, **more)

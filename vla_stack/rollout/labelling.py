@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,9 @@ from vla_stack.data.branching import Branches
 from vla_stack.envs import EnvStep
 from vla_stack.errors import UserError
 from vla_stack.rollout.agents import PolicyAgent
+from vla_stack.rollout.latency import Latency
 from vla_stack.rollout.plan import Decision, Episode, Query, Reply, StepEvent
+from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import Observation
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ class Frame(NamedTuple):
         reward: The environment's.
         chunk: float32 [H, A], chunk label; H is 0 where there is none.
         chunk_steps: Valid length of that.
+        given: How many of its first actions are not the expert's.
     """
 
     observation: Observation
@@ -45,6 +49,7 @@ class Frame(NamedTuple):
     reward: float
     chunk: NDArray[np.float32]
     chunk_steps: int
+    given: int = 0
 
 
 class CollectingAgent:
@@ -69,7 +74,12 @@ class CollectingAgent:
             self._branch = self._branches[env]
             self._branch.begin(seed)
         self._no_chunk = np.zeros((0, len(episode.robot.action)), np.float32), 0
-        self._policy = PolicyAgent(episode) if config.policy else None
+        self._policy = None
+        if config.policy:
+            late = int(np.random.default_rng((seed, 2)).integers(config.delay + 1)) / episode.robot.rate_hz
+            mode = ExecutorConfig("prefix" if config.delay else "naive")
+            plan = replace(episode.plan, latency=Latency(late), executor=mode)
+            self._policy = PolicyAgent(episode._replace(plan=plan))
         # Of each control step the state to jump to before it; None where it is recorded.
         self._schedule: list[NDArray[np.float64] | None] | None = None
         if config.moments:
@@ -103,7 +113,10 @@ class CollectingAgent:
         return Decision(self._expert.perturb(action), label=(action, chunk, length) if recorded else None)
 
     def _follow(self, acting: Generator[Query, Reply, Decision | None]) -> Generator[Query, Reply, Decision | None]:
-        """What the policy does, with the expert's label where it asks for a chunk: there it will have to know it."""
+        """What the policy does, with the expert's label where it asks for a chunk: there it will have to know it.
+
+        Where chunks come late, what is executed until then is the policy's, and the label says what is to follow it.
+        """
         reply: Any = None  # which begins a generator
         label = None
         while True:
@@ -111,8 +124,10 @@ class CollectingAgent:
                 query = acting.send(reply)
             except StopIteration as done:
                 return done.value and done.value._replace(label=label)
-            chunk = self._no_chunk if self._branch is None else self._branch.chunk(self._env)
-            label = self._expert.act(), *chunk
+            more = query.continuation
+            given = list(more.actions[: more.delay]) if more is not None else []
+            chunk = self._no_chunk if self._branch is None else self._branch.chunk(self._env, given)
+            label = self._expert.act(), *chunk, len(given)
             reply = yield query
 
     def result(self) -> None:
@@ -129,10 +144,10 @@ class FrameRecorder:
     def step(self, event: StepEvent) -> None:
         if event.decision.label is None:
             return
-        action, chunk, length = event.decision.label
+        action, chunk, length, *given = event.decision.label
         joints = getattr(self._task, "joint_command", NO_JOINTS)
         sent = event.decision.command
-        self._frames.append(Frame(event.observation, action, sent, joints, event.after.reward, chunk, length))
+        self._frames.append(Frame(event.observation, action, sent, joints, event.after.reward, chunk, length, *given))
 
     def result(self) -> list[Frame]:
         return self._frames

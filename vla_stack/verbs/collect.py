@@ -69,6 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let this policy act, and record what the expert would do in each state in which it asks for a chunk, "
         "failed episodes included: train on that too, and it learns to get out of its own mistakes (DAgger)",
     )
+    parser.add_argument(
+        "--delay",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="with --policy: its chunks come late by up to so many control steps, and labels say how to go on from "
+        "what it executes meanwhile; for a policy that was trained with max_delay (0)",
+    )
     parser.add_argument("--image-size", type=count, default=64, help="pixels (64)")
     parser.add_argument("--image-mode", choices=("video", "image"), default="video", help="H.264 or PNG (video)")
     parser.add_argument("--cameras", nargs="+", help="which to record (the environment's default)")
@@ -101,6 +109,8 @@ def main(args: argparse.Namespace) -> int:
     if args.policy and (args.env or args.mixed or perturbed or not args.branch):
         message = "--policy acts by itself, in our tasks, and the expert's chunks are its labels"
         raise UserError(message, "give --task, and leave out --noise, --errors, --mixed and --branch 0")
+    if args.delay and not args.policy:
+        raise UserError(f"--delay {args.delay} is of a policy's chunks", "give --policy")
     if args.privileged and args.cameras:
         raise UserError("--privileged records no cameras", "leave out --cameras")
     if args.task and (args.control_mode or args.visuals):
@@ -118,7 +128,8 @@ def main(args: argparse.Namespace) -> int:
         args.privileged,
     )
     for task in args.task or args.env:
-        config = CollectConfig(task, *shared, args.mixed, args.moments, options, args.errors, args.policy or "")
+        acting = args.policy or "", args.delay
+        config = CollectConfig(task, *shared, args.mixed, args.moments, options, args.errors, *acting)
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode, args.rollouts)
         except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from vla_stack.methods.imitation import heads
 from vla_stack.policies import flow
 from vla_stack.policies.contract import FlowPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
-from vla_stack.schema import ACTION
+from vla_stack.schema import ACTION, ACTION_IS_PAD
 
 WEIGHTS = (0.5, 5.0)  # least and largest of online_weights
 
@@ -33,7 +33,8 @@ def loss(
     """Mean squared error of the velocity at random times on the path from each demonstrated chunk to noise.
 
     Where the policy's ``max_delay`` is set, a chunk's first steps are clean at random (``flow.sample_prefix``): at time
-    0, and not counted.
+    0, and not counted. Where a chunk's label begins later, since its first steps are what a policy did meanwhile
+    (:mod:`vla_stack.data.chunks`), it is all of these.
 
     Args:
         policy: The policy.
@@ -58,6 +59,8 @@ def loss(
     t = flow.sample_time(len(actions), generator, actions.device)
     if max_delay := policy.max_delay:
         prefix = flow.sample_prefix(len(actions), actions.shape[1], max_delay, generator, actions.device)
+        given = batch[ACTION_IS_PAD].cumprod(1).bool().repeat_interleave(draws, 0)
+        prefix = torch.where(given.any(1, keepdim=True), given, prefix)
         t, valid = torch.where(prefix, 0.0, t[:, None]), valid & ~prefix[..., None]
 
     context = policy.encode(batch).repeat(draws)
