@@ -16,15 +16,16 @@ def test_what_was_executed_meanwhile_is_given_clean_and_is_not_learnt(monkeypatc
     steps = torch.arange(batch["action"].shape[1])
     batch["action_is_pad"] = steps < GIVEN[:, None]
     batch = pre(batch) | {"action_is_pad": batch["action_is_pad"]}
-    seen, wrong = [], 0.0
+    seen, said = [], {}
 
     def velocity(context, actions, t, **how):
         seen.append((actions, t))
-        return torch.where((steps < GIVEN[:, None])[..., None], wrong, torch.zeros_like(actions))
+        return torch.where((steps < GIVEN[:, None])[..., None], said["of given"], torch.zeros_like(actions))
 
     monkeypatch.setattr(policy, "velocity", velocity)
     values = []
-    for wrong in (0.0, 100.0):
+    for value in (0.0, 100.0):
+        said["of given"] = value
         values.append(loss(policy, batch, torch.Generator().manual_seed(0), draws=1)[0].item())
     assert values[0] == values[1]  # whatever is said of what is given
     noisy, t = seen[0]
