@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import ground
 from results import parser
-from train_generalist import TASKS
+from tasks import TASKS
 from vla_stack.policies.directory import resolve_source
 from vla_stack.policies.reading import read_config, read_processors
 from vla_stack.training.recipe import make

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 import sim
 from results import parser
-from train_generalist import TASKS
+from tasks import TASKS
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.directory import WEIGHTS, resolve_policy, write_manifest
 from vla_stack.policies.modeling_vla import VlaPolicy

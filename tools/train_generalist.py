@@ -3,15 +3,16 @@
     python tools/train_generalist.py                  # rounds without end: stop it and go on as you like
     python tools/train_generalist.py --rounds 20 --start generalist     # from the one that ships
     python tools/train_generalist.py --ground 90      # longer with scenes that are only reset, before the first round
-    python tools/train_generalist.py --final          # a last round, on both cores; its learning rate falls to nothing
+    python tools/train_generalist.py --final          # a last round; its learning rate falls to nothing
 
 What such a policy lacks is scenes: those of a few hundred demonstrations it remembers. So each round has new ones, a
 few moments of each (`vla collect --moments`), which one process records while another trains on the rounds before, each
-frame a few dozen times. A round begins with the averaged weights of the one before. ``progress.jsonl`` says after every
-few rounds how the policy does in scenes that no round has.
+frame a few dozen times, and on scenes that are only reset (``tools/co_train.py``). A round begins with the averaged
+weights of the one before. ``progress.jsonl`` says after every few rounds how the policy does in scenes that no round
+has.
 
 From the third round on, every other one is of scenes in which the policy acted itself, for what the expert's mistakes
-do not teach is how to get out of one's own.
+do not teach is how to get out of one's own. Its chunks come late there: what it has to continue is its own as well.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from results import ROOT, parser
+from tasks import TASKS
 
 VLA = [sys.executable, "-m", "vla_stack.cli"]
-NAMING = ("pick_any", "place_relation", "press", "shelf", "slot", "sort_one")  # tasks whose sentence chooses
-TASKS = ("pick", "place", "obstacle", "push", "stack", "drawer", *NAMING)
 MOMENTS, RANDOMISED = 6, 3  # frames of a scene; every third round looks otherwise
 OWN = 0.4  # of a round's scenes, where the policy acts: they are driven with pictures, and give more frames each
 NOISE, ERRORS = 0.3, 0.35  # of the commands; in every other round
@@ -42,10 +42,11 @@ EVAL_SEED = 60_000
 POINTERS = 2  # a camera's, for what is moved and where to
 # Of 64 pixels a lemon covers five: after as many steps of grounding its kind is told less often than from 128.
 IMAGE_SIZE, CHANNELS = 128, (24, 48, 64, 64)
-# Learning rate of the encoders of pictures and words, of the rest's. At the full rate 9,500 steps of imitation lost
-# what grounding had taught: with 64 pixels, pointers at the thing that pick_any names fell from 66 to 20 of 100 scenes.
-# At three tenths they fell from 81 to 75 in 7,000 steps (128 pixels), at a tenth they stayed.
-ENCODERS_LR = 0.1
+# Learning rate of the encoders of pictures and words, of the rest's. At the full rate 9,500 steps of imitation alone
+# lost what grounding had taught: with 64 pixels, pointers at the thing that pick_any names fell from 66 to 20 of 100
+# scenes. At three tenths they fell from 81 to 75 in 7,000 steps (128 pixels). With grounding beside it they rise.
+ENCODERS_LR = 0.3
+MAX_DELAY, LATE = 6, 5  # control steps: of what is executed meanwhile that is given, and in rounds of its own
 WORDS = 0.15  # of an instruction's, made up or with one that is made up before them
 MAX_TOKENS = 48  # of an instruction: twice the longest of these, so that rarer words, which are spelt, have room
 DONE = "done"  # in the folder of a round that ended
@@ -64,7 +65,7 @@ def collecting(args: argparse.Namespace, number: int) -> subprocess.Popen[bytes]
         scenes = args.scenes
         if number > 1 and number % 2 == 0:  # with the policy that is there when this begins
             scenes = max(1, round(scenes * OWN))
-            how += ["--policy", str(left(args.out / "runs" / f"{number - 2:03d}"))]
+            how += ["--policy", str(left(args.out / "runs" / f"{number - 2:03d}")), "--delay", str(LATE)]
         else:
             how += ["--errors", str(ERRORS)] if number % 2 else []
             how += ["--noise", str(NOISE), "--moments", str(MOMENTS), "--image-size", str(IMAGE_SIZE)]
@@ -100,22 +101,19 @@ def train(args: argparse.Namespace, number: int, policy: Path) -> Path:
     newest = range(max(0, number + 1 - args.window), number + 1)
     data = [str(root) for n in newest for root in roots(args.out, n, args.tasks)]
     last = 0.01 if args.final else 1.0
-    if (out / "checkpoints").exists():
-        run([*VLA, "train", "--resume", str(out)])
-    else:
-        shutil.rmtree(out, ignore_errors=True)
-        run(
-            [*VLA, "train", "multitask", f"policy={policy}", f"data.root=[{','.join(data)}]", f"output_dir={out}"]
-            + [
-                f"method.steps={args.steps}",
-                f"method.optimizer.lr={args.lr}",
-                f"method.optimizer.final_lr_ratio={last}",
-                f"method.optimizer.backbone_lr_scale={ENCODERS_LR}",
-                f"data.augmentation.words={WORDS}",
-            ]
-            + [f"method.save_every={max(1, args.steps // 4)}", "method.ema=0.99", "data.opening_weight=1.0"]
-            + ["method.keep=1", f"seed={number}", "eval.every=0", "threads=1", f"processes={2 if args.final else 1}"]
-        )
+    run(
+        [sys.executable, str(ROOT / "tools" / "co_train.py"), "multitask", f"policy.pretrained={policy}"]
+        + [f"policy.options.max_delay={MAX_DELAY}", f"data.root=[{','.join(data)}]", f"output_dir={out}"]
+        + [
+            f"method.steps={args.steps}",
+            f"method.optimizer.lr={args.lr}",
+            f"method.optimizer.final_lr_ratio={last}",
+            f"method.optimizer.backbone_lr_scale={ENCODERS_LR}",
+            f"data.augmentation.words={WORDS}",
+        ]
+        + [f"method.save_every={max(1, args.steps // 4)}", "method.ema=0.99", "data.opening_weight=1.0"]
+        + ["method.keep=1", f"seed={number}", "eval.every=0", "threads=1", "processes=1", "--tasks", *args.tasks]
+    )
     (out / DONE).touch()
     return left(out)
 

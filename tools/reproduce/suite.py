@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import freshness
 from results import RESULTS, Check, parser, write
-from train_generalist import NAMING, TASKS
+from tasks import NAMING, TASKS
 from vla_stack.data.layout import read_json, write_json
 from vla_stack.evaluation.evaluate import OnEpisode
 from vla_stack.evaluation.suite import SEEN, SUITES, Row, Terms, run_suite, splits_of, table
@@ -43,7 +43,7 @@ MODES = ("naive", "rtc", "prefix")  # of executing late chunks, the last one whe
 MEAN, LEAST, UNSEEN_OBJECTS, WORDS, KEPT, KEPT_LATE, CHANCE = 0.85, 0.60, 0.60, -0.05, 0.9, 0.8, 0.25
 WHY = "where one of many kinds is named, most episodes that fail go to another thing: kinds are still confused"
 NARROW = "a slot 3 mm wider than the tile on each side"
-BLIND = "it is trained without delay: what lies 400 ms ahead of its picture it has to guess"
+BLIND = "four steps of ten a second: what lies ahead of its picture it has to guess"
 WHYS = {
     "texture": "every third round of its scenes has other textures: the slot, the drawer and the cubes suffer most",
     "unseen-names": "the shelves' other names: words learnt from nothing cannot know which of two is the top one",
