@@ -53,7 +53,7 @@ class Settings(labels.Settings):
     """Size of the experiment; ``minutes`` of grounding."""
 
     demos: int = 600
-    steps: int = 6000
+    steps: int = 2000
     episodes: int = 100
     minutes: float = 12.0
 
