@@ -6,7 +6,8 @@
 Starts that training never saw; those of a split are the matched arm's with one thing changed. Parts: ``own``, 50 starts
 a row: orders and names that training never says, pairs of colour and thing that were never named together, things that
 no training episode has; ``shifts``, 25: camera, light, texture, background, distractors, start pose, dynamics and
-noise; ``control``, 25: another sentence than the one that counts; ``delay``, 25: four steps (400 ms) against none.
+noise; ``pictures``, 25: less and more light, shadow and the like, drawn over the pictures alone; ``control``, 25:
+another sentence than the one that counts; ``delay``, 25: four steps (400 ms) against none.
 Otherwise asynchronous execution with one step (100 ms) of delay, under the virtual clock. A row that has been run is
 kept in ``--out``, so the command goes on where it was stopped; so is one of the same policy in the published file.
 """
@@ -37,7 +38,7 @@ from vla_stack.rollout.latency import Latency
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.statistics import paired_interval, success_interval
 
-STARTS = {"own": 50, "shifts": 25, "control": 25, "delay": 25}  # of a row of each part
+STARTS = {"own": 50, "shifts": 25, "pictures": 25, "control": 25, "delay": 25}  # of a row of each part
 SEED, DELAY, LATE = 40_000, 1, 4  # steps
 MODES = ("naive", "rtc", "prefix")  # of executing late chunks, the last one where the policy was trained for it
 MEAN, LEAST, UNSEEN_OBJECTS, WORDS, KEPT, KEPT_LATE, CHANCE = 0.85, 0.60, 0.60, -0.05, 0.9, 0.8, 0.25
@@ -69,6 +70,8 @@ def run(policy: ChunkPolicy, task: str, part: str, out: Path) -> list[Row]:
         return rows("", SEEN)
     if part == "shifts":
         return rows("shifts", *SUITES["shifts"])[1:]
+    if part == "pictures":  # but for those that are among the shifts
+        return [row for row in rows("shifts", *SUITES["pictures"]) if row.split not in SUITES["shifts"]]
     if part == "control":
         if task not in NAMING:
             return []
@@ -100,7 +103,7 @@ def checks(parts: dict[str, list[Row]]) -> list[Check]:
             change = paired_interval(matched, success)
             bound = WORDS if split in ("unseen-orders", "unseen-names") else None
             found.append(Check(f"{split}: minus the matched starts", change.value, bound, ">=", change, why))
-            if part == "shifts":
+            if part in ("shifts", "pictures"):
                 found.append(
                     Check(f"{split}: success over that of the matched starts", kept, KEPT, why=WHYS.get(split, ""))
                 )
