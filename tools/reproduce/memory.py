@@ -145,7 +145,7 @@ def report(records: list[dict[str, Any]]) -> list[Check]:
         ):
             rate = float(found.mean())
             checks.append(Check(f"{where}: success {name}", rate, bound, sense, seeds_interval(found), why))
-        gain = seeds_interval(present, history)
+        gain = seeds_interval(history, present)
         checks.append(Check(f"{where}: with minus without", gain.value, interval=gain))
         if slower := [arms["history"][s]["latency"] for s in seeds if "latency" in arms["history"][s]]:
             checks.append(Check(f"{where}: time of a chunk, with over without", float(np.median(slower)), SLOWER, "<="))
