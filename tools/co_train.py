@@ -4,13 +4,14 @@
 
 As `vla train`, for imitation; beside each batch of demonstrations there is one of scenes that are only reset, and what
 ``tools/ground.py`` teaches by them is added to the loss. Demonstrations are few beside the things that can be named,
-and an encoder that sees them alone forgets. The scenes take a part of another core.
+and an encoder that sees them alone forgets. It trains on the CPU, and the scenes take a part of another core.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Beside:
 
 def main(arguments: list[str], tasks: list[str]) -> int:
     tree, source = find_recipe(arguments[0], arguments[1:])
-    recipe = make(tree, source)
+    recipe = replace(make(tree, source), device="cpu")  # where the scenes are
     run_dir = default_dir(recipe)
     with begun(recipe, run_dir, resume=(run_dir / "checkpoints").exists()), ExitStack() as stack:
         loss = Beside(recipe.method.loss(), recipe.policy.pretrained, tasks, stack)

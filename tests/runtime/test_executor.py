@@ -363,6 +363,16 @@ def test_starvation_holds_then_stops_until_rearmed():
     ]  # it has held since, and hurries
 
 
+def test_moves_that_came_late_to_a_robot_that_stood_still_are_done_in_full():
+    ex = executor("naive", kind="delta")
+    ex.reset(0)
+    request = ex.plan(0)
+    for k in range(4):
+        assert ex.dispatch(k).state is State.HOLD
+    assert ex.deliver(answer(request), 4).accepted
+    assert [ex.dispatch(k).action[0] for k in range(4, 9)] == [0, 1, 2, 3, 4]
+
+
 def test_skipped_ticks_count_towards_stop():
     ex = executor("naive", hold_s=0.5)
     drive(ex, 16, [0, None])
