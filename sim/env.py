@@ -206,6 +206,11 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def step(self, action: NDArray[np.float32]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Advance one control step; a non-finite action raises ``ValueError``."""
+        reward, ended, info = self.act(action)
+        return self._observe(), reward, ended, False, info
+
+    def act(self, action: NDArray[np.float32]) -> tuple[float, bool, dict[str, Any]]:
+        """:meth:`step` without a look at what has come of it: reward, whether the episode has ended, and info."""
         self._advance(self._targets(action))
         passed = self.progress()
         success, before = passed[-1], self._stage
@@ -213,7 +218,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
             self._stage += 1
         staged = float(sum(self.config.rewards[s] for s in self.stages[before : self._stage]))
         reward = staged if self._staged else float(success)
-        return self._observe(), reward, bool(success or self.failed()), False, self._info(success)
+        return reward, bool(success or self.failed()), self._info(success)
 
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
         return None if self.render_mode is None else self._film.render(self.data, "front")

@@ -2,7 +2,7 @@
 
     python tools/co_train.py multitask policy.pretrained=outputs/grounded data.root=data/multitask
 
-As `vla train`, for imitation; beside each batch of demonstrations there is one of scenes that are only reset, and what
+As `vla train`, for imitation; beside each batch of demonstrations there is one of moments of many scenes, and what
 ``tools/ground.py`` teaches by them is added to the loss. Demonstrations are few beside the things that can be named,
 and an encoder that sees them alone forgets. It trains on the CPU, and the scenes take a part of another core.
 """
@@ -45,9 +45,10 @@ class Beside:
     def begin(self, policy: Any) -> ground.Lesson:
         path = Path(resolve_source(self.start))
         pre, _ = read_processors(path, read_config(path, "cpu"), "cpu")
-        lesson = ground.Lesson(policy, pre, self.tasks, 0)
+        lesson = ground.Lesson(policy, pre, self.tasks, 0, ground.LATER)
         self.optimizer = lesson.optimizer(list(lesson.heads.parameters()))
-        self.ring, self.filled = self.stack.enter_context(ground.scenes(lesson.kind, self.tasks, lesson.size, 1))
+        scenes = ground.scenes(lesson.kind, self.tasks, lesson.size, ground.LATER, 1)
+        self.ring, self.filled = self.stack.enter_context(scenes)
         return lesson
 
     def __call__(self, policy: Any, batch: Any, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,12 +1,13 @@
-"""Teach a policy's encoders of pictures and words what is where before it learns to move, from scenes that are reset.
+"""Teach a policy's encoders of pictures and words what is where before it learns to move, from moments of many scenes.
 
     python tools/ground.py outputs/start outputs/grounded --minutes 40
     vla train multitask policy=outputs/grounded data.root=data/multitask
 
-A demonstration takes a good part of a second, a reset some milliseconds: the encoders see a hundred times as many
-scenes so. Two heads are learnt beside the policy's prefix and thrown away: *what* reads the image encoders' features
-where a thing is in the picture, and says its kind and colour; *where* reads the prefix, and says where the sentence's
-things are on the table. Pointers, where the policy has some (``vision_pointers``), are taught where these things are in
+A demonstration takes a good part of a second, a reset some milliseconds, and some steps of an expert that nobody looks
+at not many more: the encoders see a hundred times as many scenes so. Two heads are learnt beside the policy's prefix and
+thrown away: *what* reads the image encoders' features where a thing is in the picture, and says its kind and colour;
+*where* reads the prefix, and says where the sentence's things are on the table and which pose the tool is to take now.
+Pointers, where the policy has some (``vision_pointers``), are taught where these things are in
 the pictures. Their labels are the simulator's and exist in training alone. The pictures are augmented as in
 imitation. Every two minutes the policy is saved and a line says, for scenes that are not trained on, how far off
 *where* is by task, and how often *what* is right; give the policy that was saved as the one to begin with to go on.
@@ -54,6 +55,7 @@ FIRST = 2_000  # scenes before the first step
 WORDS = 0.3  # of an instruction's, made up or beside one that is: twice as many as in imitation, for scenes are many
 BATCH, LR, WARMUP, DECAY = 64, 1.5e-3, 100, 0.3  # the learning rate falls in the last so much of the time
 WHAT, AIM = 0.3, 0.3  # weights of the losses of *what* and of pointers beside that of *where*
+LATER = 0.4  # share of scenes in which an expert has acted; the others are as they were reset
 RANDOMISED = 0.33  # share of scenes with other light, camera, colours, textures and distractors
 HELD, HELD_SEED, SEED = 100, 90_000_000, 10_000_000  # scenes of a task for the test; the first seeds of both kinds
 EVERY_MIN = 2.0
@@ -67,6 +69,7 @@ def row_type(cameras: list[str], size: int, state: int) -> np.dtype:
     pictures = [(camera, "u1", (size, size, 3)) for camera in cameras]
     told = [
         ("places", "f4", (3, 2)),
+        ("pose", "f4", 3),
         ("aims", "f4", (len(cameras), 2, 2)),
         ("pixels", "f4", (len(cameras), MOST, 2)),
         ("kinds", "i8", MOST),
@@ -81,18 +84,22 @@ def make(task: str, size: int, randomisation: int = 0) -> Any:
     return gym.make(f"sim/{task}-v0", image_size=size, randomisation=randomisation).unwrapped
 
 
-def write_row(row: NDArray[Any], env: Any, number: int, seed: int, rng: np.random.Generator, anywhere: float) -> None:
+def write_row(
+    row: NDArray[Any], env: Any, number: int, seed: int, rng: np.random.Generator, anywhere: float, later: float
+) -> None:
     from sim.stills import still
 
-    seen = still(env, seed, rng, anywhere)
+    seen = still(env, seed, rng, anywhere, later)
     for camera, picture in seen.observation["pixels"].items():
         row[camera] = picture
-    for name in ("places", "aims", "pixels", "kinds", "colours"):
+    for name in ("places", "pose", "aims", "pixels", "kinds", "colours"):
         row[name] = getattr(seen, name)
     row["state"], row["task"], row["sentence"] = seen.observation["agent_pos"], number, seen.sentence.encode()[:TEXT]
 
 
-def draw(name: str, kind: np.dtype, tasks: list[str], size: int, first: int, step: int, counts: Any) -> None:
+def draw(
+    name: str, kind: np.dtype, tasks: list[str], size: int, later: float, first: int, step: int, counts: Any
+) -> None:
     """Main function of a process that fills the ring, every ``step``-th row from ``first`` on."""
     os.nice(10)  # whoever learns goes first
     memory = shared_memory.SharedMemory(name)
@@ -103,21 +110,21 @@ def draw(name: str, kind: np.dtype, tasks: list[str], size: int, first: int, ste
     while os.getppid() == parent:  # nothing tells it that the other process was killed
         task = int(rng.integers(len(tasks)))
         env = envs[task][int(rng.random() < RANDOMISED)]
-        write_row(ring[number % RING : number % RING + 1][0], env, task, SEED + number, rng, 0.7)
+        write_row(ring[number % RING : number % RING + 1][0], env, task, SEED + number, rng, 0.7, later)
         number += step
         counts[first] += 1
 
 
 @contextmanager
 def scenes(
-    kind: np.dtype, tasks: list[str], size: int, workers: int
+    kind: np.dtype, tasks: list[str], size: int, later: float, workers: int
 ) -> Iterator[tuple[NDArray[Any], Callable[[], int]]]:
     """The ring, once there are :data:`FIRST` scenes in it, and how many have been written by now; processes go on."""
     context = mp.get_context("spawn")
     memory = shared_memory.SharedMemory(create=True, size=RING * kind.itemsize)
     counts = context.Array("q", workers)
     processes = [
-        context.Process(target=draw, args=(memory.name, kind, tasks, size, i, workers, counts), daemon=True)
+        context.Process(target=draw, args=(memory.name, kind, tasks, size, later, i, workers, counts), daemon=True)
         for i in range(workers)
     ]
 
@@ -143,19 +150,19 @@ class Heads(nn.Module):
     Args:
         policy: Whose prefix it is.
         kinds: Kinds and colours that there are.
-        places: Labels of *where* as they are drawn [n, 3, 2], metres, for their mean and spread.
+        labels: Of *where* as they are drawn [n, 9], see :func:`labels_of`, for their mean and spread.
     """
 
-    def __init__(self, policy: VlaPolicy, kinds: tuple[int, int], places: Tensor) -> None:
+    def __init__(self, policy: VlaPolicy, kinds: tuple[int, int], labels: Tensor) -> None:
         super().__init__()
         config = policy.config
         self.cameras = [module_name(key) for key in config.camera_keys]
         self.kinds, self.tokens = kinds, len(self.cameras) * (config.tokens_per_camera + config.vision_pointers)
         wide = (self.tokens + 1) * config.width
-        self.where = nn.Sequential(nn.Linear(wide, 256), nn.GELU(), nn.Linear(256, 6))
+        self.where = nn.Sequential(nn.Linear(wide, 256), nn.GELU(), nn.Linear(256, labels.shape[1]))
         self.what = nn.ModuleDict({c: nn.Linear(config.vision_channels[-1], sum(kinds) + 1) for c in self.cameras})
-        self.register_buffer("mean", places.mean(0))
-        self.register_buffer("spread", places.std(0).clamp(min=0.02))
+        self.register_buffer("mean", labels.mean(0))
+        self.register_buffer("spread", labels.std(0).clamp(min=0.02))
         self.seen: dict[str, Tensor] = {}
         for camera in self.cameras:
             encoder = policy.prefix.vision[camera]
@@ -167,10 +174,10 @@ class Heads(nn.Module):
         policy.prefix.transformer.last_norm.register_forward_hook(lambda *x: self.seen.__setitem__("tokens", x[2]))
 
     def point(self, policy: VlaPolicy, batch: dict[str, Any]) -> Tensor:
-        """Normalised places [b, 3, 2]; features for :meth:`name` are those of this batch from now on."""
+        """Normalised labels of *where* [b, 9]; features for :meth:`name` are those of this batch from now on."""
         summary = policy.encode(batch).summary
         known = torch.cat((summary, self.seen["tokens"][:, : self.tokens].flatten(1)), 1)
-        return self.where(known.float()).view(-1, 3, 2)
+        return self.where(known.float())
 
     def name(self, rows: NDArray[Any]) -> tuple[Tensor, Tensor]:
         """Loss of *what* for the batch that was pointed in, and which kinds were right [n]."""
@@ -227,6 +234,12 @@ def batch_of(rows: NDArray[Any], cameras: list[str]) -> dict[str, Any]:
     return {**pictures, OBS_STATE: torch.from_numpy(rows["state"].copy()), "task": sentences}
 
 
+def labels_of(rows: NDArray[Any]) -> Tensor:
+    """What *where* is to say [b, 9]: x and y of three places, metres; height (m), sine and cosine of the yaw of the pose
+    that the tool is to take."""
+    return torch.from_numpy(np.concatenate((rows["places"].reshape(len(rows), 6), rows["pose"]), 1))
+
+
 class Lesson:
     """A policy that is taught, with its heads and its test.
 
@@ -235,9 +248,10 @@ class Lesson:
         pre: The preprocessor.
         tasks: Whose scenes.
         seed: Of what is random.
+        later: Share of the test's scenes in which an expert has acted.
     """
 
-    def __init__(self, policy: VlaPolicy, pre: Any, tasks: list[str], seed: int) -> None:
+    def __init__(self, policy: VlaPolicy, pre: Any, tasks: list[str], seed: int, later: float) -> None:
         from sim.stills import COLOURS, NAMES
 
         self.policy, self.pre, self.tasks, self.rng = policy, pre, tasks, np.random.default_rng(seed)
@@ -250,15 +264,15 @@ class Lesson:
         for n, task in enumerate(tasks):
             env = make(task, self.size)
             for k in range(HELD):
-                write_row(self.held[n * HELD + k], env, n, HELD_SEED + k, self.rng, 0.0)
-        self.heads = Heads(policy, (len(NAMES), len(COLOURS)), torch.from_numpy(self.held["places"].copy()))
+                write_row(self.held[n * HELD + k], env, n, HELD_SEED + k, self.rng, 0.0, later)
+        self.heads = Heads(policy, (len(NAMES), len(COLOURS)), labels_of(self.held))
 
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.99), weight_decay=1e-4, fused=True)
 
-    def losses(self, rows: NDArray[Any], augment: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Loss of *where*, its distances [b, 3] in metres, loss of *what* and pointers, which kinds were right [n], and
-        which pointers [m]."""
+    def losses(self, rows: NDArray[Any], augment: bool) -> tuple[Tensor, ...]:
+        """Loss of *where*, how far off its places are [b, 3] in metres and its yaw [b] in degrees, loss of *what* and
+        pointers, which kinds were right [n], and which pointers [m]."""
         batch = batch_of(rows, self.cameras)
         if augment:
             batch = augmented(batch, Augmentation(words=WORDS), self.generator)
@@ -268,25 +282,29 @@ class Lesson:
         batch = preprocessed(batch, self.pre)
         with torch.autocast("cpu", torch.bfloat16):
             said = self.heads.point(self.policy, batch)
-        error = said.float() - (torch.from_numpy(rows["places"].copy()) - self.heads.mean) / self.heads.spread
+        error = said.float() - (labels_of(rows) - self.heads.mean) / self.heads.spread
         (what, right), (aim, hit) = self.heads.name(rows), self.heads.aim(rows)
-        far = (error * self.heads.spread).detach().norm(dim=-1)
-        return error.square().mean(), far, WHAT * what + AIM * aim, right, hit
+        off = (error * self.heads.spread).detach()
+        far = off[:, :6].unflatten(1, (3, 2)).norm(dim=-1)
+        yaw = torch.from_numpy(np.arctan2(*rows["pose"][:, 1:].T))
+        turned = torch.atan2(*(off + labels_of(rows))[:, 7:].unbind(1)) - yaw
+        turned = torch.rad2deg(torch.atan2(turned.sin(), turned.cos()).abs())
+        return error.square().mean(), far, turned, WHAT * what + AIM * aim, right, hit
 
     def loss(self, ring: NDArray[Any], size: int) -> Tensor:
         """Of ``size`` scenes of the ring, augmented."""
-        where, _, rest, *_ = self.losses(ring[self.rng.integers(len(ring), size=size)], True)
+        where, _, _, rest, *_ = self.losses(ring[self.rng.integers(len(ring), size=size)], True)
         return where + rest
 
     @torch.no_grad()
     def test(self) -> dict[str, Any]:
-        """By task, how far off *where* is on average, cm, for the three places; and the shares of kinds known and
-        of pointers that are right."""
+        """By task, how far off *where* is on average, cm for the three places and degrees for the yaw; and the shares of
+        kinds known and of pointers that are right."""
         found: dict[str, Any] = {}
         known, aimed = [], []
         for n, task in enumerate(self.tasks):
-            _, far, _, right, hit = self.losses(self.held[n * HELD : (n + 1) * HELD], False)
-            found[task] = [round(100 * float(f), 1) for f in far.mean(0)]
+            _, far, turned, _, right, hit = self.losses(self.held[n * HELD : (n + 1) * HELD], False)
+            found[task] = [*(round(100 * float(f), 1) for f in far.mean(0)), round(float(turned.mean()), 1)]
             known.append(right)
             aimed.append(hit)
         first = float(np.mean([far[0] for far in found.values()]))
@@ -318,7 +336,7 @@ def main(args: argparse.Namespace) -> int:
     config = read_config(path, "cpu")
     pre, post = read_processors(path, config, "cpu")
     policy = widened(path, config, vision_pointers=args.pointers).train()
-    lesson = Lesson(policy, pre, args.tasks, args.seed)
+    lesson = Lesson(policy, pre, args.tasks, args.seed, args.later)
     learnt = [*policy.prefix.parameters(), *lesson.heads.parameters()]
     optimizer = lesson.optimizer(learnt)
 
@@ -327,7 +345,7 @@ def main(args: argparse.Namespace) -> int:
             part.save_pretrained(args.out)
         write_manifest(args.out)
 
-    with scenes(lesson.kind, args.tasks, lesson.size, args.workers) as (ring, filled):
+    with scenes(lesson.kind, args.tasks, lesson.size, args.later, args.workers) as (ring, filled):
         begun, said, steps, losses = time.monotonic(), 0.0, 0, []
         while (minutes := (time.monotonic() - begun) / 60) < args.minutes:
             steps += 1
@@ -357,6 +375,9 @@ if __name__ == "__main__":
     p.add_argument("out", type=Path, help="new policy directory")
     p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=sorted(sim.TASKS), help="the generalist's")
     p.add_argument("--pointers", type=int, default=0, help="give the policy so many where it has none (%(default)s)")
+    p.add_argument(
+        "--later", type=float, default=LATER, help="share of scenes after some steps of an expert (%(default)s)"
+    )
     p.add_argument("--minutes", type=float, default=40.0, help="of training (%(default)g)")
     p.add_argument("--workers", type=int, default=1, help="processes that make scenes, one core each (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="(%(default)s)")

@@ -38,7 +38,9 @@ def test_what_is_grounded_goes_on_being_so_beside_imitation(ground, tmp_path, ca
     import co_train
 
     out, shipped = tmp_path / "grounded", resolve_policy("shipped")
-    ground.main(Namespace(start="shipped", out=out, tasks=["pick"], pointers=2, minutes=0.02, workers=1, seed=0))
+    ground.main(
+        Namespace(start="shipped", out=out, tasks=["pick"], pointers=2, later=0.5, minutes=0.02, workers=1, seed=0)
+    )
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith("{")]
     assert lines[0]["steps"] == 1 and lines[-1]["steps"] > 1 and 0.0 <= lines[-1]["aimed"] <= 1.0
     changed = difference(shipped, out)

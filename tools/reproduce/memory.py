@@ -70,7 +70,7 @@ def start(task: str, arm: str, settings: Settings, out: Path) -> Path:
         commands: list[list[Any]] = [
             [tools / "renew.py", "shipped", renewed, demos],
             [tools / "ground.py", renewed, partial, "--tasks", task, "--pointers", POINTERS]
-            + ["--minutes", settings.minutes],
+            + ["--minutes", settings.minutes, "--later", 0.0],
         ]
         for command in commands:
             subprocess.run([sys.executable, *map(str, command)], check=True)
