@@ -4,13 +4,13 @@
     vla train multitask policy=outputs/grounded data.root=data/multitask
 
 A demonstration takes a good part of a second, a reset some milliseconds, and some steps of an expert that nobody looks
-at not many more: the encoders see a hundred times as many scenes so. Two heads are learnt beside the policy's prefix and
-thrown away: *what* reads the image encoders' features where a thing is in the picture, and says its kind and colour;
-*where* reads the prefix, and says where the sentence's things are on the table and which pose the tool is to take now.
-Pointers, where the policy has some (``vision_pointers``), are taught where these things are in
-the pictures. Their labels are the simulator's and exist in training alone. The pictures are augmented as in
-imitation. Every two minutes the policy is saved and a line says, for scenes that are not trained on, how far off
-*where* is by task, and how often *what* is right; give the policy that was saved as the one to begin with to go on.
+at not many more: the encoders see a hundred times as many scenes so. Two heads are learnt beside the policy's prefix
+and thrown away: *what* reads the image encoders' features where a thing is in the picture, and says its kind and
+colour; *where* reads the prefix, and says where the sentence's things are on the table and which pose the tool is to
+take now. Pointers, where the policy has some (``vision_pointers``), are taught where these things are in the
+pictures. Their labels are the simulator's and exist in training alone. The pictures are augmented as in imitation.
+Every two minutes the policy is saved and a line says, for scenes that are not trained on, how far off *where* is by
+task, and how often *what* is right; give the policy that was saved as the one to begin with to go on.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ def batch_of(rows: NDArray[Any], cameras: list[str]) -> dict[str, Any]:
 
 
 def labels_of(rows: NDArray[Any]) -> Tensor:
-    """What *where* is to say [b, 9]: x and y of three places, metres; height (m), sine and cosine of the yaw of the pose
-    that the tool is to take."""
+    """What *where* is to say [b, 9]: x and y of three places (m); of the pose that the tool is to take, height (m) and
+    sine and cosine of the yaw."""
     return torch.from_numpy(np.concatenate((rows["places"].reshape(len(rows), 6), rows["pose"]), 1))
 
 
@@ -298,8 +298,8 @@ class Lesson:
 
     @torch.no_grad()
     def test(self) -> dict[str, Any]:
-        """By task, how far off *where* is on average, cm for the three places and degrees for the yaw; and the shares of
-        kinds known and of pointers that are right."""
+        """By task, how far off *where* is on average, cm for the three places and degrees for the yaw; and the shares
+        of kinds known and of pointers that are right."""
         found: dict[str, Any] = {}
         known, aimed = [], []
         for n, task in enumerate(self.tasks):
