@@ -52,7 +52,7 @@ class Task:
     start: str
 
 
-TASKS = {"push": Task("sim/push-v0", 50, 20, "shipped")}
+TASKS = {"slot": Task("sim/slot-v0", 100, 20, "generalist")}
 OFF, ON = 16, 48  # episodes of an iteration
 ARMS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # recipe, episodes of an iteration, and what it changes
     "expo": ("rl_vla", OFF, ()),
@@ -94,9 +94,14 @@ def grid(tasks: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> lis
 
 def demonstrations(task: str, out: Path, smoke: bool) -> Path:
     """Dataset of a task's demonstrations, recorded where it is missing."""
+    from vla_stack.envs.making import options_for
+    from vla_stack.policies.chunk_policy import load_policy
     from vla_stack.rollout.collect import CollectConfig, collect
 
-    config = CollectConfig(task=TASKS[task].id.removeprefix("sim/").removesuffix("-v0"), noise=0.3, branch=0)
+    there = TASKS[task]
+    options = options_for(there.id, load_policy(there.start, frozen=True).spec, {})  # pictures as large as it reads
+    name = there.id.removeprefix("sim/").removesuffix("-v0")
+    config = CollectConfig(task=name, noise=0.3, branch=0, options=options)
     root = out / "demos" / task
     collect(config, root, 2 if smoke else TASKS[task].demos, workers=1)
     return root
