@@ -196,6 +196,9 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
     def features(self, context: Context) -> Float[Tensor, "b d"]:
         return self.base.features(context)
 
+    def observed(self, context: Context, batch: dict[str, Any]) -> Float[Tensor, "b f"]:
+        return self.base.observed(context, batch)
+
     @property
     def inference_steps(self) -> int:
         return self.base.inference_steps

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -104,6 +105,17 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
 
     def features(self, context: PrefixContext) -> Float[Tensor, "b d"]:
         return context.summary
+
+    @torch.no_grad()
+    def observed(self, context: PrefixContext, batch: dict[str, Any]) -> Float[Tensor, "b f"]:
+        """See :meth:`FlowPolicy.observed`; before it what each token of the pictures tells the expert, for a mean over all
+        tokens hardly says where a thing is. A backbone has hundreds of them, which are left out."""
+        seen = super().observed(context, batch)
+        if self.config.backbone:
+            return seen
+        count = len(self.config.camera_keys) * (self.config.tokens_per_camera + self.config.vision_pointers)
+        tokens = context.keys_values[-1][1].transpose(1, 2)[:, :count].flatten(2).float()
+        return torch.cat((F.layer_norm(tokens, tokens.shape[-1:]).flatten(1).half().float(), seen), -1)
 
     def image_tokens(self, batch: dict[str, Any]) -> Float[Tensor, "b n d"]:
         return self.prefix.image_tokens(batch)
