@@ -108,7 +108,7 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
 
     @torch.no_grad()
     def observed(self, context: PrefixContext, batch: dict[str, Any]) -> Float[Tensor, "b f"]:
-        """See :meth:`FlowPolicy.observed`; before it what each token of the pictures tells the expert, for a mean over all
+        """See :meth:`FlowPolicy.observed`; before it what each token of the pictures tells the expert: a mean over all
         tokens hardly says where a thing is. A backbone has hundreds of them, which are left out."""
         seen = super().observed(context, batch)
         if self.config.backbone:
