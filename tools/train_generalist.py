@@ -2,12 +2,12 @@
 
     python tools/train_generalist.py                  # rounds without end: stop it and go on as you like
     python tools/train_generalist.py --rounds 20 --start generalist     # from the one that ships
-    python tools/train_generalist.py --ground 90      # longer with scenes that are only reset, before the first round
+    python tools/train_generalist.py --ground 90      # longer with moments of many scenes, before the first round
     python tools/train_generalist.py --final          # a last round; its learning rate falls to nothing
 
 What such a policy lacks is scenes: those of a few hundred demonstrations it remembers. So each round has new ones, a
 few moments of each (`vla collect --moments`), which one process records while another trains on the rounds before, each
-frame a few dozen times, and on scenes that are only reset (``tools/co_train.py``). A round begins with the averaged
+frame a few dozen times, and on moments of many scenes (``tools/co_train.py``). A round begins with the averaged
 weights of the one before. ``progress.jsonl`` says after every few rounds how the policy does in scenes that no round
 has.
 

@@ -1,4 +1,4 @@
-"""Encoders are taught from scenes that are only reset, before imitation and beside it; so is a policy widened."""
+"""Encoders are taught from moments of many scenes, before imitation and beside it; so is a policy widened."""
 
 import json
 from argparse import Namespace
