@@ -56,6 +56,17 @@ def test_a_stopped_run_gives_the_same_curve_and_policy(given, tmp_path):
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+def test_there_is_an_update_for_each_decision_of_the_warm_up_too(given, tmp_path, monkeypatch):
+    loop = FlowLoop(load(CONFIG, [*given, "method.warmup=2", "method.iterations=3"]), tmp_path)
+    updates, update = [], loop.learner.update
+    monkeypatch.setattr(loop.learner, "update", lambda: updates.append(len(loop.learner.store)) or update())
+    loop.run()
+    rows = records(tmp_path)
+    assert "td" not in rows[1] and "td" in rows[2]
+    first, second, third = (row["decisions"] for row in rows[1:])
+    assert updates == [first + second] * (first + second) + [first + second + third] * third
+
+
 def test_demonstrations_are_decisions_at_every_frame(given, tmp_path):
     loop = FlowLoop(load(CONFIG, given), tmp_path)
     dataset, kept = open_dataset(Path(loop.recipe.data.root[0])), loop.learner.offline

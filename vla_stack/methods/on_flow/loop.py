@@ -53,11 +53,12 @@ class FlowLoop(EpisodesLoop[Lived]):
         return self.explorer.experience(records, self.method.reward, self.method.gamma)
 
     def update(self, data: Lived, generator: torch.Generator) -> dict[str, float]:
-        """Keep the decisions, and learn from all there are, once for each new one."""
+        """Keep the decisions, and learn from all there are, once for each; of the warm-up's once it is over."""
         self.learner.store = joined([self.learner.store, data.decisions])
-        if self.iteration + 1 < self.method.warmup:
+        now, warmup = self.iteration + 1, self.method.warmup
+        if now < warmup:
             return {}
-        return means([self.learner.update() for _ in range(data.count)])
+        return means([self.learner.update() for _ in range(len(self.learner.store) if now == warmup else data.count)])
 
     def deployed(self) -> ChunkPolicy:
         return self._around(self.learner.network(learnt=self.iteration >= self.method.warmup))

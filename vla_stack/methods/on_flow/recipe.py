@@ -31,7 +31,7 @@ class OnFlow:
         gamma: Discount of a control step.
         iterations: Iterations of rollouts and updates.
         episodes: Episodes an iteration.
-        warmup: Iterations in which the policy acts as it is; updates begin after the last of them.
+        warmup: Iterations in which the policy acts as it is; the updates of all of their decisions follow the last.
         num_envs: Episodes that advance side by side; no result depends on it.
         workers: Processes, or actors, that hold the environments; 0 keeps them in the training's.
         rollouts: Where workers are: ``local`` processes, or ``ray``.
