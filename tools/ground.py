@@ -54,7 +54,7 @@ RING = 60_000  # newest scenes, of which batches are drawn
 FIRST = 2_000  # scenes before the first step
 WORDS = 0.3  # of an instruction's, made up or beside one that is: twice as many as in imitation, for scenes are many
 BATCH, LR, WARMUP, DECAY = 64, 1.5e-3, 100, 0.3  # the learning rate falls in the last so much of the time
-WHAT, AIM = 0.3, 0.3  # weights of the losses of *what* and of pointers beside that of *where*
+WHAT, AIM, EXACT = 0.3, 0.3, 0.3  # weights of the losses of *what* and of pointers beside that of *where*
 LATER = 0.4  # share of scenes in which an expert has acted; the others are as they were reset
 RANDOMISED = 0.33  # share of scenes with other light, camera, colours, textures and distractors
 HELD, HELD_SEED, SEED = 100, 90_000_000, 10_000_000  # scenes of a task for the test; the first seeds of both kinds
@@ -145,7 +145,9 @@ def scenes(
 
 
 class Heads(nn.Module):
-    """*what* and *where*, beside a prefix.
+    """*what* and *where*, beside a prefix; and *exact*, beside pointers: a cell of the features is some centimetres
+    wide, so that a pointer to the right one knows too little to take what is there. What it makes of its place and of
+    what is around has to say where in the cell the thing is.
 
     Args:
         policy: Whose prefix it is.
@@ -161,6 +163,8 @@ class Heads(nn.Module):
         wide = (self.tokens + 1) * config.width
         self.where = nn.Sequential(nn.Linear(wide, 256), nn.GELU(), nn.Linear(256, labels.shape[1]))
         self.what = nn.ModuleDict({c: nn.Linear(config.vision_channels[-1], sum(kinds) + 1) for c in self.cameras})
+        pointing = [c for c in self.cameras if policy.prefix.vision[c].pointers is not None]
+        self.exact = nn.ModuleDict({c: nn.Linear(config.width, 2) for c in pointing})
         self.register_buffer("mean", labels.mean(0))
         self.register_buffer("spread", labels.std(0).clamp(min=0.02))
         self.seen: dict[str, Tensor] = {}
@@ -170,6 +174,9 @@ class Heads(nn.Module):
             if encoder.pointers is not None:
                 encoder.pointers.match.register_forward_hook(
                     lambda _, __, x, c=camera: self.seen.__setitem__(f"{c} match", x)
+                )
+                encoder.pointers.register_forward_hook(
+                    lambda _, __, x, c=camera: self.seen.__setitem__(f"{c} pointers", x)
                 )
         policy.prefix.transformer.last_norm.register_forward_hook(lambda *x: self.seen.__setitem__("tokens", x[2]))
 
@@ -206,25 +213,31 @@ class Heads(nn.Module):
             return torch.zeros(()), torch.zeros(0, dtype=torch.bool)
         return torch.stack(losses).sum(), torch.cat(right)
 
-    def aim(self, rows: NDArray[Any]) -> tuple[Tensor, Tensor]:
+    def aim(self, rows: NDArray[Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Loss of the first two pointers of each camera for the batch that was pointed in, towards what is moved and
-        where to; and which of these are within a cell of it [n]. Nothing where there are no pointers."""
-        losses, right = [], []
+        where to; which of these are within a cell of it [n]; and how far off *exact* is [n], in widths of a picture.
+        Nothing where there are no pointers."""
+        losses, right, off = [], [], []
         for n, camera in enumerate(self.cameras):
-            if f"{camera} match" not in self.seen:
+            if camera not in self.exact:
                 continue
             logits = self.seen[f"{camera} match"][:, :2].float()
             height, width = self.seen[camera].shape[1:3]
             aims = torch.from_numpy(rows["aims"][:, n].copy())
             scene, which = (~aims[..., 0].isnan()).nonzero(as_tuple=True)
-            x, y = (aims[scene, which] * torch.tensor([width, height])).long().unbind(1)
+            cells = aims[scene, which] * torch.tensor([width, height])
+            x, y = cells.long().unbind(1)
             said = logits[scene, which]
-            losses.append(F.cross_entropy(said, y * width + x))
+            losses.append(AIM * F.cross_entropy(said, y * width + x))
             best = said.argmax(1)
             right.append(((best % width - x).abs() <= 1) & ((best // width - y).abs() <= 1))
+            exact = self.exact[camera](self.seen[f"{camera} pointers"][:, :2].float())[scene, which]
+            wrong = (0.5 + 0.5 * exact) * torch.tensor([width, height]) - cells  # in cells
+            losses.append(EXACT * F.smooth_l1_loss(wrong, torch.zeros_like(wrong)))
+            off.append(wrong.detach().norm(dim=-1) / width)
         if not losses:
-            return torch.zeros(()), torch.zeros(0, dtype=torch.bool)
-        return torch.stack(losses).sum(), torch.cat(right)
+            return torch.zeros(()), torch.zeros(0, dtype=torch.bool), torch.zeros(0)
+        return torch.stack(losses).sum(), torch.cat(right), torch.cat(off)
 
 
 def batch_of(rows: NDArray[Any], cameras: list[str]) -> dict[str, Any]:
@@ -272,7 +285,7 @@ class Lesson:
 
     def losses(self, rows: NDArray[Any], augment: bool) -> tuple[Tensor, ...]:
         """Loss of *where*, how far off its places are [b, 3] in metres and its yaw [b] in degrees, loss of *what* and
-        pointers, which kinds were right [n], and which pointers [m]."""
+        pointers, which kinds were right [n], and which pointers [m], and how far off *exact* is [m]."""
         batch = batch_of(rows, self.cameras)
         if augment:
             batch = augmented(batch, Augmentation(words=WORDS), self.generator)
@@ -283,13 +296,13 @@ class Lesson:
         with torch.autocast("cpu", torch.bfloat16):
             said = self.heads.point(self.policy, batch)
         error = said.float() - (labels_of(rows) - self.heads.mean) / self.heads.spread
-        (what, right), (aim, hit) = self.heads.name(rows), self.heads.aim(rows)
+        (what, right), (aim, hit, away) = self.heads.name(rows), self.heads.aim(rows)
         off = (error * self.heads.spread).detach()
         far = off[:, :6].unflatten(1, (3, 2)).norm(dim=-1)
         yaw = torch.from_numpy(np.arctan2(*rows["pose"][:, 1:].T))
         turned = torch.atan2(*(off + labels_of(rows))[:, 7:].unbind(1)) - yaw
         turned = torch.rad2deg(torch.atan2(turned.sin(), turned.cos()).abs())
-        return error.square().mean(), far, turned, WHAT * what + AIM * aim, right, hit
+        return error.square().mean(), far, turned, WHAT * what + aim, right, hit, away
 
     def loss(self, ring: NDArray[Any], size: int) -> Tensor:
         """Of ``size`` scenes of the ring, augmented."""
@@ -298,17 +311,18 @@ class Lesson:
 
     @torch.no_grad()
     def test(self) -> dict[str, Any]:
-        """By task, how far off *where* is on average, cm for the three places and degrees for the yaw; and the shares
-        of kinds known and of pointers that are right."""
+        """By task, how far off *where* is on average, cm for the three places and degrees for the yaw; the shares of
+        kinds known and of pointers that are right; and how far off *exact* is, in pixels."""
         found: dict[str, Any] = {}
-        known, aimed = [], []
+        known, aimed, exact = [], [], []
         for n, task in enumerate(self.tasks):
-            _, far, turned, _, right, hit = self.losses(self.held[n * HELD : (n + 1) * HELD], False)
+            _, far, turned, _, right, hit, away = self.losses(self.held[n * HELD : (n + 1) * HELD], False)
             found[task] = [*(round(100 * float(f), 1) for f in far.mean(0)), round(float(turned.mean()), 1)]
             known.append(right)
             aimed.append(hit)
+            exact.append(away * self.size)
         first = float(np.mean([far[0] for far in found.values()]))
-        shares = {"kinds": torch.cat(known), "aimed": torch.cat(aimed)}
+        shares = {"kinds": torch.cat(known), "aimed": torch.cat(aimed), "exact_px": torch.cat(exact)}
         told = {name: round(float(right.float().mean()), 3) for name, right in shares.items() if len(right)}
         return {"first_cm": round(first, 2), **told, **found}
 
