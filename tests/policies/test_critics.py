@@ -47,6 +47,17 @@ def test_networks_evaluate_alone_and_do_not_share_gradients():
     assert all((p.grad[chosen] != 0).any() for p in ensemble.weights)
 
 
+def test_several_actions_an_observation_are_judged_as_each_alone():
+    g = torch.Generator().manual_seed(0)
+    for hidden in ((8,), (8, 6)):
+        ensemble = Ensemble(4, 5, hidden, generator=g).double()
+        obs, actions = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((7, 3), (7, 6, 2)))
+        apart = torch.stack([ensemble(torch.cat([obs, actions[:, j]], -1)) for j in range(6)], -1)
+        torch.testing.assert_close(ensemble.judge(obs, actions), apart, rtol=0, atol=1e-12)
+        some = torch.tensor([2, 0])
+        torch.testing.assert_close(ensemble.judge(obs, actions, some), apart[some], rtol=0, atol=1e-12)
+
+
 def test_critics_are_drawn_without_replacement():
     g = torch.Generator().manual_seed(0)
     pairs = {tuple(sorted(sample_critics(3, 2, g).tolist())) for _ in range(100)}

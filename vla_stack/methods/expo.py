@@ -133,9 +133,7 @@ class Editing:
 
     def values(self, obs: Tensor, offered: Tensor, g: torch.Generator) -> Tensor:
         """Target values of candidates ``[b, n, h * a]``: ``[b, n]``."""
-        b, n, d = offered.shape
-        flat = self.agent.target_value(obs.repeat_interleave(n, 0), offered.reshape(b * n, d), g)
-        return flat.view(b, n)
+        return self.agent.target.judge(obs, offered, self.agent.draw(g)).amin(0)
 
     def edit_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """E[alpha log p - Q(o, clip(a + beta y))] of edits of the batch's own actions, and log p of y, [b]."""

@@ -60,22 +60,39 @@ class Ensemble(nn.Module):
         Inputs ``[E, b, d]`` are each network's own.
         """
 
-        def of(parameter: Tensor) -> Tensor:
-            return parameter if subset is None else parameter[subset]
-
         count = self.size if subset is None else len(subset)
-        h = x.expand(count, *x.shape[-2:])
-        last = len(self.weights) - 1
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if i == last and self.outputs == 1:  # a product of matrices of which one is a vector is ten times slower
-                return (h * of(weight).transpose(1, 2)).sum(-1) + of(bias)[..., 0]
-            h = torch.baddbmm(of(bias), h, of(weight))
-            if i < last:
-                if self.scales:
-                    normalised = F.layer_norm(h, h.shape[-1:], eps=self.norm_eps)
-                    h = torch.addcmul(of(self.shifts[i]), normalised, of(self.scales[i]))
-                h = F.relu(h)
+        return self._rest(self._product(x.expand(count, *x.shape[-2:]), 0, subset), subset)
+
+    def judge(
+        self, obs: Float[Tensor, "b o"], actions: Float[Tensor, "b n d"], subset: Tensor | None = None
+    ) -> Float[Tensor, "e b n"]:
+        """:meth:`forward` of several actions an observation: their first products have the observation's in common."""
+        (weight, bias), (b, n, d) = (chosen(p[0], subset) for p in (self.weights, self.biases)), actions.shape
+        seen = torch.baddbmm(bias, obs.expand(len(weight), *obs.shape), weight[:, :-d])  # [E, b, w]
+        done = torch.matmul(actions.reshape(b * n, d), weight[:, -d:]).unflatten(1, (b, n))
+        return self._rest((seen[:, :, None] + done).flatten(1, 2), subset).unflatten(1, (b, n))
+
+    def _product(self, h: Tensor, i: int, subset: Tensor | None) -> Tensor:
+        """Of layer ``i``."""
+        weight, bias = chosen(self.weights[i], subset), chosen(self.biases[i], subset)
+        if i == len(self.weights) - 1 and self.outputs == 1:  # a matrix times a vector is ten times slower
+            return (h * weight.transpose(1, 2)).sum(-1) + bias[..., 0]
+        return torch.baddbmm(bias, h, weight)
+
+    def _rest(self, h: Tensor, subset: Tensor | None) -> Tensor:
+        """What follows the first layer's product."""
+        for i in range(1, len(self.weights)):
+            if self.scales:
+                normalised = F.layer_norm(h, h.shape[-1:], eps=self.norm_eps)
+                shift, scale = chosen(self.shifts[i - 1], subset), chosen(self.scales[i - 1], subset)
+                h = torch.addcmul(shift, normalised, scale)
+            h = self._product(F.relu(h), i, subset)
         return h
+
+
+def chosen(parameter: Tensor, subset: Tensor | None) -> Tensor:
+    """The parameters of the networks in ``subset``, of all where there is none."""
+    return parameter if subset is None else parameter[subset]
 
 
 def sample_critics(num_critics: int, count: int, generator: torch.Generator) -> Tensor | None:

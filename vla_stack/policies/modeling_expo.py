@@ -124,8 +124,7 @@ class ExpoPolicy(PreTrainedPolicy, NoisePolicy):
     ) -> Float[Tensor, "b n"]:
         """The least value of each candidate, by a subset of the critics that is drawn for each observation."""
         c = self.config
-        seen = torch.cat([_each(features, offered.shape[1]), offered[..., : self.width]], -1)
-        q = self.critics(seen.flatten(0, 1)).unflatten(1, offered.shape[:2])  # [E, b, n]
+        q = self.critics.judge(features, offered[..., : self.width])  # [E, b, n]
         if self._draws:
             order = of_critics.flatten(1)[:, : c.num_critics].argsort(1)  # of independent draws: a permutation
             drawn = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, : c.subset], True)
