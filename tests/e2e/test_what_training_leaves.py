@@ -47,6 +47,7 @@ OFF_POLICY = (
 WSRL = (*OFF_POLICY, "method.offline_steps=2", "method.warmup=3", "method.cal_ql={draws: 2}")
 ON_FLOW = (
     *("policy={start}", PICK, "data.root={data}", "device=cpu", "method.iterations=1", "method.episodes=2"),
+    "method.warmup=1",
     "method.sac={actor: [16], critic: [16], num_critics: 3, batch: 8, utd: 2, layer_norm: true, log_std: [-5, 0]}",
     *(f"eval.episodes={EPISODES}", f"eval.seed={SEED}", "eval.num_envs=3", "eval.every=1"),
 )

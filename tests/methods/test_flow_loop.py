@@ -27,7 +27,7 @@ TOY = (
     *("task={id: sim/place-v0, options: {max_episode_steps: 5}}", "method.iterations=2", "method.episodes=2"),
     *("method.num_envs=2", "method.save_every=1", "method.samples=2", "method.edits=1", "eval.every=1"),
     "method.sac={actor: [8], critic: [8], num_critics: 2, batch: 4, utd: 1, layer_norm: true}",
-    *("eval.episodes=2", "eval.num_envs=2", "device=cpu"),
+    *("eval.episodes=2", "eval.num_envs=2", "device=cpu", "method.warmup=1"),
 )
 
 
@@ -96,6 +96,7 @@ def test_demonstrations_are_decisions_at_every_frame(given, tmp_path):
         ("policy=", "'policy.pretrained' is missing"),
         ("data.root=[]", "'data.root' names 0 datasets"),
         ("method.edits=3", "'method.edits' is 3, there are 2 samples"),
+        ("method.warmup=3", "'method.warmup' is 3, of 2 iterations"),
         ("method.reward=task", "demonstrations tell success alone"),
         ("task=", "'task' is missing"),
     ],
@@ -127,7 +128,7 @@ def test_the_noise_is_the_largest_that_costs_no_more_than_a_quarter(breaks, fitt
 
 def test_a_run_that_fits_its_noise_goes_on_with_it(given, tmp_path):
     config = CONFIG.with_name("rl_reinflow_vla.yaml")
-    keys = [k for k in given if not k.startswith(("method.sac", "method.samples", "method.edits"))]
+    keys = [k for k in given if not k.startswith(("method.sac", "method.samples", "method.edits", "method.warmup"))]
     keys += ["method.fit_episodes=2", "method.epochs=1", "method.minibatch=2", "method.denoising_steps=1"]
     assert cli.main(["train", str(config), *keys, f"output_dir={tmp_path / 'run'}"]) == 0
     state = json.loads((tmp_path / "run/checkpoints/last/training_state/state.json").read_text())

@@ -68,8 +68,11 @@ ARMS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # recipe, episodes of an 
     "dsrl": ("rl_vla", OFF, ("method=dsrl",)),
     "rlpd": ("rl_vla", OFF, ("method=rlpd_vla",)),
 }
+BRIEF = (
+    "method.warmup=1",
+    "method.sac={actor: [8], critic: [8], num_critics: 2, batch: 4, utd: 1, layer_norm: true, log_std: [-5, 0]}",
+)
 SMOKE = ("method.iterations=1", "method.episodes=2", "method.num_envs=2", "eval.num_envs=2")
-TINY_SAC = "method.sac={actor: [8], critic: [8], num_critics: 2, batch: 4, utd: 1, layer_norm: true, log_std: [-5, 0]}"
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,10 @@ def recipe_of(cell: Cell, root: Path, size: Size) -> Any:
         f"task={{id: {task.id}, options: {{max_episode_steps: {limit}}}}}",
     ]
     if size.smoke:
-        given += [*SMOKE, *([TINY_SAC] if each == OFF else ["method.epochs=1", "method.minibatch=2"])]
+        given += [
+            *SMOKE,
+            *(BRIEF if each == OFF else ["method.epochs=1", "method.minibatch=2"]),
+        ]
         given += ["method.fit_episodes=1"] * (cell.arm == "reinflow")
     return load(CONFIGS / f"{name}.yaml", given)
 

@@ -45,7 +45,7 @@ class ExpoVla(OnFlow):
     )  # fmt: skip
     samples: Count = 8
     edits: Natural = 8
-    beta: NotNegative = 0.2
+    beta: NotNegative = 0.05
     unedited: bool = True
 
     def check(self) -> None:

@@ -57,7 +57,12 @@ class OnFlow:
     keep: Count = 1
 
     def check_recipe(self, recipe: Recipe) -> None:
-        """There are a policy, a task and demonstrations; raises :class:`UserError`."""
+        """There are a policy, a task and demonstrations, and something is learnt; raises :class:`UserError`."""
+        if 0 < self.iterations < self.warmup:
+            raise UserError(
+                f"'method.warmup' is {self.warmup}, of {self.iterations} iterations: nothing would be learnt",
+                f"set method.warmup={self.iterations} or less",
+            )
         if not recipe.policy.pretrained:
             raise UserError("'policy.pretrained' is missing", "give policy=DIR, a trained policy to start from")
         if not (recipe.task.id or self.live):
