@@ -106,16 +106,28 @@ class Pointers(nn.Module):
 
     def forward(self, features: Float[Tensor, "b h w c"], instruction: Float[Tensor, "b d"]) -> Float[Tensor, "b p d"]:
         height, width = features.shape[1:3]
-        attention = self.match(features, instruction).softmax(-1).to(features.dtype)
+        attention = self.match(features, instruction).softmax(-1)
+        nearby = around_most(attention, height, width).to(features.dtype)
         down, right = (
             torch.linspace(-1.0, 1.0, n, device=features.device, dtype=features.dtype) for n in (height, width)
         )
         grid = torch.stack((right.repeat(height), down.repeat_interleave(width)), -1)  # [h * w, 2]
-        flat, place = features.flatten(1, 2), attention @ grid
-        known = torch.cat((attention @ flat, place, attention.amax(-1, keepdim=True)), -1)
+        flat, place = features.flatten(1, 2), nearby @ grid
+        known = torch.cat((nearby @ flat, place, attention.amax(-1, keepdim=True).to(features.dtype)), -1)
         near = window(place, height, width).to(flat.dtype) @ flat  # [b, p * 9, c]
         around = near.view(*place.shape[:2], -1)
         return self.token(known) + self.around(around)  # type: ignore[no-any-return]
+
+
+def around_most(attention: Float[Tensor, "b p n"], height: int, width: int) -> Float[Tensor, "b p n"]:
+    """Attention to the place that has the most of it and to those beside it, n = height * width. What lies farther is
+    often a second thing that looks like the first, and a mean over both is at neither."""
+    place = torch.arange(height * width, device=attention.device)
+    most = attention.argmax(-1, keepdim=True)
+    down, right = place // width - most // width, place % width - most % width
+    beside = (down.abs() <= WINDOW // 2) & (right.abs() <= WINDOW // 2)
+    kept = torch.where(beside, attention, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def window(place: Float[Tensor, "b p 2"], height: int, width: int) -> Float[Tensor, "b m n"]:
