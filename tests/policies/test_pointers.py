@@ -7,7 +7,7 @@ from small_vla import ROBOT, make_observations, make_policy, make_stats
 
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.policies.vision import KEY, Pointers, window
+from vla_stack.policies.vision import KEY, Pointers, around_most, window
 from vla_stack.schema import PolicySpec
 
 
@@ -27,6 +27,16 @@ def test_a_token_tells_where_the_best_match_is_and_how_it_looks():
     # Features without the first, right and down in [-1, 1], and how sure it is.
     assert torch.allclose(tokens[0], torch.tensor([0.0, 0, 0, -0.5, 1.0, 1.0]))
     assert torch.allclose(tokens[1], torch.tensor([1.0, 0, 0, 1.0, -1.0, 1.0]))
+
+
+def test_a_second_thing_that_looks_alike_does_not_draw_the_place_to_itself():
+    attention = torch.zeros(1, 1, 3 * 5)
+    attention[..., 5 + 1], attention[..., 5 + 2], attention[..., 4], attention[..., 10] = 0.4, 0.2, 0.3, 0.1
+    nearby = around_most(attention, 3, 5).view(3, 5)
+    # Row 1, column 1 is the most likely; row 2, column 0 lies beside it diagonally, row 0, column 4 does not.
+    expected = torch.zeros(3, 5)
+    expected[1, 1], expected[1, 2], expected[2, 0] = 4 / 7, 2 / 7, 1 / 7
+    torch.testing.assert_close(nearby, expected)
 
 
 def test_a_policy_with_pointers_reads_them_and_learns_them():
