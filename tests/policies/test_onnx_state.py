@@ -52,19 +52,20 @@ def test_seeds_give_the_same_chunks(tmp_path, capsys, make):
 
 
 def small_vla():
-    """A policy that sees and reads, its preprocessor, and the width of its features."""
+    """A policy that sees and reads, its preprocessor, and a batch for it."""
     policy = make_policy(num_inference_steps=1, depth=1)
     pre, post = make_vla_pre_post_processors(policy.config, make_stats())
     spec = PolicySpec(RobotSpec.from_json(policy.config.robot), policy.horizon)
     batch = ChunkPolicy(policy, pre, post, spec).preprocess(make_observations(1))
-    return policy, pre, policy.features(policy.encode(batch)).shape[-1]
+    return policy, pre, batch
 
 
 def on_pictures():
     """EXPO around it, and processors."""
-    base, _, width = small_vla()
+    base, _, batch = small_vla()
+    width = base.observed(base.encode(batch), batch).shape[-1]
     config = ExpoConfig(
-        base=base.config, feature_dim=width + STATES, samples=2, edits=1, num_critics=2, subset=2, n_action_steps=4,
+        base=base.config, feature_dim=width, samples=2, edits=1, num_critics=2, subset=2, n_action_steps=4,
         device="cpu", robot=base.config.robot, edit_hidden=(8,), critic_hidden=(8,), push_to_hub=False,
     )  # fmt: skip
     return ExpoPolicy(config, base), *make_pre_post_processors(config, dataset_stats=make_stats())
@@ -72,7 +73,8 @@ def on_pictures():
 
 def behind_an_encoder():
     """A Gaussian of its features, and processors."""
-    encoder, pre, width = small_vla()
+    encoder, pre, batch = small_vla()
+    width = encoder.features(encoder.encode(batch)).shape[-1]
     config = StateGaussianConfig(
         input_features=encoder.config.input_features, output_features=encoder.config.output_features, chunk_size=3,
         n_action_steps=2, hidden=(8,), encoder=encoder.config, feature_dim=width, robot=encoder.config.robot,
