@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import shared_memory
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -253,6 +253,28 @@ def labels_of(rows: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.concatenate((rows["places"].reshape(len(rows), 6), rows["pose"]), 1))
 
 
+class Told(NamedTuple):
+    """What a batch of scenes says of a policy.
+
+    Attributes:
+        where: Loss of *where*.
+        rest: Loss of *what* and of pointers.
+        far: How far off its places are [b, 3], metres.
+        turned: How far off its yaw is [b], degrees.
+        known: Which kinds were right [n].
+        aimed: Which pointers were right [m].
+        away: How far off *exact* is [m], widths of a picture.
+    """
+
+    where: Tensor
+    rest: Tensor
+    far: Tensor
+    turned: Tensor
+    known: Tensor
+    aimed: Tensor
+    away: Tensor
+
+
 class Lesson:
     """A policy that is taught, with its heads and its test.
 
@@ -283,9 +305,8 @@ class Lesson:
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.99), weight_decay=1e-4, fused=True)
 
-    def losses(self, rows: NDArray[Any], augment: bool) -> tuple[Tensor, ...]:
-        """Loss of *where*, how far off its places are [b, 3] in metres and its yaw [b] in degrees, loss of *what* and
-        pointers, which kinds were right [n], and which pointers [m], and how far off *exact* is [m]."""
+    def losses(self, rows: NDArray[Any], augment: bool) -> Told:
+        """What scenes say of the policy; with changed pictures and instructions where they are ``augment``-ed."""
         batch = batch_of(rows, self.cameras)
         if augment:
             batch = augmented(batch, Augmentation(words=WORDS), self.generator)
@@ -302,29 +323,26 @@ class Lesson:
         yaw = torch.from_numpy(np.arctan2(*rows["pose"][:, 1:].T))
         turned = torch.atan2(*(off + labels_of(rows))[:, 7:].unbind(1)) - yaw
         turned = torch.rad2deg(torch.atan2(turned.sin(), turned.cos()).abs())
-        return error.square().mean(), far, turned, WHAT * what + aim, right, hit, away
+        return Told(error.square().mean(), WHAT * what + aim, far, turned, right, hit, away)
 
     def loss(self, ring: NDArray[Any], size: int) -> Tensor:
         """Of ``size`` scenes of the ring, augmented."""
-        where, _, _, rest, *_ = self.losses(ring[self.rng.integers(len(ring), size=size)], True)
-        return where + rest
+        told = self.losses(ring[self.rng.integers(len(ring), size=size)], True)
+        return told.where + told.rest
 
     @torch.no_grad()
     def test(self) -> dict[str, Any]:
         """By task, how far off *where* is on average, cm for the three places and degrees for the yaw; the shares of
         kinds known and of pointers that are right; and how far off *exact* is, in pixels."""
         found: dict[str, Any] = {}
-        known, aimed, exact = [], [], []
-        for n, task in enumerate(self.tasks):
-            _, far, turned, _, right, hit, away = self.losses(self.held[n * HELD : (n + 1) * HELD], False)
-            found[task] = [*(round(100 * float(f), 1) for f in far.mean(0)), round(float(turned.mean()), 1)]
-            known.append(right)
-            aimed.append(hit)
-            exact.append(away * self.size)
+        every = [self.losses(self.held[n * HELD : (n + 1) * HELD], False) for n in range(len(self.tasks))]
+        for task, told in zip(self.tasks, every, strict=True):
+            found[task] = [*(round(100 * float(f), 1) for f in told.far.mean(0)), round(float(told.turned.mean()), 1)]
         first = float(np.mean([far[0] for far in found.values()]))
-        shares = {"kinds": torch.cat(known), "aimed": torch.cat(aimed), "exact_px": torch.cat(exact)}
-        told = {name: round(float(right.float().mean()), 3) for name, right in shares.items() if len(right)}
-        return {"first_cm": round(first, 2), **told, **found}
+        kinds, aimed, away = (torch.cat([getattr(told, name) for told in every]) for name in ("known", "aimed", "away"))
+        means = {"kinds": kinds.float(), "aimed": aimed.float(), "exact_px": away * self.size}
+        known = {name: round(float(x.mean()), 3) for name, x in means.items() if len(x)}
+        return {"first_cm": round(first, 2), **known, **found}
 
 
 def widened(path: Path, config: VlaConfig, **more: int) -> VlaPolicy:

@@ -49,7 +49,7 @@ def test_networks_evaluate_alone_and_do_not_share_gradients():
 
 def test_several_actions_an_observation_are_judged_as_each_alone():
     g = torch.Generator().manual_seed(0)
-    for hidden in ((8,), (8, 6)):
+    for hidden in ((), (8,), (8, 6)):
         ensemble = Ensemble(4, 5, hidden, generator=g).double()
         obs, actions = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((7, 3), (7, 6, 2)))
         apart = torch.stack([ensemble(torch.cat([obs, actions[:, j]], -1)) for j in range(6)], -1)

@@ -70,7 +70,7 @@ class Ensemble(nn.Module):
         (weight, bias), (b, n, d) = (chosen(p[0], subset) for p in (self.weights, self.biases)), actions.shape
         seen = torch.baddbmm(bias, obs.expand(len(weight), *obs.shape), weight[:, :-d])  # [E, b, w]
         done = torch.matmul(actions.reshape(b * n, d), weight[:, -d:]).unflatten(1, (b, n))
-        return self._rest((seen[:, :, None] + done).flatten(1, 2), subset).unflatten(1, (b, n))
+        return self._rest((seen[:, :, None] + done).flatten(1, 2), subset).reshape(-1, b, n)
 
     def _product(self, h: Tensor, i: int, subset: Tensor | None) -> Tensor:
         """Of layer ``i``."""
