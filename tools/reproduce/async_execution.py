@@ -1,31 +1,30 @@
-"""Success against latency for every way of executing chunks, on a quasi-static and on a dynamic task.
+"""Success against latency for every way of executing chunks, from pictures and sentences.
 
-    python tools/reproduce/async_execution.py [--smoke] [--out FOLDER] [--jobs N] [--report-only]
+    python tools/reproduce/async_execution.py                          # all of it is hours of one core; resumes
+    python tools/reproduce/async_execution.py --modes sync naive rtc prefix --seeds 0       # those of one training seed
+    python tools/reproduce/async_execution.py --jobs 2                 # two processes share the cells
+    python tools/reproduce/async_execution.py --report                 # of the cells that there are
+    python tools/reproduce/async_execution.py --smoke                  # the same code, tiny, nothing written
 
-Three policies learn ``pick`` and ``conveyor`` from the same demonstrations in the same number of steps: a plain one,
-and two that were given action prefixes in training, one with full attention among actions and one with the Λ-mask. They
-see states, with poses of objects, so that the figures are about execution and not about seeing. Then all modes run on
-the same starts under the virtual clock, at delays of 0 to 500 ms, once with gamma jitter, and with other numbers of
-executed steps. Cells that are on the disk are not computed again; the report is of those that there are.
+Policies learn ``conveyor``, where cubes move, and ``pick``, where they wait, from the same demonstrations in equally
+many steps: a plain one, and two that were given action prefixes in training, one with full attention among actions and
+one with the Λ-mask. They begin with the generalist, whose encoders know cubes and their names. Then all modes run on
+the same starts under the virtual clock, at delays of 0 to 600 ms, constant, gamma distributed and with spikes of a
+second, and with other numbers of executed steps. Intervals are over training seeds and starts. Cells that are done are
+not done again.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-import sim
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.methods.imitation.recipe import Imitation
 from vla_stack.policies.chunk_policy import load_policy
@@ -37,211 +36,182 @@ from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe
 from vla_stack.training.train import train
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from claims import Cell, adopt, claimed, published, run_cells, same_settings, together
+
 from results import parser
 
+NAME = "async_execution"
 TASKS = {"conveyor": "dynamic", "pick": "quasi-static"}
-# At 20 Hz every one of the delays is another number of control steps: 0, 1, 2, 4, 6 and 10.
-RATE_HZ, HORIZON, EXECUTE, MAX_DELAY = 20.0, 24, 10, 10
-LATENCIES = tuple(Latency(ms / 1000) for ms in (0, 50, 100, 200, 300, 500))
-CLAIMED, JITTERED = (Latency(0.2), Latency(0.3)), Latency(0.2, "gamma")
-# Decision frequencies of 4, 2 and 1.1 Hz; with a delay of 300 ms no more than 18 can be had.
-EXECUTES = (5, EXECUTE, 18)
+START_WITH = "generalist"
+# At 10 Hz a delay of 100 ms is a control step. Six steps that are late and six that are executed are a whole chunk.
+HORIZON, EXECUTE, MAX_DELAY, IMAGE_SIZE = 12, 6, 6, 128
+LATENCIES = tuple(Latency(ms / 1000) for ms in (0, 100, 200, 300, 400, 600))
+CLAIMED = (Latency(0.2), Latency(0.4))
+EXECUTES = (4, EXECUTE, 8)  # with a delay of 400 ms no more than eight can be had
 POLICIES: dict[str, dict[str, Any]] = {
-    "plain": {},
+    "plain": {"max_delay": 0},
     "prefix": {"max_delay": MAX_DELAY},
     "lambda": {"max_delay": MAX_DELAY, "prefix_attention": "lambda"},
 }
 MAIN = (("plain", "sync"), ("plain", "naive"), ("plain", "rtc"), ("prefix", "prefix"), ("prefix", "naive"))
 LAMBDA = (("lambda", "prefix"), ("lambda", "naive"))
-OTHERS = (("plain", "ensemble"), ("plain", "rtc_identity"), ("plain", "future_state"))
-BID = (("plain", "bid"),)
-NOISE, SEED, FIRST_START = 0.3, 0, 700_000
+OTHERS = (("plain", "ensemble"), ("plain", "rtc_identity"), ("plain", "future_state"), ("plain", "bid"))
+MODES = sorted({mode for _, mode in MAIN + LAMBDA + OTHERS})
+FIRST_START = 700_000
 
 
 @dataclass(frozen=True)
-class Size:
+class Settings:
     """How much of everything; the defaults are the experiment that is reported."""
 
-    demos: int = 500
-    steps: int = 1200
-    width: int = 64
-    starts: int = 200
-    num_envs: int = 100
+    demos: int = 300
+    noise: float = 0.3
+    steps: int = 800
+    starts: int = 60
 
 
-SMOKE = Size(demos=3, steps=2, width=16, starts=2, num_envs=2)
+SMOKE = Settings(demos=3, steps=2, starts=2)
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One setting of the sweep."""
+class Way:
+    """A way of executing the chunks of a policy."""
 
     policy: str
     mode: str
-    task: str
     latency: Latency
     execute: int = EXECUTE
 
     @property
-    def key(self) -> str:
-        return f"{self.policy}/{self.task}/{self.mode}/{self.latency}/{self.execute}"
+    def arm(self) -> str:
+        return f"{self.policy}-{self.mode}-{str(self.latency).replace(' ', '')}-{self.execute}"
 
 
-def cells() -> list[Cell]:
-    """Every cell once, those that the claims need first."""
+def ways() -> dict[str, Way]:
+    """Every one once, by its name as an arm, those that the claims need first."""
 
-    def grid(pairs: Any, latencies: Any, executes: Any = (EXECUTE,)) -> Iterator[Cell]:
-        for latency, execute, task, (policy, mode) in product(latencies, executes, TASKS, pairs):
-            yield Cell(policy, mode, task, latency, execute)
+    def grid(pairs: Any, latencies: Any, executes: Any = (EXECUTE,)) -> Iterator[Way]:
+        for latency, execute, (policy, mode) in product(latencies, executes, pairs):
+            yield Way(policy, mode, latency, execute)
 
     rest = [latency for latency in LATENCIES if latency not in CLAIMED]
+    late = [latency for latency in LATENCIES if latency.mean_s]
     order = (
         grid(MAIN, CLAIMED),
-        grid(LAMBDA + OTHERS, CLAIMED),
         grid(MAIN, rest),
+        grid(LAMBDA + OTHERS, CLAIMED),
+        grid(MAIN, [replace(latency, jitter="gamma") for latency in late]),
         grid(MAIN, CLAIMED, EXECUTES),
         grid(LAMBDA + OTHERS, rest),
-        grid(MAIN + LAMBDA, [JITTERED]),
-        grid(BID, LATENCIES),
+        grid(MAIN, [replace(latency, jitter="spikes") for latency in late]),
+        grid(LAMBDA + OTHERS, [replace(latency, jitter=j) for j in ("gamma", "spikes") for latency in late]),
         grid(OTHERS, CLAIMED, EXECUTES),
     )
-    return list(dict.fromkeys(cell for group in order for cell in group))
+    return {way.arm: way for group in order for way in group}
 
 
-def recipe(size: Size, name: str, roots: list[Path]) -> Recipe:
+def cells(seeds: list[int], modes: list[str], tasks: list[str]) -> list[Cell]:
+    """The most informative first: all tasks and training seeds of a way side by side."""
+    chosen = [arm for arm, way in ways().items() if way.mode in modes]
+    return [Cell(task, arm, seed) for arm in chosen for seed in seeds for task in tasks]
+
+
+def demonstrations(settings: Settings, out: Path) -> list[Path]:
+    """Datasets of both tasks; made where they are missing."""
+    roots = [out / "demos" / task for task in TASKS]
+    for task, root in zip(TASKS, roots, strict=True):
+        with claimed(root.with_suffix(".lock"), wait=True):
+            config = CollectConfig(task, noise=settings.noise, branch=HORIZON, image_size=IMAGE_SIZE)
+            collect(config, root, settings.demos, workers=1)
+    return roots
+
+
+def recipe(settings: Settings, name: str, seed: int, roots: list[Path]) -> Recipe:
     """Training of one of the policies."""
-    options = POLICIES[name] | {
-        "chunk_size": HORIZON,
-        "n_action_steps": EXECUTE,
-        "num_inference_steps": 5,
-        "noise_scale": 0.5,
-        "depth": 4,
-        "width": max(16, size.width // 2),
-        "expert_width": size.width,
-        "heads": 4,
-        "head_dim": size.width // 4,
-        "max_tokens": 12,
-        "vocabulary": 320,
-    }
     return Recipe(
         name=name,
-        policy=PolicyRecipe("vla", options=options),
-        data=DataRecipe(root=tuple(map(str, roots)), episodes=tuple(range(size.demos))),
+        policy=PolicyRecipe("vla", START_WITH, options=POLICIES[name]),
+        data=DataRecipe(root=tuple(map(str, roots)), opening_frames=2, opening_weight=5.0),
         method=Imitation(
-            draws=1,
             reweight=name == "lambda",
             optimizer=OptimizerRecipe(
-                lr=2e-3, betas=(0.9, 0.99), warmup_steps=min(50, size.steps - 1), final_lr_ratio=0.02
+                lr=1e-3,
+                betas=(0.9, 0.99),
+                warmup_steps=min(50, settings.steps - 1),
+                final_lr_ratio=0.01,
+                backbone_lr_scale=0.1,
             ),
-            steps=size.steps,
-            batch_size=64,
+            steps=settings.steps,
             ema=0.99,
-            log_every=max(1, size.steps // 10),
-            save_every=max(1, size.steps // 3),
+            log_every=max(1, settings.steps // 10),
+            save_every=max(1, settings.steps // 4),
             keep=1,
         ),
-        precision="fp32",
-        seed=SEED,
+        device="cpu",
+        precision="auto",
+        seed=seed,
         threads=1,
     )
 
 
-def env_options(task: str) -> dict[str, Any]:
-    """The task at the experiment's rate, with as many seconds as it always has."""
-    return {"control_hz": RATE_HZ, "max_episode_steps": round(sim.TASKS[task].max_episode_steps * RATE_HZ / 10.0)}
+def learnt(settings: Settings, name: str, seed: int, out: Path) -> Path:
+    """One of the policies, trained if it is not there."""
+    run = out / "runs" / f"{name}-seed{seed}"
+    left = run / "checkpoints" / f"{settings.steps:06d}" / "pretrained_model"
+    with claimed(run.with_suffix(".lock"), wait=True):
+        if not left.exists():
+            plan = recipe(settings, name, seed, demonstrations(settings, out))
+            train(plan, plan.method.loss(), run)
+    return left
 
 
-def demonstrations(size: Size, out: Path) -> list[Path]:
-    """Datasets of both tasks; made where they are missing."""
-    roots = {task: out / "demos" / task for task in TASKS}
-    for task, root in roots.items():
-        config = CollectConfig(task, noise=NOISE, branch=HORIZON, privileged=True, options=env_options(task))
-        collect(config, root, size.demos, workers=1)
-    return list(roots.values())
+def run(cell: Cell, settings: Settings, out: Path) -> dict[str, Any]:
+    """Roll a policy out on all starts in one mode at one delay."""
+    way = ways()[cell.arm]
+    policy = load_policy(learnt(settings, way.policy, cell.seed, out), frozen=True)
+    result = evaluate(
+        policy,
+        f"sim/{cell.task}-v0",
+        settings.starts,
+        FIRST_START,
+        ExecutorConfig(mode=way.mode, execute=way.execute),
+        way.latency,
+        num_envs=min(20, settings.starts),
+    )
+    found = {
+        "outcomes": [int(o) for o in result.outcomes],
+        "seconds_to_success": result.seconds_to_success,
+        "idle_fraction": result.idle_fraction,
+        "discontinuity": result.discontinuity,
+    }
+    return asdict(cell) | {k: None if v != v else v for k, v in found.items()}
 
 
-def run_of(size: Size, out: Path, name: str) -> tuple[Path, Path]:
-    """Run directory of a policy's training, and its final checkpoint."""
-    run = out / "runs" / name
-    return run, run / "checkpoints" / f"{size.steps:06d}"
-
-
-def learn(size: Size, out: Path, name: str, roots: list[Path]) -> None:
-    """Train one of the policies, unless it is there."""
-    torch.set_num_threads(1)
-    run, last = run_of(size, out, name)
-    if not last.exists():
-        plan = recipe(size, name, roots)
-        train(plan, plan.method.loss(), run)
-
-
-def file_of(out: Path, cell: Cell) -> Path:
-    return out / "cells" / (cell.key.replace("/", "-").replace(" ", "") + ".json")
-
-
-def run_cell(size: Size, out: Path, cell: Cell) -> str:
-    """Roll a policy out on all starts in one mode at one delay, unless that has been done."""
-    torch.set_num_threads(1)
-    file = file_of(out, cell)
-    if not file.exists():
-        policy = load_policy(run_of(size, out, cell.policy)[1] / "pretrained_model")
-        executor, env_id = ExecutorConfig(mode=cell.mode, execute=cell.execute), f"sim/{cell.task}-v0"
-        options = env_options(cell.task)
-        result = evaluate(
-            policy,
-            env_id,
-            size.starts,
-            FIRST_START,
-            executor,
-            cell.latency,
-            num_envs=size.num_envs,
-            env_options=options,
-        )
-        seconds = result.seconds_to_success
-        record = {
-            "success": [int(e.success) for e in result.episodes],
-            "seconds_to_success": None if np.isnan(seconds) else seconds,
-            "idle_fraction": result.idle_fraction,
-            "discontinuity": None if np.isnan(result.discontinuity) else result.discontinuity,
-            "wall_s": result.wall_s,
-        }
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".tmp")
-        partial.write_text(json.dumps(record))
-        os.replace(partial, file)
-    return f"{cell.key:45} {sum(json.loads(file.read_text())['success'])}/{size.starts}"
-
-
-def run_all(size: Size, out: Path, jobs: int) -> None:
-    """Everything that is missing."""
-    roots = demonstrations(size, out)
-    if jobs == 1:
-        for cell in cells():
-            learn(size, out, cell.policy, roots)
-            print(run_cell(size, out, cell), flush=True)
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for done in [pool.submit(learn, size, out, name, roots) for name in POLICIES]:
-            done.result()
-        for done in [pool.submit(run_cell, size, out, cell) for cell in cells()]:
-            print(done.result(), flush=True)
-
-
-def main() -> None:
+def main() -> int:
     p = parser(__doc__)
-    p.add_argument("--smoke", action="store_true", help="the size of a test; writes no results")
     p.add_argument("--out", type=Path, default=Path("outputs/reproduce/async_execution"))
+    p.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of trainings")
+    p.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
+    p.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    p.add_argument("--cells", type=int, help="the most informative so many alone")
     p.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
-    p.add_argument("--report-only", action="store_true", help="of the cells that there are")
+    p.add_argument("--report", action="store_true", help="write what is there, run nothing")
+    p.add_argument("--smoke", action="store_true", help="the same code, tiny, nothing written")
     args = p.parse_args()
-    size = SMOKE if args.smoke else Size()
-    if not args.report_only:
-        run_all(size, args.out, args.jobs)
+    torch.set_num_threads(1)
+    settings = SMOKE if args.smoke else Settings()
+    same_settings(args.out, asdict(settings))
+    adopt(NAME, args.out, asdict(settings))
+    todo = [] if args.report else cells(args.seeds, args.modes, args.tasks)[: args.cells]
+    if not args.report:
+        together(args.jobs, lambda: bool(run_cells(todo, lambda cell: run(cell, settings, args.out), args.out)))
+    records = run_cells([], lambda cell: {}, args.out)
     if not args.smoke:
         import async_report
 
-        async_report.write_all(args.out, vars(size))
+        async_report.write_all(records, published(asdict(settings), records))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
