@@ -122,3 +122,14 @@ def test_ratios_are_paired_and_medians_between_order_statistics():
 def test_percentiles_of_draws_hold_the_statistic():
     assert drawn_interval(0.5, [0.6, 0.7, np.nan], STARTS, 9).low == 0.5
     assert drawn_interval(np.nan, [0.6], STARTS, 9).interval == (-np.inf, np.inf)
+    assert drawn_interval(0.5, [0.6], STARTS, 1).interval == (-np.inf, np.inf)
+
+
+def test_percentiles_of_draws_hold_a_mean_of_few_as_students_t_does():
+    """Bootstrap means of n values have a standard deviation that is too small by sqrt((n - 1) / n)."""
+    rng = np.random.default_rng(0)
+    for n in (5, 10, 2000):
+        x = rng.normal(size=n)
+        draws = x.mean() + x.std() / np.sqrt(n) * rng.normal(size=400_000)
+        found, known = drawn_interval(float(x.mean()), draws, STARTS, n), mean_interval(x, STARTS)
+        assert found.interval == pytest.approx(known.interval, abs=0.03 * (known.high - known.low))

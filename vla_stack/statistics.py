@@ -230,6 +230,10 @@ def median_interval(values: ArrayLike, over: str, confidence: float = 0.95) -> E
 def drawn_interval(value: float, draws: ArrayLike, over: str, n: int, confidence: float = 0.95) -> Estimate:
     """Of a statistic that has no formula, such as a rank correlation: percentiles of its bootstrap draws and itself.
 
+    Of few they are too narrow, as an interval of a mean would be by the normal distribution and the standard deviation
+    with n below the fraction. The percentiles lie as much further out as Student's t and n - 1 take that interval
+    ("expanded percentiles": Hesterberg 2015, The American Statistician 69:371).
+
     Args:
         value: The statistic.
         draws: [D] of it on resampled data; those that are not defined do not count.
@@ -239,9 +243,10 @@ def drawn_interval(value: float, draws: ArrayLike, over: str, n: int, confidence
     """
     known = np.asarray(draws, np.float64)
     known = known[~np.isnan(known)]
-    if not known.size or math.isnan(value):
+    if not known.size or math.isnan(value) or n < 2:
         return Estimate(value, -math.inf, math.inf, over, n)
-    low, high = np.quantile(known, ((1 - confidence) / 2, (1 + confidence) / 2))
+    outside = NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile(0.5 + confidence / 2, n - 1))
+    low, high = np.quantile(known, (outside, 1 - outside))
     return Estimate(value, min(value, float(low)), max(value, float(high)), over, n)
 
 

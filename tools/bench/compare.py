@@ -210,7 +210,7 @@ def coverage(rng: np.random.Generator, repeats: int) -> dict[str, list[float]]:
         ],
         "a ratio, over few seeds": [share(repeats, lambda s=s: ratio(s)) for s in (3, 5, 10)],
         "a median, over repeats": [share(repeats, lambda n=n: median(n)) for n in (40, 60, 100, 200)],
-        "a correlation, by its draws": [share(repeats // 4, lambda n=n: drawn(n)) for n in (50, 200)],
+        "a correlation, by its draws": [share(repeats // 4, lambda n=n: drawn(n)) for n in (8, 20, 50, 200)],
         "a mean, over few repeats": [share(repeats, lambda n=n: mean(n)) for n in (2, 3, 5, 20)],
         "Bradley and Terry's strengths, over starts": [
             float(np.mean([strengths(n) for _ in range(repeats // 4)])) for n in (50, 200)
