@@ -1,6 +1,7 @@
 """GRAPE against continued imitation of successes, random pairs and TPO without anchors, under three objectives.
 
     python tools/reproduce/grape.py --jobs 2    # runs what is missing, the most informative first, then reports
+    python tools/reproduce/grape.py --images    # from pictures and sentences
     python tools/reproduce/grape.py --report    # reports what is there
     python tools/reproduce/grape.py --smoke     # the whole path at toy size; the figures mean nothing
     python tools/reproduce/grape.py --pilot --name grape_short --set starts=24 episodes=60 updates=60
@@ -13,7 +14,8 @@ The demonstrations are of mixed quality: some brush the wall, some are slow, and
 All arms of a seed share the policy that they begin with and its rollouts; later iterations roll out as many; all do as
 many updates of as many pairs. Training starts and evaluation starts are disjoint, and all policies are evaluated on
 the same ones with the same seeds of their noise. A collision is any touch of the wall, whatever constraints say.
-Observations hold the poses of the objects (``sim.privileged``): about algorithms, not about seeing.
+Observations hold the poses of the objects (``sim.privileged``): about algorithms, not about seeing. With ``--images``
+they are pictures and sentences, and a seed begins with the generalist, trained further on the demonstrations.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from claims import claimed, same_settings, together  # noqa: E402
 
 from results import ROOT, parser  # noqa: E402
 
-OUT = ROOT / "outputs" / "reproduce" / "grape"
+OUT = ROOT / "outputs" / "reproduce"
 PILOT_SEED = 100
 
 
@@ -78,26 +80,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
     p.add_argument("--seeds", type=int, default=3, help="training seeds (3)")
     p.add_argument("--report", action="store_true", help="report what is there, run nothing")
+    p.add_argument("--images", action="store_true", help="from pictures and sentences")
     p.add_argument("--smoke", action="store_true", help="the whole path at toy size")
     p.add_argument("--pilot", action="store_true", help="a gap for beta, and the main arms, on a seed of its own")
     p.add_argument("--set", nargs="*", default=[], metavar="key=value", help="other settings, e.g. updates=40")
-    p.add_argument("--out", type=Path, default=OUT, help="folder of the runs (outputs/reproduce/grape)")
-    p.add_argument("--name", default="grape", help="stem of the result files")
+    p.add_argument("--out", type=Path, help="folder of the runs (outputs/reproduce/<name>)")
+    p.add_argument("--name", help="stem of the result files (grape, grape_images)")
     args = p.parse_args(argv)
+    name = args.name or "grape" + "_images" * args.images + "_smoke" * args.smoke
+    out = args.out or OUT / name
     if not args.report:
-        from grape_cells import SMOKE, Settings, demonstrate
+        from grape_cells import IMAGES, TINY, Settings, demonstrate
 
         changes = {k: json.loads(v) for k, _, v in (text.partition("=") for text in args.set)}
-        size = dataclasses.replace(SMOKE if args.smoke else Settings(), **changes)
-        same_settings(args.out, dataclasses.asdict(size))
-        demonstrate(size, args.out / "demos")
+        size = dataclasses.replace(IMAGES if args.images else Settings(), **(TINY if args.smoke else {}), **changes)
+        same_settings(out, dataclasses.asdict(size))
+        demonstrate(size, out / "demos")
         if args.pilot:
-            pilot(size, args.out)
+            pilot(size, out)
         else:
-            together(args.jobs, partial(work, size, range(args.seeds), args.out))
-    noted = args.out / "settings.json"
+            together(args.jobs, partial(work, size, range(args.seeds), out))
+    noted = out / "settings.json"
     settings = json.loads(noted.read_text()) if noted.is_file() else {}
-    grape_table.report(args.name, load_records(args.out, args.pilot), settings)
+    grape_table.report(name, load_records(out, args.pilot), settings)
     return 0
 
 

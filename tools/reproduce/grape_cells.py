@@ -28,6 +28,7 @@ from vla_stack.training.train import train
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASK = "obstacle"
 OBJECTIVES = ("success", "safety", "efficiency")
+SEEING, IMAGE_SIZE = "generalist", 128  # the policy that a seed begins with where it sees pictures, and their size
 WEIGHTS = {"success": Weights(0.01, 1.0, 2.0), "safety": Weights(0.01, 4.0, 2.0), "efficiency": Weights(0.01, 4.0, 2.0)}
 ANCHORS = {"proximal": 1.0, "sft": 10.0}
 # How demonstrators differ, which no observation says: metres that the tool passes above the wall, and pace.
@@ -54,6 +55,7 @@ class Settings:
         execute: Actions executed of a chunk of 8.
         num_envs: Episodes at a time.
         half_trained: The policy succeeds now and then; where it never does, all arms pair best with worst.
+        images: From pictures and sentences: a seed's policy is the generalist, trained further on the demonstrations.
     """
 
     demos: int = 120
@@ -70,11 +72,12 @@ class Settings:
     execute: int = 4
     num_envs: int = 16
     half_trained: bool = True
+    images: bool = False
 
 
-SMOKE = Settings(
-    demos=4, sft_steps=3, starts=2, rollouts=3, updates=2, batch=2, episodes=3, width=16, num_envs=3, half_trained=False
-)
+IMAGES = Settings(images=True, episodes=200)
+TINY = {"demos": 4, "sft_steps": 3, "starts": 2, "rollouts": 3, "updates": 2, "batch": 2, "episodes": 3, "width": 16}
+TINY |= {"num_envs": 3, "half_trained": False}
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,12 @@ ORDER = (("filtered", "grape-safety", "grape-success", "grape-efficiency"), ("ra
 
 def demonstrate(settings: Settings, root: Path) -> None:
     """Record demonstrations of mixed quality: some brush the wall, some are slow. Continues what is there."""
-    env = gym.make(sim.TASKS[TASK].id, cameras=(), privileged=True, disable_env_checker=True)
+    observed: dict[str, Any] = {"image_size": IMAGE_SIZE} if settings.images else {"cameras": (), "privileged": True}
+    env = gym.make(sim.TASKS[TASK].id, **observed, disable_env_checker=True)
     task: Any = env.unwrapped
     robot = task.spec_robot
     have = read_info(root)["total_episodes"] if (root / INFO).exists() else 0
-    with EpisodeRecorder(root, robot) as recorder:
+    with EpisodeRecorder(root, robot, image_mode="image") as recorder:
         attempt = 0
         while recorder.num_episodes < settings.demos:
             attempt += 1
@@ -134,14 +138,16 @@ def start_policy(settings: Settings, seed: int, out: Path) -> Path:
     """The run whose policy a seed begins with: imitation, cut short; trained where that is missing."""
     demos, run = out / "demos", out / f"sft-seed{seed}"
     w = settings.width
-    options = {"chunk_size": 8, "n_action_steps": settings.execute, "num_inference_steps": 4, "depth": 2, "width": w,
-               "expert_width": w, "heads": 2, "head_dim": w // 2, "max_tokens": 12, "vocabulary": 320}  # fmt: skip
+    small = {"chunk_size": 8, "n_action_steps": settings.execute, "num_inference_steps": 4, "depth": 2, "width": w,
+             "expert_width": w, "heads": 2, "head_dim": w // 2, "max_tokens": 12, "vocabulary": 320}  # fmt: skip
+    start = PolicyRecipe("vla", SEEING) if settings.images else PolicyRecipe("vla", options=small)
+    lr = {"lr": 1e-3, "backbone_lr_scale": 0.1} if settings.images else {"lr": 2e-3}
     plan = Recipe(
         name=run.name,
-        policy=PolicyRecipe("vla", options=options),
+        policy=start,
         method=Imitation(
-            draws=2,
-            optimizer=OptimizerRecipe(lr=2e-3, warmup_steps=min(30, settings.sft_steps - 1), final_lr_ratio=0.05),
+            draws=1 if settings.images else 2,
+            optimizer=OptimizerRecipe(**lr, warmup_steps=min(30, settings.sft_steps - 1), final_lr_ratio=0.05),
             steps=settings.sft_steps,
             ema=0.98,
             log_every=50,
