@@ -31,8 +31,7 @@ OBJECTIVES = ("success", "safety", "efficiency")
 SEEING, IMAGE_SIZE = "generalist", 128  # the policy that a seed begins with where it sees pictures, and their size
 WEIGHTS = {"success": Weights(0.01, 1.0, 2.0), "safety": Weights(0.01, 4.0, 2.0), "efficiency": Weights(0.01, 4.0, 2.0)}
 ANCHORS = {"proximal": 1.0, "sft": 10.0}
-# How demonstrators differ, which no observation says: metres that the tool passes above the wall, and pace.
-ABOVE, PACE = (0.035, 0.0, -0.02), (1.0, 0.5)
+PACE = (1.0, 0.5)  # of demonstrators, which no observation says, as it does not say how high they pass
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ class Settings:
         num_envs: Episodes at a time.
         half_trained: The policy succeeds now and then; where it never does, all arms pair best with worst.
         images: From pictures and sentences: a seed's policy is the generalist, trained further on the demonstrations.
+        above: Metres that the tool of one or another demonstrator passes above the wall. The generalist knows how it
+            is done well: it takes worse ones than a policy without training does to come to a success of one half.
     """
 
     demos: int = 120
@@ -73,9 +74,10 @@ class Settings:
     num_envs: int = 16
     half_trained: bool = True
     images: bool = False
+    above: tuple[float, ...] = (0.035, 0.0, -0.02)
 
 
-IMAGES = Settings(images=True, episodes=200)
+IMAGES = Settings(images=True, episodes=200, above=(0.035, -0.01, -0.03))
 TINY = {"demos": 4, "sft_steps": 3, "starts": 2, "rollouts": 3, "updates": 2, "batch": 2, "episodes": 3, "width": 16}
 TINY |= {"num_envs": 3, "half_trained": False}
 
@@ -113,7 +115,7 @@ def demonstrate(settings: Settings, root: Path) -> None:
         while recorder.num_episodes < settings.demos:
             attempt += 1
             rng = np.random.default_rng((7, attempt))
-            task.above, pace = float(rng.choice(ABOVE)), float(rng.choice(PACE))
+            task.above, pace = float(rng.choice(settings.above)), float(rng.choice(PACE))
             raw, info = env.reset(seed=2_000_000 + attempt)
             expert: Any = sim.make_expert(task, noise=0.3, seed=attempt)
             frames, ended, k = [], False, 0
