@@ -120,7 +120,7 @@ def pilot(settings: Any, out: Path) -> None:
     plan = recipe(settings, "grape-safety", PILOT_SEED, out / f"sft-seed{PILOT_SEED}")
     loop = GrapeLoop(plan, base)
     print(grape_table.line("base", PILOT_SEED, loop.folder.records()[0]), loop.judge(1))
-    print(f"beta {calibrate(plan.train, loop.folder.path(1), base / 'calibration', loop.start, 20):.3g}")
+    print(f"beta {calibrate(plan, loop.folder.path(1), base / 'calibration', loop.start):.3g}")
     for name in ORDER[0]:
         run_cell(settings, name, PILOT_SEED, out)
 

@@ -189,6 +189,7 @@ def recipe(settings: Settings, name: str, seed: int, policy: Path) -> Recipe:
         num_envs=s.num_envs,
         execute=s.execute,
         beta=s.beta,
+        calibration=20,
         films=0,
     )
     return Recipe(
