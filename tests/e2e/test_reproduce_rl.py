@@ -210,16 +210,16 @@ def test_smoke_run_from_pictures_reports_runs_that_are_not_over_too(tools, tmp_p
         monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
     flags = ["--smoke", "--seeds", "1", "--out", str(tmp_path / "out"), "--name", "smoke"]
     monkeypatch.setattr(sys, "argv", ["rl_vla.py", *flags])
-    assert rl_vla.main([*flags, "--arms", "dsrl", "expo", "reinflow", "bc"]) == 0
+    assert rl_vla.main([*flags, "--tasks", "obstacle", "--arms", "dsrl", "expo", "reinflow", "bc"]) == 0
     cells = {path.stem: path.stat().st_mtime_ns for path in (tmp_path / "out/cells").glob("*.json")}
-    assert set(cells) == {f"slot-{arm}-seed0" for arm in ("dsrl", "expo", "reinflow", "bc")}
-    made = json.loads((tmp_path / "out/cells/slot-expo-seed0.json").read_text())
+    assert set(cells) == {f"obstacle-{arm}-seed0" for arm in ("dsrl", "expo", "reinflow", "bc")}
+    made = json.loads((tmp_path / "out/cells/obstacle-expo-seed0.json").read_text())
     assert [point["step"] for point in made["curve"]] == [0, 1] and len(made["served"]) == 2
-    shutil.move(tmp_path / "out/cells/slot-dsrl-seed0.json", tmp_path)
+    shutil.move(tmp_path / "out/cells/obstacle-dsrl-seed0.json", tmp_path)
     assert rl_vla.main([*flags[:-1], "other", "--report"]) == 0  # by its own name it would take what was published
     checks = json.loads((tmp_path / "results/other.json").read_text())["checks"]
     whole = {c["name"]: c["why"] for c in checks}
-    assert whole["slot, DSRL: gain"] == "1 runs, 0 of them to the end"
-    assert whole["slot, EXPO: gain"] == "1 runs, 1 of them to the end"
-    assert any(c["name"] == "slot, ReinFlow: success in the end" and c["bound"] == 0.8 for c in checks)
+    assert whole["obstacle, DSRL: gain"] == "1 runs, 0 of them to the end"
+    assert whole["obstacle, EXPO: gain"] == "1 runs, 1 of them to the end"
+    assert any(c["name"] == "obstacle, ReinFlow: success in the end" and c["bound"] == 0.8 for c in checks)
     assert (tmp_path / "results/other.svg").exists()
