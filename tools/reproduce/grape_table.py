@@ -23,6 +23,8 @@ METRICS: dict[str, Metric] = {
 }
 TABLES = {"success": "success", "collisions": "collided", "steps": "steps"}  # metrics that are means of all episodes
 OWN = {"success": ("success", 1), "safety": ("collisions", -1), "efficiency": ("steps_of_successes", -1)}
+# From poses and from pictures: success above continued imitation, and collisions less those of SFT, relative.
+AHEAD, SAFER = {False: 0.0, True: 0.15}, {False: -0.3, True: -0.5}
 
 
 def line(name: str, seed: int, record: dict[str, Any]) -> str:
@@ -48,7 +50,7 @@ def report(name: str, records: dict[str, Runs], settings: dict[str, Any]) -> Non
         cells = (f"{m} {r[m]:.3g} [{r[f'{m}_interval'][0]:.3g}, {r[f'{m}_interval'][1]:.3g}]" for m in METRICS)
         print(f"{arm:<17}", *cells)
     seeds = sorted({seed for runs in done.values() for seed in runs})
-    write(name, checks(done, table), {"settings": settings, "arms": table, "iterations": iterations - 1}, seeds)
+    write(name, checks(done, table, settings.get("images", False)), {"settings": settings, "arms": table, "iterations": iterations - 1}, seeds)
     plot(name, table)
 
 
@@ -97,7 +99,7 @@ def compare(a: Runs, b: Runs, key: str, relative: bool = False) -> Estimate:
     return Estimate(e.value - 1, e.low - 1, e.high - 1, e.over, e.n)
 
 
-def checks(done: dict[str, Runs], table: dict[str, Any]) -> list[Check]:
+def checks(done: dict[str, Runs], table: dict[str, Any], images: bool) -> list[Check]:
     """The claims of the specification's section 7, where their arms are there."""
     base = table["base"]
     out = [
@@ -114,7 +116,7 @@ def checks(done: dict[str, Runs], table: dict[str, Any]) -> list[Check]:
             out.append(check)
 
     claim("success: GRAPE minus SFT", "grape-success", "base", "success", 0.1, ">=")
-    claim("safety: collisions against SFT, relative", "grape-safety", "base", "collisions", -0.3, "<=", True)
+    claim("safety: collisions against SFT, relative", "grape-safety", "base", "collisions", SAFER[images], "<=", True)
     claim("safety: success minus SFT", "grape-safety", "base", "success", -0.02, ">=")
     claim("efficiency: steps of successes against SFT, relative", "grape-efficiency", "base", "steps_of_successes",
           -0.1, "<=", True)  # fmt: skip
@@ -128,7 +130,8 @@ def checks(done: dict[str, Runs], table: dict[str, Any]) -> list[Check]:
             e = compare(done[arm], done[other], key)
             end = e.low if sign > 0 else e.high
             title = f"{objective}: GRAPE minus {other}, {key.replace('_', ' ')}"
-            out.append(Check(title, e.value, 0.0, ">=" if sign > 0 else "<=", e))
+            bound = AHEAD[images] if (objective, other) == ("success", "filtered") else 0.0
+            out.append(Check(title, e.value, bound, ">=" if sign > 0 else "<=", e))
             out[-1].why = "" if out[-1].holds else "the other arm does better on what GRAPE was to improve"
             if other == "filtered":
                 held = end > 0 if sign > 0 else end < 0
