@@ -40,17 +40,20 @@ def test_checks_say_what_holds(table):
     rows = {arm: table.row(of) for arm, of in records.items()}
     assert rows["base"]["success"] == pytest.approx(0.5) and rows["base"]["steps_of_successes"] == 30
     assert rows["grape-success"]["success_by_seed"] == pytest.approx([0.7] * 3)
-    checks = {c.name: c for c in table.checks(records, rows)}
+    checks = {c.name: c for c in table.checks(records, rows, images=False)}
     assert checks["success: GRAPE minus SFT"].value == pytest.approx(0.2)
     assert checks["safety: collisions against SFT, relative"].value == pytest.approx(-0.5)
     assert checks["efficiency: steps of successes against SFT, relative"].value == pytest.approx(-0.4)
     assert all(c.holds for c in checks.values()), [c.name for c in checks.values() if not c.holds]
     assert checks["safety: GRAPE minus filtered, collisions"].value == pytest.approx(-0.2)
+    seeing = {c.name: c for c in table.checks(records, rows, images=True)}  # of which more is asked
+    assert seeing["success: GRAPE minus filtered, success"].holds is False
+    assert seeing["safety: collisions against SFT, relative"].holds
 
 
 def test_a_claim_that_fails_says_so(table):
     records = {"base": runs(0.5, 0.4, 30, 0), "filtered": runs(0.7, 0.1, 30), "grape-safety": runs(0.4, 0.35, 30)}
-    checks = {c.name: c for c in table.checks(records, {a: table.row(r) for a, r in records.items()})}
+    checks = {c.name: c for c in table.checks(records, {a: table.row(r) for a, r in records.items()}, False)}
     for name in ("safety: collisions against SFT, relative", "safety: GRAPE minus filtered, collisions: near end"):
         assert checks[name].holds is False and checks[name].why
 

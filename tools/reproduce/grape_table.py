@@ -50,7 +50,8 @@ def report(name: str, records: dict[str, Runs], settings: dict[str, Any]) -> Non
         cells = (f"{m} {r[m]:.3g} [{r[f'{m}_interval'][0]:.3g}, {r[f'{m}_interval'][1]:.3g}]" for m in METRICS)
         print(f"{arm:<17}", *cells)
     seeds = sorted({seed for runs in done.values() for seed in runs})
-    write(name, checks(done, table, settings.get("images", False)), {"settings": settings, "arms": table, "iterations": iterations - 1}, seeds)
+    said = {"settings": settings, "arms": table, "iterations": iterations - 1}
+    write(name, checks(done, table, settings.get("images", False)), said, seeds)
     plot(name, table)
 
 
