@@ -137,7 +137,7 @@ class OperatedAgent:
         )
         status = self._watch(k, seen)
         before, subtask = machine.phase, self._subtasks.update(scene)
-        if self._familiar and subtask < Subtasks.DONE:
+        if self._familiar and subtask < scene.over:
             starting = self._familiar.start_score(scene.features, subtask) <= 1.0
             self._attempts.update(scene, subtask, starting)
         target = self._intervene(k, seen, status) if self._operator else None
@@ -157,7 +157,7 @@ class OperatedAgent:
             limited = np.clip(target, self._command - self._step, self._command + self._step)
             self._command = np.clip(limited, self._robot.action_low, self._robot.action_high).astype(np.float32)
         labels = machine.labels(k) if machine.recording else None
-        self._sent = _Sent(seen, self._command.copy(), labels, min(subtask, Subtasks.DONE - 1), scene.features)
+        self._sent = _Sent(seen, self._command.copy(), labels, min(subtask, scene.over - 1), scene.features)
         return Decision(self._sent.command)
 
     def result(self) -> RolledOut:

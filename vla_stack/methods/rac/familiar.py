@@ -7,15 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_stack.methods.rac.scene import BRING, TAKE
+
 PERCENTILE = 95.0  # of the demonstrations' own distances to each other, episode by episode
 START = 0.3  # the share of a sub-task's frames that is its start region
 NEIGHBOURS = 3
-# Entries of Scene.features that matter: to take up an object it does not matter where its goal lies on the table.
-ENTRIES = {0: (0, 1, 2, 5, 6), 1: (0, 1, 2, 3, 4, 5, 6)}
+# Entries of Scene.features that matter, by kind: to take an object up it is all one where on the table its goal is.
+ENTRIES = {TAKE: (0, 1, 2, 5, 6), BRING: (0, 1, 2, 3, 4, 5, 6)}
 
 
 class FamiliarStates:
-    """Nearest neighbours among the states of iteration 0, by sub-task.
+    """Nearest neighbours among the states of iteration 0, by the kind of the sub-task.
 
     Args:
         features: float [N, F] of all demonstrated frames, metres.
@@ -24,22 +26,24 @@ class FamiliarStates:
     """
 
     def __init__(self, features: NDArray, subtask: NDArray, episode: NDArray) -> None:
-        starts = _starts(subtask, episode)
-        self._all = {s: _Region(features[m], episode[m], e) for s, e in ENTRIES.items() if (m := subtask == s).any()}
-        begun = {s: (subtask == s) & starts for s in ENTRIES}
+        starts, kind = _starts(subtask, episode), np.asarray(subtask) % 2
+        self._all = {s: _Region(features[m], episode[m], e) for s, e in ENTRIES.items() if (m := kind == s).any()}
+        begun = {s: (kind == s) & starts for s in ENTRIES}
         self._start = {s: _Region(features[m], episode[m], ENTRIES[s]) for s, m in begun.items() if m.any()}
 
     def score(self, features: NDArray, subtask: int) -> float:
         """Distance to the sub-task's demonstrated states over the threshold; up to 1 is familiar."""
-        return self._all[subtask].score(features) if subtask in self._all else 0.0
+        kind = subtask % 2
+        return self._all[kind].score(features) if kind in self._all else 0.0
 
     def start_score(self, features: NDArray, subtask: int) -> float:
         """The same for the sub-task's start region."""
-        return self._start[subtask].score(features) if subtask in self._start else 0.0
+        kind = subtask % 2
+        return self._start[kind].score(features) if kind in self._start else 0.0
 
     def sample_start(self, features: NDArray, subtask: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """A demonstrated state of the sub-task's start region, float [F]: the nearest of eight that are drawn."""
-        states, entries = self._start[subtask].full, list(ENTRIES[subtask])
+        states, entries = self._start[subtask % 2].full, list(ENTRIES[subtask % 2])
         drawn = states[rng.integers(len(states), size=8)]
         return drawn[np.argmin(np.linalg.norm((drawn - features)[:, entries], axis=1))].astype(np.float64)
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from vla_stack.intervention import Phase
 from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.human import Human, HumanConfig
-from vla_stack.methods.rac.scene import Detector, Scene, Subtasks
+from vla_stack.methods.rac.scene import BRING, TAKE, Detector, Scene, Subtasks
 
+OUT = 0.05  # m a tick, at most, that a jammed object is pulled up by
 HOLD_S = 0.2  # s for which a person goes on when the task is done, so that letting go becomes a label
 
 
@@ -91,7 +92,7 @@ class SimulatedOperator:
             return self._watch(tick, scene, subtask)
         if phase is Phase.HOLD:
             return self._take_hold(tick, scene, subtask, last_command)
-        if (tick - self._since) * self._dt > self.config.give_up_s:
+        if phase is not Phase.TELEOP and (tick - self._since) * self._dt > self.config.give_up_s:
             return Decision(("discard",))
         if phase is Phase.RECOVERY:
             return self._recover(tick, scene, subtask)
@@ -100,7 +101,7 @@ class SimulatedOperator:
         return Decision()
 
     def _watch(self, tick: int, scene: Scene, subtask: int) -> Decision:
-        if subtask == Subtasks.DONE:
+        if subtask == scene.over:
             return Decision()
         self._reached = max(self._reached, subtask)
         failing = self._detector.update(scene, subtask)
@@ -140,7 +141,7 @@ class SimulatedOperator:
         if self.config.recover:
             done = self._back(scene, subtask)
         else:  # what the expert does until the state is a demonstrated one again is called recovery
-            known = subtask < Subtasks.DONE and self._familiar.score(scene.features, subtask) <= 1.0
+            known = subtask < scene.over and self._familiar.score(scene.features, subtask) <= 1.0
             done = known or subtask > self._target
         self._count = self._count + 1 if done else 0
         if self._count >= self._settle:
@@ -152,20 +153,20 @@ class SimulatedOperator:
         intention = self._expert.act().astype(np.float64)
         if phase is Phase.TELEOP:
             return Decision((), self.human.move(intention, tick))
-        if subtask < self._target and self.config.recover:  # it slipped
+        if (subtask < self._target or scene.stuck) and self.config.recover:  # it slipped, or jams again
             self._target, self._goal, self._count = subtask, None, 0
             return Decision(("slip",), self._move(tick, scene, subtask))
         self._target = min(self._target, subtask)
         self._count = self._count + 1 if subtask > self._target else 0
-        if self._count < (self._hold if subtask == Subtasks.DONE else self._settle):
+        if self._count < (self._hold if subtask == scene.over else self._settle):
             return Decision((), self.human.move(intention, tick))
         if subtask <= self._reached:  # it has again what the policy had dropped; what the policy failed at comes now
             self._target, self._count = subtask, 0
             return Decision((), self.human.move(intention, tick))
-        return Decision(("subtask_done",) if self.config.end or subtask == Subtasks.DONE else ("hand_back",))
+        return Decision(("subtask_done",) if self.config.end or subtask == scene.over else ("hand_back",))
 
     def _move(self, tick: int, scene: Scene, subtask: int) -> NDArray[np.float64]:
-        if not self.config.recover or subtask == Subtasks.DONE:
+        if not self.config.recover or subtask == scene.over:
             return self.human.move(self._expert.act().astype(np.float64), tick)
         goal, yaw, gripper = self._way_back(scene, subtask)
         return self.human.move(self._expert.towards(goal, yaw, gripper).astype(np.float64), tick)
@@ -173,26 +174,28 @@ class SimulatedOperator:
     def _way_back(self, scene: Scene, subtask: int) -> tuple[NDArray[np.float64], float, float]:
         """Where a recovery goes now: release what is supported, lift, retreat above the start region, descend."""
         assert self._familiar is not None
-        tool = scene.tool
+        tool, take = scene.tool, subtask % 2 == TAKE
+        if scene.stuck:  # out, first of all, with the gripper closed or, where it has let go, by taking hold again
+            return np.array([*tool[:2], tool[2] + OUT]), tool[3], 0.0
         if (back := self._goal) is None:
             start = self._familiar.sample_start(scene.features, subtask, self.human.choices)
-            at = scene.object if subtask == 0 else scene.goal + start[3:6]
+            at = scene.object if take else scene.goal + start[3:6]
             self._goal = back = at - start[:3]
-        if subtask == 0 and (scene.held or scene.wrong) and tool[2] > 0.035:
+        if take and (scene.held or scene.wrong) and tool[2] > 0.035:
             return np.array([*tool[:2], tool[2] - 0.03]), tool[3], 0.0  # never let go in the air
-        gripper = 1.0 if subtask == 0 else 0.0
-        if subtask == 0 and tool[4] < 0.7 and scene.distance < 0.05:
+        gripper = 1.0 if take else 0.0
+        if take and tool[4] < 0.7 and scene.distance < 0.05:
             return tool[:3].copy(), tool[3], 1.0  # open before moving away
         aside = float(np.hypot(*(back - tool[:3])[:2]))
         if aside > 0.015 and tool[2] < min(self.CLEAR, back[2] + 0.03):
             return np.array([*tool[:2], self.CLEAR + 0.02]), tool[3], gripper
-        return back, tool[3] if subtask else 0.0, gripper
+        return back, 0.0 if take else tool[3], gripper
 
     def _back(self, scene: Scene, subtask: int) -> bool:
         """Whether a recovery is where it wanted to go, with an open gripper where the next thing is a grasp."""
         assert self._familiar is not None
-        if self._goal is None or subtask == Subtasks.DONE:
+        if self._goal is None or subtask == scene.over or scene.stuck:
             return False
         far = float(np.linalg.norm(self._goal - scene.tool[:3]))
         familiar = self._familiar.start_score(scene.features, subtask) <= 1.0  # advises: a person who is there decides
-        return (subtask == 1 or scene.tool[4] > 0.7) and far < (self.NEAR if familiar else self.NEAR / 2)
+        return (subtask % 2 == BRING or scene.tool[4] > 0.7) and far < (self.NEAR if familiar else self.NEAR / 2)

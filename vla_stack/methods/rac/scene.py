@@ -1,7 +1,7 @@
 """What a simulated operator sees of a simulated task: where things are, which sub-task is current, what has failed.
 
-For tasks of ``sim`` that move one object to one goal. A sub-task is a run of the task's stages: first the object is
-taken up (to stage ``lifted``), then it is brought to its goal (to the last stage).
+For tasks of ``sim`` that move one object to one goal, or several objects, one after another, each to its own. Sub-tasks
+alternate: an even one takes an object up, the odd one after it brings that object to its goal.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ OPENING_SCALE = 0.05  # m that a fully opened gripper counts
 FIELD = np.array([[0.30, -0.27], [0.64, 0.27]])  # m, where an object can be reached
 NEAR_GOAL = 0.045  # m, within which an object that was let go counts as brought to its goal
 ENGAGED, LEFT = 0.045, 0.08  # m, distance at which an attempt opens and, with hysteresis, ends
+TAKE, BRING = 0, 1  # kinds of sub-tasks: what is left of their number, divided by two
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,15 @@ class Scene:
 
     Attributes:
         tool: Measured tool [5]: m, m, m, rad, ratio.
-        object: Position [3] of what is moved, m.
+        object: Position [3] of what is moved now, m.
         goal: Position [3] of where to, m.
         held: Both pads touch the object.
         wrong: Something else is held.
         upright: The object stands as it was laid down.
-        progress: Whether each stage's condition holds now.
-        lifted: Number of the stage that ends the first sub-task.
+        stuck: The object is jammed on its way to the goal: advancing does not get it out.
+        taken: An object is taken up: what an even sub-task wants.
+        done: Objects that are where they are to go.
+        objects: How many there are.
     """
 
     tool: NDArray[np.float64]
@@ -43,8 +46,10 @@ class Scene:
     held: bool
     wrong: bool
     upright: bool
-    progress: tuple[bool, ...]
-    lifted: int
+    stuck: bool
+    taken: bool
+    done: int
+    objects: int
 
     @classmethod
     def of(cls, env: gym.Env) -> Scene:
@@ -54,10 +59,16 @@ class Scene:
             UserError: The task has no such sub-tasks.
         """
         task: Any = env.unwrapped
-        stages = getattr(task, "stages", ())
-        if "lifted" not in stages or not hasattr(task, "subjects"):
+        stages: tuple[str, ...] = getattr(task, "stages", ())
+        progress = tuple(bool(p) for p in task.progress()) if hasattr(task, "subjects") else ()
+        if progress and "lifted" in stages:
+            taken, done, objects = progress[stages.index("lifted")], int(progress[-1]), 1
+        elif progress and stages[0] == "grasped_1":  # and so on, each with the stage of its goal behind it
+            done, objects = sum(progress[1::2]), len(stages) // 2
+            taken = done < objects and progress[2 * done]
+        else:
             name = getattr(task, "name", env)
-            raise UserError(f"no simulated operator for '{name}'", "the tasks are place, stack and insert")
+            raise UserError(f"no simulated operator for '{name}'", "the tasks are place, stack, insert and jam")
         moved, goal = task.subjects
         others = [b for b in task.keypoints() if b not in (moved, "tcp") and b.startswith("cube_")]
         tilt = task.data.body(moved).xmat[8]
@@ -68,9 +79,16 @@ class Scene:
             held=task.grasped(moved),
             wrong=any(task.grasped(o) for o in others),
             upright=bool(tilt > 0.9),
-            progress=tuple(bool(p) for p in task.progress()),
-            lifted=stages.index("lifted"),
+            stuck=hasattr(task, "jammed") and bool(task.jammed(task.target)),
+            taken=taken,
+            done=done,
+            objects=objects,
         )
+
+    @property
+    def over(self) -> int:
+        """Number of the sub-task after the last one: all is done."""
+        return 2 * self.objects
 
     @property
     def features(self) -> NDArray[np.float32]:
@@ -95,27 +113,30 @@ class Scene:
 
 
 class Subtasks:
-    """Which sub-task is current: 0 take up, 1 bring to the goal, 2 done. Feed it every tick's scene."""
-
-    DONE = 2
+    """Which sub-task is current: 0 take up, 1 bring to the goal, 2 take up the next, and so on; ``Scene.over`` at the
+    end. Feed it every tick's scene."""
 
     def __init__(self) -> None:
-        self.current = 0
+        self.current = self._done = 0
 
     def update(self, scene: Scene) -> int:
-        if scene.progress[-1]:
-            self.current = self.DONE
-        elif scene.progress[scene.lifted]:
-            self.current = 1
-        elif self.current == 1 and not scene.held and not scene.brought:
-            self.current = 0
+        if scene.taken or scene.done > self._done:  # what is merely touched while the tool retreats stays done
+            self._done = scene.done
+        if scene.taken and scene.done < scene.objects:
+            self.current = 2 * self._done + BRING
+        elif self.current < 2 * self._done:
+            self.current = 2 * self._done
+        elif self.current % 2 == BRING and not scene.held and not scene.brought:
+            self.current -= 1
         return self.current
 
 
 def potential(scene: Scene, subtask: int) -> float:
-    """Progress within a sub-task, m; grows as it nears its end."""
-    if subtask == 0:
+    """Progress within a sub-task, m; grows as it nears its end, and out of a jam as the object comes up."""
+    if subtask % 2 == TAKE:
         return float(scene.object[2] - scene.distance)
+    if scene.stuck:
+        return float(scene.object[2])
     offset = scene.object - scene.goal
     return float(-np.hypot(*offset[:2]) - 0.5 * max(offset[2], 0.0))
 
@@ -128,37 +149,39 @@ class Detector:
     """
 
     STALL, STEP = 2.0, 0.005  # s without an improvement of so many metres
+    STUCK = 1.0  # the same of what is jammed, which pushing makes worse
     DEBOUNCE = 0.25  # s
 
     def __init__(self, dt: float) -> None:
-        self._stall_ticks, self._debounce = round(self.STALL / dt), max(1, round(self.DEBOUNCE / dt))
+        self._stall = round(self.STALL / dt), round(self.STUCK / dt)
+        self._debounce = max(1, round(self.DEBOUNCE / dt))
         self.reset()
 
     def reset(self) -> None:
         """Forget; to be called when control changes hands."""
-        self._subtask, self._best, self._since, self._bad = -1, -np.inf, 0, 0
+        self._subtask, self._stuck, self._best, self._since, self._bad = -1, False, -np.inf, 0, 0
 
     def update(self, scene: Scene, subtask: int) -> bool:
         """Whether the policy has failed, as seen at this tick."""
-        dropped = self._subtask == 1 and subtask == 0
-        if subtask != self._subtask:
-            self._subtask, self._best, self._since = subtask, -np.inf, 0
-            self._bad = self._debounce if dropped else 0
+        dropped = self._subtask % 2 == BRING and subtask == self._subtask - 1
+        if (subtask, scene.stuck) != (self._subtask, self._stuck):
+            self._bad = self._debounce if dropped else 0 if subtask != self._subtask else self._bad
+            self._subtask, self._stuck, self._best, self._since = subtask, scene.stuck, -np.inf, 0
         value = potential(scene, subtask)
         self._since += 1
         if value > self._best + self.STEP:
             self._best, self._since = value, 0
-        empty = subtask == 0 and scene.tool[4] < 0.3 and not scene.held
+        empty = subtask % 2 == TAKE and scene.tool[4] < 0.3 and not scene.held
         bad = empty or scene.wrong or scene.hopeless
         self._bad = self._bad + 1 if bad else max(0, self._bad - 1) if not dropped else self._bad
-        return self._bad >= self._debounce or self._since >= self._stall_ticks
+        return self._bad >= self._debounce or self._since >= self._stall[scene.stuck]
 
 
 class Attempts:
     """Counts attempts, and recoveries after failed ones.
 
-    An attempt opens when tool and object are together (sub-task 0: closer than ``ENGAGED``; sub-task 1: object above
-    its goal) and fails when they part with the sub-task undone. A recovery is a failed attempt after which the state is
+    An attempt opens when tool and object are together (taking up: closer than ``ENGAGED``; bringing: object above its
+    goal) and fails when they part with the sub-task undone. A recovery is a failed attempt after which the state is
     back in the start region of that or an earlier sub-task for 0.3 s.
     """
 
@@ -174,11 +197,11 @@ class Attempts:
 
     def update(self, scene: Scene, subtask: int, starting: bool) -> None:
         """Take a tick; ``starting`` is whether the state is in the start region of the current sub-task."""
-        if subtask == Subtasks.DONE:
+        if subtask == scene.over:
             return
         if self._open is None and _engaged(scene, subtask, 1.0):
             self._open, self._failed = subtask, None
-            self.attempts[subtask] += 1
+            self.attempts[subtask % 2] += 1
         elif self._open is not None and subtask > self._open:
             self._open = None
         elif self._open is not None and (subtask < self._open or not _engaged(scene, subtask, LEFT / ENGAGED)):
@@ -190,6 +213,6 @@ class Attempts:
 
 
 def _engaged(scene: Scene, subtask: int, slack: float) -> bool:
-    if subtask == 0:
+    if subtask % 2 == TAKE:
         return scene.distance < ENGAGED * slack
     return bool(np.hypot(*(scene.object - scene.goal)[:2]) < NEAR_GOAL * slack)
