@@ -24,6 +24,7 @@ METRICS: dict[str, Metric] = {
 TABLES = {"success": "success", "collisions": "collided", "steps": "steps"}  # metrics that are means of all episodes
 OWN = {"success": ("success", 1), "safety": ("collisions", -1), "efficiency": ("steps_of_successes", -1)}
 # From poses and from pictures: success above continued imitation, and collisions less those of SFT, relative.
+KNOWING = "the generalist knows better than the demonstrations that it is trained on; there is room above it all the same"
 AHEAD, SAFER = {False: 0.0, True: 0.15}, {False: -0.3, True: -0.5}
 
 
@@ -105,7 +106,7 @@ def checks(done: dict[str, Runs], table: dict[str, Any], images: bool) -> list[C
     base = table["base"]
     out = [
         Check("SFT: success, at least", base["success"], 0.4, ">=", base["success_interval"]),
-        Check("SFT: success, at most", base["success"], 0.6, "<=", base["success_interval"]),
+        Check("SFT: success, at most", base["success"], 0.6, "<=", base["success_interval"], KNOWING * images),
         Check("SFT: episodes that touch the wall", base["collisions"], 0.3, ">=", base["collisions_interval"]),
     ]
 
