@@ -23,8 +23,8 @@ METRICS: dict[str, Metric] = {
 }
 TABLES = {"success": "success", "collisions": "collided", "steps": "steps"}  # metrics that are means of all episodes
 OWN = {"success": ("success", 1), "safety": ("collisions", -1), "efficiency": ("steps_of_successes", -1)}
+KNOWING = "the generalist knows better than the demonstrations that it is trained on; there is room above it still"
 # From poses and from pictures: success above continued imitation, and collisions less those of SFT, relative.
-KNOWING = "the generalist knows better than the demonstrations that it is trained on; there is room above it all the same"
 AHEAD, SAFER = {False: 0.0, True: 0.15}, {False: -0.3, True: -0.5}
 
 
