@@ -306,3 +306,8 @@ def test_a_result_records_what_it_is_made_of(monkeypatch, tmp_path):
     record = json.loads(results.write("one", checks, {}, path=tmp_path / "one.json").read_text())
     assert "vla_stack/runtime/safety.py" in record["sources"] and "tools/bench/envelope.py" in record["sources"]
     assert record["checks"][0]["over"] == "starts" and record["checks"][0]["interval"][0] == 0.0
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "tools/bench/envelope.py"), "--report"])
+    for anew in ("", "1"):  # what is there is of before, but where nothing of before is taken over
+        monkeypatch.setenv("REPRODUCE_ANEW", anew)
+        again = json.loads(results.write("one", checks, {}, path=tmp_path / "one.json").read_text())
+        assert ("measured" in again) is not bool(anew)

@@ -11,7 +11,8 @@ SCRIPTS = {
     # a study that notes how it was called
     "quick": "import json, sys; open('quick.txt', 'a').write(json.dumps(sys.argv[1:]) + '\\n')",
     # one that ends only when it is told to, and then reports
-    "endless": "import sys\nwhile '--report' not in sys.argv: pass\nopen('reported', 'w').write('')",
+    "endless": "import os, sys\nwhile '--report' not in sys.argv: pass\n"
+    "open('reported', 'w').write(os.environ.get('REPRODUCE_ANEW', ''))",
     "broken": "raise SystemExit(3)",
 }
 
@@ -92,6 +93,14 @@ def test_when_time_is_over_the_study_that_runs_reports_and_is_gone_on_with_later
     assert "the same command goes on" in capsys.readouterr().out
     noted = json.loads((tmp_path / "out/all.json").read_text())["endless.py"]
     assert noted["core_s"] > 0.2 and not noted["over"]
+
+
+@pytest.mark.parametrize(("stale", "anew"), [(["sim/env.py"], "1"), ([], "")])
+def test_cells_of_other_code_come_into_no_report(everything, tmp_path, monkeypatch, stale, anew):
+    monkeypatch.delenv("REPRODUCE_ANEW", raising=False)
+    (tmp_path / "results/endless.json").write_text(json.dumps({"stale": stale}))
+    everything.work([everything.Step("endless", "endless.py", "report")], 0.1 / 3600, 1, listed=False)
+    assert (tmp_path / "reported").read_text() == anew
 
 
 def test_a_study_that_fails_does_not_keep_the_others_from_running(everything, tmp_path, capsys):

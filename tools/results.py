@@ -123,7 +123,8 @@ def write(
 def _origin(typed: str, path: Path, inputs: Sequence[Path]) -> dict[str, Any]:
     """Revision, of the measurement too where this reports an earlier one, and digests of what made the figures."""
     words = typed.split()
-    reporting = any(flag in words for flag in freshness.REPORTING)
+    # What is reported while nothing that was published is taken over, the code that is there has measured.
+    reporting = any(flag in words for flag in freshness.REPORTING) and not os.environ.get(freshness.ANEW)
     given = [p.resolve().relative_to(ROOT).as_posix() for p in inputs if p.resolve().is_relative_to(ROOT)]
     try:
         of = freshness.sources(words[1], path, reporting, given)

@@ -191,9 +191,13 @@ def words(step: Step, folder: Path, jobs: int, report: bool = False) -> list[str
     return [sys.executable, str(ROOT / "tools" / script), *rest, *flags, *["--report"] * report]
 
 
-def run(command: list[str], anew: bool, left_s: float) -> tuple[int | None, float]:
+def environment(anew: bool) -> dict[str, str]:
+    """What a study runs in; ``anew`` takes over nothing that was published, nor does a report of what it has."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **({freshness.ANEW: "1"} if anew else {})}
+
+
+def run(command: list[str], env: dict[str, str], left_s: float) -> tuple[int | None, float]:
     """Exit code, None where time was over before, and core seconds that it took."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **({freshness.ANEW: "1"} if anew else {})}
     begun = of_children()
     process = subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
     stopped = False
@@ -229,7 +233,7 @@ def work(steps: Sequence[Step], hours: float, jobs: int, listed: bool) -> int:
             continue
         print(f"\n{step.command}: {todo.why}", flush=True)
         folder = OUT / f"{step.result}-{now}"
-        code, core_s = run(words(step, folder, jobs), todo.anew, hours * 3600 - spent_s)
+        code, core_s = run(words(step, folder, jobs), environment(todo.anew), hours * 3600 - spent_s)
         spent_s += core_s
         earlier_s = noted.get("core_s", 0.0) if noted.get("digest") == now else 0.0
         known[step.command] = {"digest": now, "core_s": earlier_s + core_s, "over": code == 0}
@@ -237,7 +241,7 @@ def work(steps: Sequence[Step], hours: float, jobs: int, listed: bool) -> int:
         write_json(notes, known)
         if code is None:
             if "report" in step.takes.split():
-                subprocess.run(words(step, folder, jobs, report=True), cwd=ROOT, env=os.environ)
+                subprocess.run(words(step, folder, jobs, report=True), cwd=ROOT, env=environment(todo.anew))
             print(f"\n{hours:g} core hours are over in {step.command}: the same command goes on")
             break
         if code:
