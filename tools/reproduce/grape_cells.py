@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 import sim
 from vla_stack.data.layout import INFO, read_info
@@ -103,10 +105,36 @@ ORDER = (("filtered", "grape-safety", "grape-success", "grape-efficiency"), ("ra
          ("tpo-success", "tpo-efficiency"), ("shuffled",))  # fmt: skip
 
 
-def demonstrate(settings: Settings, root: Path) -> None:
-    """Record demonstrations of mixed quality: some brush the wall, some are slow. Continues what is there."""
+def over_the_wall(task: Any, expert: Any, above: float) -> Callable[[], NDArray[np.float32]]:
+    """A demonstrator who passes so many metres above the wall."""
+    task.above = above
+    return expert.act  # type: ignore[no-any-return]
+
+
+def too_late(task: Any, expert: Any, seconds: float) -> Callable[[], NDArray[np.float32]]:
+    """A demonstrator who reaches for where a moving object was so many seconds before it has it."""
+
+    def act() -> NDArray[np.float32]:
+        goal, held = task.expert_goal(), task.grasped(task.target)
+        behind = 0.0 if held else seconds * task.data.joint(task.target).qvel[:3] * [0.0, 1.0, 0.0]
+        return expert.towards(goal.position - behind, goal.yaw, goal.gripper)  # type: ignore[no-any-return]
+
+    return act
+
+
+FLAWS = {TASK: over_the_wall, "conveyor": too_late}
+
+
+def demonstrate(settings: Settings, root: Path, name: str = TASK) -> None:
+    """Record demonstrations of mixed quality: some brush the wall, some are slow. Continues what is there.
+
+    Args:
+        settings: ``above`` is what one or another demonstrator does, in the unit of the task's flaw.
+        root: Of the dataset.
+        name: Task.
+    """
     observed: dict[str, Any] = {"image_size": IMAGE_SIZE} if settings.images else {"cameras": (), "privileged": True}
-    env = gym.make(sim.TASKS[TASK].id, **observed, disable_env_checker=True)
+    env = gym.make(sim.TASKS[name].id, **observed, disable_env_checker=True)
     task: Any = env.unwrapped
     robot = task.spec_robot
     have = read_info(root)["total_episodes"] if (root / INFO).exists() else 0
@@ -115,12 +143,13 @@ def demonstrate(settings: Settings, root: Path) -> None:
         while recorder.num_episodes < settings.demos:
             attempt += 1
             rng = np.random.default_rng((7, attempt))
-            task.above, pace = float(rng.choice(settings.above)), float(rng.choice(PACE))
+            flaw, pace = float(rng.choice(settings.above)), float(rng.choice(PACE))
             raw, info = env.reset(seed=2_000_000 + attempt)
             expert: Any = sim.make_expert(task, noise=0.3, seed=attempt)
+            act = FLAWS[name](task, expert, flaw)
             frames, ended, k = [], False, 0
             while not ended:
-                action, last = expert.act(), task.tool_command
+                action, last = act(), task.tool_command
                 action[:4] = last[:4] + pace * (action[:4] - last[:4])
                 frames.append((observe(raw, robot, task.task, k), action))
                 raw, _, terminated, truncated, info = env.step(expert.perturb(action))
