@@ -37,6 +37,11 @@ CHAMFER = 0.010  # m, width and height of the slope that leads the peg in
 BOARD = 0.0015  # m, half the thickness of that slope
 LOWER = 0.02  # m, how far ahead the peg is lowered: gently, so that it slides off the slopes
 MOUTH = SOCKET_HEIGHT + CHAMFER
+# What is carried low catches on the slopes' outer edges and turns in the hand: a learner's heights are off by a
+# centimetre, and half of what it failed with at the slot had hung there.
+ALIGNED = 0.006  # m, what the slopes put right
+HOVER = 0.03  # m, above the mouth, where it is aligned
+OVER = 0.01  # m, above the mouth: lower than this it moves up alone
 
 
 def add_socket(
@@ -86,13 +91,13 @@ def lower_into(env: ArmEnv, body: str, socket: str, bottom: float, symmetry: flo
     if not low < tool[3] + turn < high:  # the equal turn that the tool can make
         turn -= float(np.copysign(symmetry, turn))
     offset = goal[:2] - env.position(body)[:2]
-    aligned = np.hypot(*offset) < CLEARANCE and abs(turn) < 0.06
+    aligned = np.hypot(*offset) < ALIGNED and abs(turn) < 0.1
     if aligned or (bottom < MOUTH and np.hypot(*offset) < CHAMFER):
         rise = max(SOCKET_HEIGHT - DEPTH - 0.006 - bottom, -LOWER)
     else:
-        rise = MOUTH + 0.008 - bottom
+        rise = MOUTH + HOVER - bottom
     # Rise first, then move: what is held must not sweep the socket's lips.
-    aside = offset if rise < 0.015 else np.zeros(2)
+    aside = offset if rise < HOVER - OVER else np.zeros(2)
     return ToolGoal(tool[:3] + [*aside, rise], arm.wrap_angle(tool[3] + turn), 0.0)
 
 

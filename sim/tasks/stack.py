@@ -27,6 +27,7 @@ def default_config() -> TaskConfig:
 
 
 OVERHANG = 0.014  # m, how far off centre the upper cube may stand
+DROP = 0.008  # m, it is let go so far above the lower one: set down on it, it pushes that one about
 
 
 class Stack(ArmEnv):
@@ -70,7 +71,7 @@ class Stack(ArmEnv):
     def expert_goal(self) -> ToolGoal:
         cube, base = self.position(self.target), self.position(self.base)
         if self.grasped(self.target):
-            goal = base + [0.0, 0.0, 2 * objects.CUBE + 0.002]
+            goal = base + [0.0, 0.0, 2 * objects.CUBE + DROP]
             return skills.put(self, self.target, goal, self.yaw(self.base, objects.CUBE_SYMMETRY))
         if np.hypot(*(cube - base)[:2]) < objects.CUBE:
             return skills.retreat(self)
