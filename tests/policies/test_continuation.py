@@ -9,6 +9,7 @@ from small_vla import ACTIONS, make_batch, make_config, make_observations, make_
 
 from vla_stack.methods.imitation import loss as imitation
 from vla_stack.methods.mixture_of_horizons import loss as mixture_of_horizons
+from vla_stack.policies.action_attention import NOISY_OFFSET
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.continuation import Continuing, continue_chunk
@@ -244,3 +245,19 @@ def test_schedule_beta_and_a_weaker_policy_have_a_say_in_their_modes_alone(serve
         changed = {mode for mode in CONTINUE if np.abs(chunk(mode, **how) - chunk(mode)).max() > 1e-5}
         assert moved <= changed and changed <= moved | {"bid"}
     assert np.abs(chunk("rtc", beta=3.0) - chunk("rtc")).max() == 0  # as many as the Euler steps
+
+
+def test_a_plain_policy_can_be_trained_on_with_the_lambda_mask(tmp_path):
+    plain, config = make_policy(), make_config(max_delay=4, prefix_attention="lambda", prefix_window=2)
+    plain.save_pretrained(tmp_path)
+    begun = type(plain).from_pretrained(tmp_path, config=config, dataset_stats=make_stats())
+    expert, before = begun.expert, plain.expert
+    assert torch.equal(expert.positions[1 : 1 + H], before.positions)  # of clean tokens, after the sink's
+    assert torch.equal(expert.positions[1 + NOISY_OFFSET :], before.positions)  # of noisy ones
+    assert torch.equal(expert.blocks[0].attention.qkv.weight, before.blocks[0].attention.qkv.weight)
+
+    for part in (begun, *make_vla_pre_post_processors(begun.config, make_stats())):
+        part.save_pretrained(tmp_path)
+    again = load_policy(tmp_path)
+    assert torch.equal(again.policy.expert.sink, expert.sink)  # what has a sink keeps it
+    assert np.isfinite(again.infer(make_observations(2), SEEDS).actions).all()

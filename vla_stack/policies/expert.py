@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -123,6 +124,8 @@ class ActionExpert(nn.Module):
         self.sink = None if window is None else nn.Parameter(torch.randn(width) * 0.02)
         readable = None if window is None else sink_and_window(horizon, window)
         self.register_buffer("readable", readable, persistent=False)
+        if window is not None:
+            self.register_load_state_dict_pre_hook(from_plain)
         self.rotary = Rotary(rotary) if rotary is not None else None
         self.time = TimeEmbedding(width)
         self.blocks = nn.ModuleList(ExpertBlock(width, geometry) for _ in range(geometry.layers))
@@ -166,6 +169,24 @@ class ActionExpert(nn.Module):
             y = block(y, condition, k, v, mask, rotary)
         y, _ = self.norm(y, condition)
         return y[:, -x.shape[1] :]
+
+
+def from_plain(expert: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Let an expert with the Λ-mask begin with the weights of one without: it keeps its new sink.
+
+    Clean tokens begin with the plain positions, noisy ones with the same ones at the places they are shifted to.
+    """
+    if f"{prefix}sink" in state or not isinstance(expert, ActionExpert) or expert.sink is None:
+        return
+    plain = state.get(f"{prefix}positions")
+    if plain is not None and expert.positions is not None:
+        n = len(expert.positions) - 1 - NOISY_OFFSET
+        if plain.shape != (n, *expert.positions.shape[1:]):
+            return
+        wide = expert.positions.detach().clone()
+        wide[1 : 1 + n] = wide[-n:] = plain
+        state[f"{prefix}positions"] = wide
+    state[f"{prefix}sink"] = expert.sink.detach()
 
 
 def additive(mask: Bool[Tensor, "b n m"], dtype: torch.dtype) -> Float[Tensor, "b n m"]:
