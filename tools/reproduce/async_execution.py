@@ -49,9 +49,9 @@ LATENCIES = tuple(Latency(ms / 1000) for ms in (0, 100, 200, 300, 400, 600))
 CLAIMED = (Latency(0.2), Latency(0.4))
 EXECUTES = (4, EXECUTE, 8)  # with a delay of 400 ms no more than eight can be had
 POLICIES: dict[str, dict[str, Any]] = {
-    "plain": {"max_delay": 0},
-    "prefix": {"max_delay": MAX_DELAY},
-    "lambda": {"max_delay": MAX_DELAY, "prefix_attention": "lambda"},
+    "plain": {"max_delay": 0, "noise_scale": 0.6},
+    "prefix": {"max_delay": MAX_DELAY, "noise_scale": 0.6},
+    "lambda": {"max_delay": MAX_DELAY, "noise_scale": 0.6, "prefix_attention": "lambda"},
 }
 MAIN = (("plain", "sync"), ("plain", "naive"), ("plain", "rtc"), ("prefix", "prefix"), ("prefix", "naive"))
 LAMBDA = (("lambda", "prefix"), ("lambda", "naive"))

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TASK = "obstacle"
 OBJECTIVES = ("success", "safety", "efficiency")
 SEEING, IMAGE_SIZE = "generalist", 128  # the policy that a seed begins with where it sees pictures, and their size
+NOISE = 0.6  # that chunks begin with: as it ships, with less, it does much the same in all tries
 WEIGHTS = {"success": Weights(0.01, 1.0, 2.0), "safety": Weights(0.01, 4.0, 2.0), "efficiency": Weights(0.01, 4.0, 2.0)}
 ANCHORS = {"proximal": 1.0, "sft": 10.0}
 PACE = (1.0, 0.5)  # of demonstrators, which no observation says, as it does not say how high they pass
@@ -171,7 +172,9 @@ def start_policy(settings: Settings, seed: int, out: Path) -> Path:
     w = settings.width
     small = {"chunk_size": 8, "n_action_steps": settings.execute, "num_inference_steps": 4, "depth": 2, "width": w,
              "expert_width": w, "heads": 2, "head_dim": w // 2, "max_tokens": 12, "vocabulary": 320}  # fmt: skip
-    start = PolicyRecipe("vla", SEEING) if settings.images else PolicyRecipe("vla", options=small)
+    start = (
+        PolicyRecipe("vla", SEEING, {"noise_scale": NOISE}) if settings.images else PolicyRecipe("vla", options=small)
+    )
     lr = {"lr": 1e-3, "backbone_lr_scale": 0.1} if settings.images else {"lr": 2e-3}
     plan = Recipe(
         name=run.name,
