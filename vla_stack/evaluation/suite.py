@@ -175,7 +175,8 @@ def run_suite(
 
     def outcomes(env_id: str, name: str, split: Split) -> tuple[bool, ...]:
         title, options = f"{env_id} {name}", {**terms.options, **split.options}
-        about = [policy.spec.model_version, policy.spec.normalisation, env_id, options, split.pictures]
+        same = (policy.spec.model_version, policy.spec.normalisation, policy.spec.extras)
+        about = [*same, env_id, options, split.pictures]
         key = json.loads(json.dumps([*about, {**asdict(terms), "options": None}]))
         file = folder / f"{title.translate(dict.fromkeys(map(ord, ' /:'), '_'))}.json"
         if file.is_file() and (kept := read_json(file))["of"] == key:

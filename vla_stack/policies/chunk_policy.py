@@ -263,6 +263,8 @@ def load_policy(
         "n_action_steps": getattr(config, "n_action_steps", 1),
         "continues": continuing_modes(policy),
     }
+    if isinstance(policy, NoisePolicy):  # the same weights are another policy with other noise
+        extras["noise_scale"] = policy.noise_scale
     spec = PolicySpec(
         robot=robot,
         horizon=len(config.action_delta_indices or [0]),
