@@ -54,7 +54,8 @@ def test_spec_tells_the_robot_and_the_weights(chunk_policy, saved):
     spec = chunk_policy.spec
     assert spec.robot == ROBOT and spec.horizon == 8
     modes = ["rtc", "rtc_identity", "bid"]
-    assert spec.extras == {"type": "vla", "n_action_steps": 4, "continues": modes} and spec.d_train_max == 0
+    assert spec.extras == {"type": "vla", "n_action_steps": 4, "continues": modes, "noise_scale": 1.0}
+    assert spec.d_train_max == 0
     assert len(spec.normalisation) == len(spec.model_version) == 16
     assert load_policy(saved).spec == spec
 
