@@ -37,8 +37,7 @@ CHAMFER = 0.010  # m, width and height of the slope that leads the peg in
 BOARD = 0.0015  # m, half the thickness of that slope
 LOWER = 0.02  # m, how far ahead the peg is lowered: gently, so that it slides off the slopes
 MOUTH = SOCKET_HEIGHT + CHAMFER
-# What is carried low catches on the slopes' outer edges and turns in the hand: a learner's heights are off by a
-# centimetre, and half of what it failed with at the slot had hung there.
+# What is carried low catches on the slopes' outer edges and turns in the hand.
 ALIGNED = 0.006  # m, what the slopes put right
 HOVER = 0.03  # m, above the mouth, where it is aligned
 OVER = 0.01  # m, above the mouth: lower than this it moves up alone

@@ -9,8 +9,8 @@ Claim asked for: from pictures and an instruction, starting at 30-50 %, at least
 least 80 %, with the lower end of its gain above 20 points. The start has eyes that are trained, as those of a policy
 whose training was cut short are not. At the wall and at the belt it is the shipped generalist, trained further on
 demonstrations of mixed quality, as people's are: some pass so low that they brush the wall, some reach for where the
-cube was a moment ago. What is wanted is there to be found by trying. At the slot it is the generalist as it ships,
-which misses by millimetres. All arms meet as many episodes and are measured as they are deployed: in the end by a
+cube was a moment ago. What is wanted is there to be found by trying. At the slot it is the generalist as it ships, with
+its own, smaller noise. All arms meet as many episodes and are measured as they are deployed: in the end by a
 separate evaluation of the directory that is left, on scenes that no curve is of.
 A cell is one arm of one task and seed; a stopped run continues.
 """

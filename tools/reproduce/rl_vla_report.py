@@ -72,8 +72,8 @@ def of_arm(label: str, runs: list[dict[str, Any]], claim: bool) -> list[Check]:
         served = np.array([np.mean(run["served"]) for run in over])
         episodes = len(over[0]["served"])
         ended = np.array([evaluations(run)[2][-1] for run in over])
-        less = float(served.mean()) < float(ended.mean())
-        apart = rates_difference(*((ended, n, served, episodes) if less else (served, episodes, ended, n)))
+        fewer, more = sorted(((served, episodes), (ended, n)), key=lambda rates: float(rates[0].mean()))
+        apart = rates_difference(*more, *fewer)
         checks.append(Check(f"{label}: served, other scenes", rates_interval(served, episodes).value))
         checks.append(Check(f"{label}: served less the loop's evaluation, size", apart.value, APART, "<=", apart))
     return checks
