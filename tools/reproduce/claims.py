@@ -68,10 +68,11 @@ def adopt(name: str, out: Path, settings: Mapping[str, Any]) -> None:
     data = json.loads(path.read_text())["data"] if path.exists() else {}
     if data.get("settings") != json.loads(json.dumps(settings)):
         return
-    for record in data["cells"]:
-        cell = cell_file(Cell(record["task"], record["arm"], record["seed"]), out)
-        if not cell.exists():
-            write_json(cell, record)
+    with claimed(out / "locks" / "adopt", wait=True):  # of several processes, the others find them there
+        for record in data["cells"]:
+            cell = cell_file(Cell(record["task"], record["arm"], record["seed"]), out)
+            if not cell.exists():
+                write_json(cell, record)
 
 
 def published_before(name: str) -> tuple[Any, list[dict[str, Any]]]:
