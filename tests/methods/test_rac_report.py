@@ -22,8 +22,9 @@ def report(monkeypatch):
 def record(k: int, rate: float, recoveries: int = 0) -> dict:
     success = [int(i < rate * 40) for i in range(40)]
     outcome = {"success": success, "ticks": [50] * 40, "episode_recoveries": [recoveries] * 40}
-    means = {"progress": 0.5 + rate / 2, "recoveries": float(recoveries), "takeovers": 3, "supervision_s": 60.0}
-    counts = {"human_frames": 343 + 525 * k, "discarded": 1, "collected": 3, "frames": FRAMES}
+    outcome["stage"] = [1 + i for i in success]  # of two
+    means = {"progress": 0.5 + sum(success) / 80, "recoveries": float(recoveries), "takeovers": 3}
+    counts = {"human_frames": 343 + 525 * k, "discarded": 1, "collected": 3, "frames": FRAMES, "supervision_s": 60.0}
     return {"iteration": k, **outcome, **means, **counts}
 
 
@@ -48,6 +49,9 @@ def test_checks_say_what_holds_and_why_not(report) -> None:
     assert checks["success after iteration 0, at most"].holds and checks["success after iteration 0, at least"].holds
     assert checks["RaC minus hg_dagger, from mid-budget"].value == pytest.approx(0.15)
     assert checks["RaC minus hg_dagger, lower end"].holds
+    stages = checks["RaC minus hg_dagger, from mid-budget, share of the stages"]
+    assert stages.value == pytest.approx(0.075) and stages.interval[0] < 0.075 < stages.interval[1]
+    assert checks["seconds of an operator: RaC over hg_dagger"].value == pytest.approx(1.0)
     assert not checks["RaC minus demos, from mid-budget"].holds and checks["RaC minus demos, from mid-budget"].why
     assert checks["RaC minus masked, from mid-budget"].value == pytest.approx(0.1)
     removed = checks["share of the gain that masking recovery removes"]
@@ -95,5 +99,5 @@ def test_cells_of_other_settings_are_not_mixed(report, monkeypatch, tmp_path) ->
 def test_the_interval_of_a_difference_covers_chance(report) -> None:
     rng = np.random.default_rng(0)
     arms = [{s: [{"iteration": 1, "success": rng.integers(0, 2, 40).tolist()}] for s in range(3)} for _ in range(2)]
-    e = report.difference(*arms, [1])
+    e = report.difference(*arms, [1], report.succeeded)
     assert e.low < e.value < e.high and e.low < 0 < e.high

@@ -96,14 +96,25 @@ def rises(runs: dict[int, list[dict[str, Any]]], k: int) -> dict[int, NDArray[np
     return {seed: capped_success(run, k, MOST).astype(float) - capped_success(run, k, 0) for seed, run in runs.items()}
 
 
-def difference(a: dict[int, list], b: dict[int, list], iterations: list[int]) -> Estimate:
-    """Mean success of arm a minus arm b over iterations and common seeds, paired by start."""
+def difference(a: dict[int, list], b: dict[int, list], iterations: list[int], of: Any) -> Estimate:
+    """Mean of arm a minus arm b over iterations and common seeds, paired by start; ``of`` is what of a record."""
     seeds = sorted(set(a) & set(b))
 
     def outcomes(runs: dict[int, list], seed: int) -> np.ndarray:
-        return np.mean([r["success"] for r in runs[seed] if r["iteration"] in iterations], axis=0)
+        return np.mean([of(r) for r in runs[seed] if r["iteration"] in iterations], axis=0)
 
     return seeds_interval(*([outcomes(runs, s) for s in seeds] for runs in (a, b)))
+
+
+def succeeded(record: dict[str, Any]) -> NDArray[np.float64]:
+    """By start, 0 or 1."""
+    return np.array(record["success"], float)
+
+
+def progress(record: dict[str, Any]) -> NDArray[np.float64]:
+    """By start, the share of the task's stages that was reached; says more than success where few episodes succeed."""
+    stage = np.array(record["stage"], float)
+    return stage * (record["progress"] / max(stage.mean(), 1e-9))
 
 
 def checks(records: Records, table: dict[str, Any]) -> list[Check]:
@@ -122,13 +133,17 @@ def checks(records: Records, table: dict[str, Any]) -> list[Check]:
         iterations = [r["iteration"] for r in table[arm] if r["iteration"] >= half]
         if arm == "rac" or last not in iterations:
             continue
-        apart = difference(records["rac"], records[arm], iterations)
+        apart = difference(records["rac"], records[arm], iterations, succeeded)
         why = "" if apart.value >= 0 else "seen so: on this task and with this operator the arm does better than RaC"
         out.append(Check(f"RaC minus {arm}, from mid-budget", apart.value, 0.0, ">=", apart, why))
         if arm in ("hg_dagger", "demos"):
             seen = "is below 0 as a whole" if apart.high < 0 else "holds 0"
             why = "" if apart.low >= 0 else f"the interval over seeds and starts {seen}"
             out.append(Check(f"RaC minus {arm}, lower end", apart.low, 0.0, ">=", apart, why))
+            stages = difference(records["rac"], records[arm], iterations, progress)
+            out.append(Check(f"RaC minus {arm}, from mid-budget, share of the stages", stages.value, interval=stages))
+            spent = table["rac"][-1]["operator_s"] / max(table[arm][-1]["operator_s"], 1e-9)
+            out.append(Check(f"seconds of an operator: RaC over {arm}", spent))
     if masked := [r for r in table.get("masked", ()) if r["iteration"] == last]:
         gain, lost = final["success"] - base["success"], final["success"] - masked[0]["success"]
         share = lost / gain if gain > 0 else 0.0
