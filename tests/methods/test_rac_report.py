@@ -51,7 +51,7 @@ def test_checks_say_what_holds_and_why_not(report) -> None:
     assert checks["RaC minus hg_dagger, lower end"].holds
     stages = checks["RaC minus hg_dagger, from mid-budget, share of the stages"]
     assert stages.value == pytest.approx(0.075) and stages.interval[0] < 0.075 < stages.interval[1]
-    assert checks["seconds of an operator: RaC over hg_dagger"].value == pytest.approx(1.0)
+    assert checks["seconds of an operator after the demonstrations: RaC over hg_dagger"].value == pytest.approx(1.0)
     assert not checks["RaC minus demos, from mid-budget"].holds and checks["RaC minus demos, from mid-budget"].why
     assert checks["RaC minus masked, from mid-budget"].value == pytest.approx(0.1)
     removed = checks["share of the gain that masking recovery removes"]

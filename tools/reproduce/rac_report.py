@@ -142,8 +142,8 @@ def checks(records: Records, table: dict[str, Any]) -> list[Check]:
             out.append(Check(f"RaC minus {arm}, lower end", apart.low, 0.0, ">=", apart, why))
             stages = difference(records["rac"], records[arm], iterations, progress)
             out.append(Check(f"RaC minus {arm}, from mid-budget, share of the stages", stages.value, interval=stages))
-            spent = table["rac"][-1]["operator_s"] / max(table[arm][-1]["operator_s"], 1e-9)
-            out.append(Check(f"seconds of an operator: RaC over {arm}", spent))
+            ours, theirs = (rows[-1]["operator_s"] - rows[0]["operator_s"] for rows in (table["rac"], table[arm]))
+            out.append(Check(f"seconds of an operator after the demonstrations: RaC over {arm}", ours / theirs))
     if masked := [r for r in table.get("masked", ()) if r["iteration"] == last]:
         gain, lost = final["success"] - base["success"], final["success"] - masked[0]["success"]
         share = lost / gain if gain > 0 else 0.0
