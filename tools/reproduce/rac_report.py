@@ -122,7 +122,11 @@ def checks(records: Records, table: dict[str, Any]) -> list[Check]:
     base, final = table["rac"][0], table["rac"][-1]
     last = final["iteration"]
     out = [
-        Check("success after iteration 0, at least", base["success"], 0.05, ">=", base["interval"], over=base["over"]),
+        Check(
+            *("success after iteration 0, at least", base["success"], 0.05, ">=", base["interval"]),
+            why="" if base["success"] >= 0.05 else "weaker than meant: the share of the stages tells more than success",
+            over=base["over"],
+        ),
         Check("success after iteration 0, at most", base["success"], 0.30, "<=", base["interval"], over=base["over"]),
         Check(
             "RaC: success after the last iteration", final["success"], None, ">=", final["interval"], over=final["over"]
