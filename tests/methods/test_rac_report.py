@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,28 @@ def test_cells_of_other_settings_are_not_mixed(report, monkeypatch, tmp_path) ->
     with pytest.raises(SystemExit, match="other settings"):
         script.main(["human_frames=50", "--out", str(tmp_path)])
     assert script.main(["--report", "--out", str(tmp_path)]) == 0
+
+
+def test_what_another_machine_has_run_is_reported_and_not_run_again(report, monkeypatch, tmp_path) -> None:
+    script, claims = importlib.import_module("rac"), importlib.import_module("claims")
+    asked: list = []
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    monkeypatch.delenv("REPRODUCE_ANEW", raising=False)
+    monkeypatch.setattr(script, "together", lambda jobs, work: asked.append(work.args[0]))
+    written: dict = {}
+    monkeypatch.setattr(report, "write", lambda name, checks, data, seeds: written.update(data))
+    monkeypatch.setattr(report, "plot", lambda *given: None)
+    these = json.loads(json.dumps(script.settings(list(script.SIZE))))
+    runs = [("rac", 0, 5), ("hg_dagger", 0, 5), ("demos", 0, 4)]  # the last one was stopped
+    cells = [{"arm": a, "seed": s, "iterations": [record(k, 0.5) for k in range(n + 1)]} for a, s, n in runs]
+    data = {"settings": these, "cells": cells}
+    (tmp_path / "rac.json").write_text(json.dumps({"data": data}))
+    assert script.main(["--seeds", "1", "--out", str(tmp_path / "out")]) == 0
+    (pairs,) = asked
+    assert ("hg_dagger", 0) not in pairs and {("demos", 0), ("masked", 0)} <= set(pairs)
+    assert ("rac", 0) in pairs  # the masked arm trains on its data
+    assert set(written["arms"]) == {"rac", "hg_dagger"} and written["settings"] == these
+    assert [(c["arm"], len(c["iterations"])) for c in written["cells"]] == [("rac", 6), ("hg_dagger", 6)]
 
 
 def test_the_interval_of_a_difference_covers_chance(report) -> None:

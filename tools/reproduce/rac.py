@@ -22,6 +22,8 @@ not; an intervention is an eighth of a demonstration. ``free`` is the same witho
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,8 +34,9 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import rac_report  # noqa: E402
-from claims import claimed, same_settings, together  # noqa: E402
+from claims import claimed, published, published_before, same_settings, together  # noqa: E402
 
+import freshness  # noqa: E402
 from results import ROOT, parser  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
 
@@ -150,7 +153,7 @@ def work(pairs: Sequence[tuple[str, int]], out: Path, overrides: Sequence[str]) 
         with claimed(out / "locks" / f"{data}-{seed}") as ours:
             if ours:
                 run_cell(arm, seed, out, overrides)
-                rac_report.report("", ABOUT, load_records(out), quiet=True)
+                rac_report.log(ABOUT, load_records(out))
 
 
 def load_records(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
@@ -162,6 +165,20 @@ def load_records(out: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
                 iterations = [read_json(p) for p in sorted(run.glob("iteration-*/record.json"))]
                 table.setdefault(name, {})[int(run.name.removeprefix(f"{name}-seed"))] = iterations
     return table
+
+
+def cells_of(records: dict[str, dict[int, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """The same as a result file keeps them: one run each."""
+    return [{"arm": arm, "seed": s, "iterations": run} for arm, runs in records.items() for s, run in runs.items()]
+
+
+def adopted(name: str, these: dict[str, Any]) -> list[dict[str, Any]]:
+    """Runs of a result file that are over, where they are of these settings and not all is to be measured again."""
+    before, runs = published_before(name)
+    if before != these or os.environ.get(freshness.ANEW):
+        return []
+    last = these["recipe"]["method"]["iterations"]
+    return [run for run in runs if run["iterations"] and run["iterations"][-1]["iteration"] == last]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -182,12 +199,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = [*SIZE, *kind, *(SMOKE if args.smoke else ()), *args.overrides]
     name = args.name or "rac" + f"_{args.task}" * (args.task != "stack") + "_images" * args.images
     name += "_smoke" * (args.smoke and not args.name)  # toy cells never lie among the others
-    out, seeds = args.out or OUT.with_name(name), range(args.seeds)
+    out, seeds, these = args.out or OUT.with_name(name), range(args.seeds), json.loads(json.dumps(settings(overrides)))
+    kept = adopted(name, these)
     if not args.report:
-        same_settings(out, settings(overrides))
+        same_settings(out, these)
         pairs = [(arm, 0) for arm in ("rac", "hg_dagger")] if args.images else list(cells(seeds))
-        together(args.jobs, partial(work, pairs, out, overrides))
-    rac_report.report(name, ABOUT, load_records(out))
+        over = {(run["arm"], run["seed"]) for run in kept}
+        over -= {("rac", seed) for seed in seeds if ("masked", seed) not in over}  # which trains on RaC's data
+        together(args.jobs, partial(work, [pair for pair in pairs if pair not in over], out, overrides))
+    records = load_records(out)
+    for run in kept:
+        runs = records.setdefault(run["arm"], {})
+        runs[run["seed"]] = max(runs.get(run["seed"], []), run["iterations"], key=len)
+    rac_report.report(name, ABOUT, records, published(these, cells_of(records)))
     return 0
 
 

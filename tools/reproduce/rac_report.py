@@ -14,16 +14,19 @@ Records = dict[str, dict[int, list[dict[str, Any]]]]  # arm -> seed -> iteration
 MOST = 4  # recoveries of the capped curve
 
 
-def report(name: str, about: dict[str, str], records: Records, quiet: bool = False) -> None:
-    """Write ``docs/results/<name>.json`` and its plot; with ``quiet`` print one line an arm instead."""
+def log(about: dict[str, str], records: Records) -> None:
+    """Print one line an arm."""
+    for arm in about:
+        rows = curve(records[arm]) if records.get(arm) else []
+        print(f"{arm:<10}", *(f"{r['human_frames']:.0f}: {r['success']:.2f}" for r in rows), flush=True)
+
+
+def report(name: str, about: dict[str, str], records: Records, kept: dict[str, Any]) -> None:
+    """Write ``docs/results/<name>.json`` with ``kept`` beside the figures, and its plot."""
     table = {arm: curve(records[arm]) for arm in about if records.get(arm)}
-    if quiet:
-        for arm, rows in table.items():
-            print(f"{arm:<10}", *(f"{r['human_frames']:.0f}: {r['success']:.2f}" for r in rows), flush=True)
-        return
     seeds = sorted({seed for runs in records.values() for seed in runs})
     capped = {arm: capped_curve(records[arm], table["rac"][-1]["iteration"]) for arm in finished(table)}
-    write(name, checks(records, table), {"about": about, "arms": table, "capped": capped}, seeds)
+    write(name, checks(records, table), {"about": about, "arms": table, "capped": capped, **kept}, seeds)
     plot(name, about, table, capped)
 
 
