@@ -150,7 +150,8 @@ def checks(records: Records, table: dict[str, Any]) -> list[Check]:
             stages = difference(records["rac"], records[arm], iterations, progress)
             out.append(Check(f"RaC minus {arm}, from mid-budget, share of the stages", stages.value, interval=stages))
             ours, theirs = (rows[-1]["operator_s"] - rows[0]["operator_s"] for rows in (table["rac"], table[arm]))
-            out.append(Check(f"seconds of an operator after the demonstrations: RaC over {arm}", ours / theirs))
+            if theirs:
+                out.append(Check(f"seconds of an operator after the demonstrations: RaC over {arm}", ours / theirs))
     if masked := [r for r in table.get("masked", ()) if r["iteration"] == last]:
         gain, lost = final["success"] - base["success"], final["success"] - masked[0]["success"]
         share = lost / gain if gain > 0 else 0.0
