@@ -3,40 +3,61 @@
     python tools/renew.py shipped outputs/start data/pick data/place
     python tools/renew.py shipped outputs/start data/pick data/place --image-size 128 --channels 24 48 64 64
     vla train multitask policy.pretrained=outputs/start data.root=[data/pick,data/place]
+    python tools/renew.py generalist outputs/reads --text frozen --tasks pick_any shelf slot
 
 What is new is untrained, so the policy is only good to train from. State, prefix and expert keep what they know, and so
 does the normalisation; so do the image encoders, unless another size or other channels are asked for.
+
+With ``--text frozen`` the new text encoder stands on a sentence encoder that knows most words. It is taught to give, of
+every word of the sentences, what the old one gave: the policy is as good as it was, and understands words that none of
+its demonstrations had where the sentence encoder finds them like known ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
 from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.processor import NormalizerProcessorStep
+from torch import Tensor
+from tqdm import trange
 
+import sim  # noqa: F401  registers the tasks
 from results import parser
 from vla_stack.data.dataset import read_tasks
+from vla_stack.errors import UserError
 from vla_stack.policies.directory import resolve_policy, write_manifest
 from vla_stack.policies.modeling_vla import VlaPolicy
-from vla_stack.policies.processor_text import HashTokenizerStep, TokenizerStep
+from vla_stack.policies.processor_text import FrozenTextStep, HashTokenizerStep, TokenizerStep, frozen_step
 from vla_stack.policies.reading import find_weights, read_config, read_processors
+from vla_stack.policies.sentence_encoder import vectors
+from vla_stack.policies.text import TextEncoder
 from vla_stack.policies.weights import read_weights
-from vla_stack.policies.words import learn_tokenizer
+from vla_stack.policies.words import learn_tokenizer, prompt, tokenizer
 
 TEXT, VISION = "prefix.text.", "prefix.vision."
+WORDS = HashTokenizerStep | TokenizerStep | FrozenTextStep
+SCENES = 500  # of a task, whose sentences are learnt from
+STEPS, ROWS, LR, DROPPED = 3000, 96, 2e-3, 0.1  # of teaching; of the sentence encoder's entries, in each step
+MEAN = 4.0  # weight of the mean vector's error beside those of the words
 
 
 def main(args: argparse.Namespace) -> int:
     path = resolve_policy(args.source)
     config = read_config(path, "cpu")
     pre, post = read_processors(path, config, "cpu")
-    config.text, config.vocabulary, config.max_tokens = "bpe", args.vocabulary, args.max_tokens
+    old_config = copy.deepcopy(config)
+    config.text, config.vocabulary, config.max_tokens = args.text, args.vocabulary, args.max_tokens
     new: tuple[str, ...] = (TEXT,)
     if args.image_size or args.channels:
         new = (TEXT, VISION)
@@ -45,20 +66,92 @@ def main(args: argparse.Namespace) -> int:
         for step in pre.steps:
             if isinstance(step, NormalizerProcessorStep):
                 resize(step.features, args.image_size)
+    instructions = sentences(args.data, args.tasks)
     torch.manual_seed(args.seed)
-    policy = VlaPolicy(config)
-    kept = {name: w for name, w in read_weights(find_weights(path)).items() if not name.startswith(new)}
+    if args.text == "frozen":
+        config.text_encoder = args.encoder
+        words: Any = frozen_step(config)
+    else:
+        words = TokenizerStep(
+            args.max_tokens, False, config.bpe_dropout, learn_tokenizer(instructions, args.vocabulary)
+        )
+    policy, weights = VlaPolicy(config), read_weights(find_weights(path))
+    kept = {name: w for name, w in weights.items() if not name.startswith(new)}
     policy.load_state_dict({**policy.state_dict(), **kept})
-    instructions = [text for root in args.data for text in read_tasks(root)]
-    step = TokenizerStep(args.max_tokens, False, config.bpe_dropout, learn_tokenizer(instructions, args.vocabulary))
-    pre.steps = [step if isinstance(s, HashTokenizerStep | TokenizerStep) else s for s in pre.steps]
+    found: dict[str, Any] = {}
+    (spoken,) = (step for step in pre.steps if isinstance(step, WORDS))
+    if args.text == "frozen" and isinstance(spoken, TokenizerStep):
+        old = VlaPolicy(old_config)
+        old.load_state_dict(weights)
+        found["error"] = teach(policy.prefix.text, words, old.prefix.text, spoken.content, instructions)
+    pre.steps = [words if isinstance(s, WORDS) else s for s in pre.steps]
     for part in (policy, pre, post):
         part.save_pretrained(args.out)
     write_manifest(args.out)
     untrained = sum(p.numel() for name, p in policy.named_parameters() if name.startswith(new))
-    found = {"instructions": len(set(instructions)), "kept": len(kept), "new_parameters": untrained}
+    found |= {"instructions": len(set(instructions)), "kept": len(kept), "new_parameters": untrained}
     print(json.dumps({"policy": str(args.out), **found}))
     return 0
+
+
+def sentences(data: list[Path], tasks: list[str]) -> list[str]:
+    """Instructions of datasets, and of scenes of the simulator's tasks."""
+    found = {text for root in data for text in read_tasks(root)}
+    for task in tasks:
+        env = gym.make(f"sim/{task}-v0", cameras=(), disable_env_checker=True)
+        found |= {env.reset(seed=seed)[1]["task"] for seed in range(SCENES)}
+        env.close()
+    if not found:
+        raise UserError("there are no sentences to learn from", "name datasets, or tasks of the simulator with --tasks")
+    return sorted(found)
+
+
+def teach(new: TextEncoder, step: FrozenTextStep, old: TextEncoder, content: bytes, texts: list[str]) -> float:
+    """Let a text encoder on vectors of a frozen one give what the old one gives, of each word and in the mean.
+
+    Returns:
+        Squared error of a tenth of the texts, which are not trained on, over the variance.
+    """
+    old = old.float().eval()
+    samples = [lesson for text in texts if (lesson := _lesson(text, step, old, content)) is not None]
+    longest = max(len(x) for x, _, _ in samples)
+    x, y = (
+        torch.stack([torch.nn.functional.pad(s[i], (0, 0, 0, longest - len(s[i]))) for s in samples]) for i in (0, 1)
+    )
+    mean = torch.stack([s[2] for s in samples])
+    there = torch.arange(longest) < torch.tensor([len(s[0]) for s in samples])[:, None]
+    order = torch.randperm(len(samples))
+    held, learnt = order[: len(order) // 10], order[len(order) // 10 :]
+    optimizer = torch.optim.AdamW(new.parameters(), LR, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, STEPS, pct_start=0.05)
+    for _ in trange(STEPS, desc="teaching the text encoder"):
+        rows = learnt[torch.randint(len(learnt), (ROWS,))]
+        got, got_mean = new(torch.nn.functional.dropout(x[rows], DROPPED), there[rows])
+        loss = (got - y[rows]).square().mean(-1)[there[rows]].mean() + MEAN * (got_mean - mean[rows]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(new.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        error = (new(x[held], there[held])[0] - y[held]).square()[there[held]].mean()
+    return round(float(error / y[there].var(0).mean()), 4)
+
+
+def _lesson(text: str, step: FrozenTextStep, old: TextEncoder, content: bytes) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Vectors [n, e] of a text, what the old encoder makes of the word that each belongs to [n, d], and its mean [d];
+    None where the two read other words."""
+    text = " ".join(re.findall(r"\w+", text.lower()))
+    known, told = tokenizer(content).encode(prompt(text)), tokenizer(step.content).encode(text)
+    words = [w for w, special in zip(told.word_ids, told.special_tokens_mask, strict=True) if not special]
+    if set(words) != set(known.word_ids):
+        return None
+    with torch.no_grad():
+        ids = torch.tensor([known.ids])
+        vector, mean = old(ids, torch.ones_like(ids, dtype=torch.bool))
+    of = np.array(known.word_ids)
+    wanted = torch.stack([vector[0, of == word].mean(0) for word in words])
+    return torch.from_numpy(vectors(step.graph, step.content, text)), wanted, mean[0]
 
 
 def resize(features: dict[str, PolicyFeature], size: int) -> None:
@@ -72,7 +165,10 @@ if __name__ == "__main__":
     p = parser(__doc__)
     p.add_argument("source", help="native policy: a directory, or the name of a shipped one")
     p.add_argument("out", type=Path, help="new policy directory")
-    p.add_argument("data", type=Path, nargs="+", help="datasets whose instructions the sub-words are learnt from")
+    p.add_argument("data", type=Path, nargs="*", help="datasets whose instructions are learnt from")
+    p.add_argument("--tasks", nargs="+", default=[], help="tasks of the simulator, whose instructions are as well")
+    p.add_argument("--text", choices=("bpe", "frozen"), default="bpe", help="how instructions are read (bpe)")
+    p.add_argument("--encoder", default="minilm", help="of --text frozen: shipped, local directory or hub id (minilm)")
     p.add_argument("--vocabulary", type=int, default=512, help="most tokens (512)")
     p.add_argument("--image-size", type=int, default=0, help="of all cameras, pixels: new image encoders (as they are)")
     p.add_argument("--channels", type=int, nargs="+", help="of new image encoders (as they are)")

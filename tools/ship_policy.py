@@ -23,18 +23,23 @@ from safetensors.torch import load_file, save_file
 
 import vla_stack.policies.configuration_vla  # noqa: F401  registers the type
 from results import parser
-from vla_stack.policies.directory import SHIPPED, SIGNATURE, write_manifest
+from vla_stack.policies.directory import CONFIG, SHIPPED, SIGNATURE, write_manifest
 from vla_stack.policies.onnx_export import export_beside
+
+RECIPE, LOG = "recipe.yaml", "metrics.jsonl"
 
 
 def main(run: str, name: str, *settings: str, start: Path | None = None, share: float = 1.0) -> int:
     source, target = Path(run), SHIPPED / name
-    policy = source / "checkpoints" / "last" / "pretrained_model"
-    readme = (target / "README.md").read_text() if (target / "README.md").exists() else ""
+    trained = not (source / CONFIG).exists()
+    policy = source / "checkpoints" / "last" / "pretrained_model" if trained else source
+    # The first is written by hand: what it says of the training has to follow.
+    stay = ("README.md",) if trained else ("README.md", RECIPE, LOG)
+    texts = {file: (target / file).read_text() for file in stay if (target / file).exists()}
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(policy, target)
-    if readme:  # written by hand: what it says of the training has to follow
-        (target / "README.md").write_text(readme)
+    for file, text in texts.items():
+        (target / file).write_text(text)
     weights = load_file(policy / "model.safetensors")
     if start is not None:
         before = load_file(start / "model.safetensors")
@@ -47,11 +52,12 @@ def main(run: str, name: str, *settings: str, start: Path | None = None, share: 
         raise SystemExit(f"the policy has no setting {sorted(unknown)}")
     config |= {key: yaml.safe_load(value) for key, value in changes.items()} | {"pretrained_path": None}
     (target / "config.json").write_text(json.dumps(config, indent=4) + "\n")
-    recipe = yaml.safe_load((source / "recipe.yaml").read_text())
-    recipe["data"]["root"], recipe["output_dir"] = [Path(r).name for r in recipe["data"]["root"]], ""
-    recipe["policy"]["pretrained"] = Path(recipe["policy"]["pretrained"] or "").name
-    (target / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    shutil.copy(source / "metrics.jsonl", target / "metrics.jsonl")
+    if trained:
+        recipe = yaml.safe_load((source / RECIPE).read_text())
+        recipe["data"]["root"], recipe["output_dir"] = [Path(r).name for r in recipe["data"]["root"]], ""
+        recipe["policy"]["pretrained"] = Path(recipe["policy"]["pretrained"] or "").name
+        (target / RECIPE).write_text(yaml.safe_dump(recipe, sort_keys=False))
+        shutil.copy(source / LOG, target / LOG)
     (target / "train_config.json").unlink(missing_ok=True)
     (target / SIGNATURE).unlink(missing_ok=True)  # it is of the weights in full precision
     write_manifest(target)
@@ -63,7 +69,7 @@ def main(run: str, name: str, *settings: str, start: Path | None = None, share: 
 
 if __name__ == "__main__":
     p = parser(__doc__)
-    p.add_argument("run", help="output folder of the training")
+    p.add_argument("run", help="output folder of the training, or a policy directory")
     p.add_argument("name", help="of the shipped policy")
     p.add_argument("settings", nargs="*", metavar="key=value", help="inference settings to change")
     p.add_argument("--start", type=Path, help="policy that the training began with")

@@ -20,8 +20,9 @@ from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.processor_moh import make_moh_pre_post_processors
-from vla_stack.policies.processor_text import prompts, read_tokenizer
+from vla_stack.policies.processor_text import prompts
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.policies.tokenizer_source import read_tokenizer
 from vla_stack.policies.transformer import attention
 from vla_stack.policies.words import tokenizer
 from vla_stack.schema import ACTION, OBS_STATE, SchemaError, image_key
@@ -529,7 +530,7 @@ def test_backbone_with_positions_that_the_expert_cannot_follow(directories, tmp_
 def test_backbone_without_a_tokenizer_is_named(directories, tmp_path):
     policy = make_base(directories["smolvlm"])
     policy.config.backbone = str(tmp_path)
-    with pytest.raises(UserError, match="cannot read tokenizer.json of the backbone"):
+    with pytest.raises(UserError, match="cannot read tokenizer.json of the pretrained model"):
         make_vla_pre_post_processors(policy.config, make_stats())
 
 

@@ -111,7 +111,7 @@ def make_gripper_step():
     return BinaryGripperStep([4], [0.0], [1.0])
 
 
-@pytest.mark.parametrize("text", ["hash", "bpe"])
+@pytest.mark.parametrize("text", ["hash", "bpe", "frozen"])
 def test_words_become_the_same_tokens(text, tmp_path):
     policy = make_policy(text=text)
     for part in (policy, *make_vla_pre_post_processors(policy.config, make_stats())):

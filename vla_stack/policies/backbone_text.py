@@ -23,7 +23,7 @@ def image_text_pairs(
     question and newline. The answer and the end token carry labels.
 
     Args:
-        content: ``tokenizer.json``: ``TokenizerStep.content``, or ``processor_text.read_tokenizer`` of the backbone.
+        content: ``tokenizer.json``: ``TokenizerStep.content``, or ``tokenizer_source.read_tokenizer`` of the backbone.
         backbone: The policy's ``config.backbone_config``.
         questions: One text a row.
         answers: What to answer.

@@ -28,7 +28,7 @@ CHOICES = {
     "state_input": ("token", "prompt"),
     "head": ("flow", *HEADS),
     "gripper": ("continuous", "binary"),
-    "text": ("bpe", "hash"),
+    "text": ("bpe", "frozen", "hash"),
     "prefix_attention": ("full", "lambda"),
     "vision_stem": ("overlapping", "patches"),
 }
@@ -68,8 +68,11 @@ class VlaConfig(PreTrainedConfig):
         tokens_per_camera: Other prefix tokens a camera.
         history: Earlier observations of the episode that are read beside the present one: the first, and those that are
             1, 2, 4 ... times ``n_action_steps`` old (``vla_stack/history.py``). 0: the present alone.
-        text: How an instruction becomes tokens: ``bpe``, sub-words learnt from the training data's instructions, or
-            ``hash``, a bucket for each word; see ``text.py``.
+        text: How an instruction becomes tokens: ``bpe``, sub-words learnt from the training data's instructions;
+            ``frozen``, vectors of a sentence encoder that knows most words; or ``hash``, a bucket for each word.
+        text_encoder: That sentence encoder: one that the package brings, or a local directory or hub id.
+        text_width: Entries of its vectors. Filled in when it is first read; where it is set, as in a saved policy, the
+            encoder is that of the policy's preprocessor and ``text_encoder`` is not looked up.
         vocabulary: Tokens: at most so many sub-words (257 or more), or so many buckets.
         bpe_dropout: Share of training batches whose words are split finer than need be.
         max_words: Longest instruction of ``text=hash``, in words.
@@ -123,6 +126,8 @@ class VlaConfig(PreTrainedConfig):
     tokens_per_camera: int = 2
     history: int = 0
     text: str = "bpe"
+    text_encoder: str = "minilm"
+    text_width: int = 0
     vocabulary: int = 512
     bpe_dropout: float = 0.1
     max_words: int = 16

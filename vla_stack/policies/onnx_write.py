@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,18 +25,23 @@ REMEDY = "serve it with --backend torch or compile"
 
 
 class Graph(NamedTuple):
-    """What is traced: a module, tensors of an example, and what goes in and comes out is called."""
+    """What is traced: a module, tensors of an example, what goes in and comes out is called, and the axis of its
+    inputs that has any size, up to ``most`` where there is an end."""
 
     module: nn.Module
     tensors: tuple[Tensor, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    axis: int = 0
+    most: int | None = None
 
 
-def trace(module: nn.Module, tensors: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
-    """A module as a graph whose batch has any size. ``torch.onnx.export`` alone would, where that is impossible, try
-    other ways of tracing until one of them takes the batch of the example for the only one."""
-    batch = {0: torch.export.Dim("batch")}
+def trace(
+    module: nn.Module, tensors: tuple[Tensor, ...], axis: int = 0, most: int | None = None
+) -> torch.export.ExportedProgram:
+    """A module as a graph whose batch, or another axis, has any size. ``torch.onnx.export`` alone would, where that is
+    impossible, try other ways of tracing until one of them takes the batch of the example for the only one."""
+    batch = {axis: torch.export.Dim("any", max=most)}
     variadic = module.forward.__code__.co_argcount - 1  # *args are one entry of the shapes' tree
     fixed, rest = tensors[:variadic], tensors[variadic:]
     shapes = (*(batch for _ in fixed), tuple(batch for _ in rest))
@@ -61,7 +66,7 @@ def write(graph: Graph, file: Path, int8: bool = False) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                trace(graph.module, graph.tensors),
+                trace(graph.module, graph.tensors, graph.axis, graph.most),
                 f=file,
                 input_names=list(graph.inputs),
                 output_names=list(graph.outputs),
@@ -103,6 +108,50 @@ def quantize(file: Path, external: bool) -> None:
         )
     finally:
         logging.disable(logging.NOTSET)
+
+
+def shrink(file: Path) -> None:
+    """Store a graph's matrices as int8, with one float32 a row of a table or a column of a product. What is computed is
+    float32 all the same, alike on every machine: products are cast back as the graph is loaded, rows as they are read.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load(file)
+    graph = model.graph
+    readers = {c.name: [n for n in graph.node if c.name in n.input] for c in graph.initializer}
+    before: list[onnx.NodeProto] = []
+    nodes = list(graph.node)
+    for constant in list(graph.initializer):
+        values, name, of = numpy_helper.to_array(constant), constant.name, readers[constant.name]
+        if values.dtype != np.float32 or values.ndim != 2 or values.size < SMALLEST_HALVED:
+            continue
+        table = all(n.op_type == "Gather" for n in of)
+        scale = np.maximum(np.abs(values).max(1 if table else 0, keepdims=True), 1e-12).astype(np.float32) / 127
+        constant.CopyFrom(numpy_helper.from_array(np.rint(values / scale).astype(np.int8), f"{name}.int8"))
+        graph.initializer.append(numpy_helper.from_array(scale, f"{name}.scale"))
+        parts = (f"{name}.int8", f"{name}.scale")
+        if not table:
+            before += _scaled(parts, name)
+            continue
+        for reader in of:
+            out, ids, at = reader.output[0], reader.input[1], nodes.index(reader)
+            read = [
+                helper.make_node("Gather", [part, ids], [f"{part}.{out}"], f"{part}.{out}", axis=0) for part in parts
+            ]
+            nodes[at : at + 1] = [*read, *_scaled((f"{parts[0]}.{out}", f"{parts[1]}.{out}"), out)]
+    del graph.node[:]
+    del graph.value_info[:]
+    graph.node.extend([*before, *nodes])
+    onnx.save(model, file)
+
+
+def _scaled(parts: tuple[str, str], name: str) -> list[Any]:
+    """Nodes that make ``name`` of int8 and what each is multiplied with."""
+    from onnx import TensorProto, helper
+
+    cast = helper.make_node("Cast", [parts[0]], [f"{name}.float"], f"{name}.cast", to=TensorProto.FLOAT)
+    return [cast, helper.make_node("Mul", [f"{name}.float", parts[1]], [name], f"{name}.scaled")]
 
 
 def halve(file: Path) -> None:

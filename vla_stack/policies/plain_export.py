@@ -20,7 +20,7 @@ from vla_stack.lerobot_core import (
 )
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.plain_policy import Plain
-from vla_stack.policies.processor_text import HashTokenizerStep, TokenizerStep
+from vla_stack.policies.processor_text import FrozenTextStep, HashTokenizerStep, TokenizerStep
 from vla_stack.policies.processor_vla import ActionOriginStep
 from vla_stack.schema import ACTION, OBS_STATE
 
@@ -34,6 +34,7 @@ BEFORE = [  # and one for words, anywhere
     RelativeActionsProcessorStep,
     NormalizerProcessorStep,
 ]
+WORDS = (HashTokenizerStep, TokenizerStep, FrozenTextStep)
 BEHIND = [UnnormalizerProcessorStep, AbsoluteActionsProcessorStep, DeviceProcessorStep]
 
 
@@ -41,10 +42,10 @@ def plain_of(chunks: ChunkPolicy) -> Plain | None:
     """What a loaded policy's processors do; None where that is more than a server without torch can."""
     steps: dict[type, Any] = {type(step): step for step in chunks.preprocessor.steps}
     kinds = [type(step) for step in chunks.preprocessor.steps]
-    words = steps.get(HashTokenizerStep) or steps.get(TokenizerStep)
+    words = next((step for kind in WORDS if (step := steps.get(kind))), None)
     if words is None or [kind for kind in kinds if kind is not type(words)] != BEFORE or len(kinds) > len(steps):
         return None
-    if isinstance(words, TokenizerStep) and words.with_state:
+    if getattr(words, "with_state", False) or (isinstance(words, FrozenTextStep) and not words.shipped):
         return None
     if [type(step) for step in chunks.postprocessor.steps] != BEHIND:
         return None
@@ -63,8 +64,9 @@ def plain_of(chunks: ChunkPolicy) -> Plain | None:
     extras = {**spec.extras, "continues": ["prefix"] * (spec.d_train_max > 0)}
     return Plain(
         spec=replace(spec, normalisation="", model_version="", extras=extras),
-        buckets=0 if isinstance(words, TokenizerStep) else words.buckets,
+        buckets=words.buckets if isinstance(words, HashTokenizerStep) else 0,
         tokenizer=words.content.decode() if isinstance(words, TokenizerStep) else "",
+        encoder=words.shipped if isinstance(words, FrozenTextStep) else "",
         words=words.length,
         epsilon=normalizer.eps,
         state_mean=numbers[f"{OBS_STATE}.mean"],

@@ -30,6 +30,7 @@ from vla_stack.policies.onnx_files import (
     open_graph,
     read_manifest,
 )
+from vla_stack.policies.sentence_encoder import embed, shipped_encoder
 from vla_stack.policies.words import PAD, hash_words, prompt, sub_words
 from vla_stack.schema import OBS_STATE, Chunks, Continuation, Observation, PolicySpec, Reading, SchemaError, image_key
 
@@ -45,6 +46,7 @@ class Plain:
         spec: What the policy consumes and produces, without the hashes of its files.
         buckets: Size of the hash's range of words, 0 where there is a tokenizer.
         tokenizer: Content of its ``tokenizer.json``, else empty.
+        encoder: Name of the sentence encoder that makes vectors instead of tokens, else empty.
         words: Tokens of the longest instruction.
         epsilon: Added to a standard deviation that something is divided by.
         state_mean: float32 [S].
@@ -64,6 +66,7 @@ class Plain:
     action_mean: Row
     action_std: Row
     relative: Row
+    encoder: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""
@@ -82,16 +85,19 @@ class Plain:
         if rows["relative"].any() and len(spec.robot.state) < len(spec.robot.action):
             raise ValueError("actions are relative to a state that is shorter")
         buckets, words, content = int(d["buckets"]), int(d["words"]), str(d["tokenizer"])
-        if not ((content or 2 <= buckets < 1 << 31) and 0 < words < 1 << 16):
+        encoder = str(d.get("encoder", ""))
+        if not ((content or encoder or 2 <= buckets < 1 << 31) and 0 < words < 1 << 16):
             raise ValueError(f"{words} words in {buckets} buckets")
-        return cls(spec, buckets, content, words, float(d["epsilon"]), **rows)
+        return cls(spec, buckets, content, words, float(d["epsilon"]), encoder=encoder, **rows)
 
-    def tokens(self, instructions: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Tokens [b, words] of instructions, and which of them are there.
+    def tokens(self, instructions: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Tokens [b, words] of instructions, or vectors [b, words, d], and which of them are there.
 
         Raises:
             UserError: An instruction is too long.
         """
+        if self.encoder:
+            return embed(*shipped_encoder(self.encoder), instructions, self.words)
         if self.tokenizer:
             rows = sub_words(self.tokenizer.encode(), [prompt(text) for text in instructions], self.words)
             tokens = np.array([[*row, *[PAD] * (self.words - len(row))] for row in rows], np.int64)

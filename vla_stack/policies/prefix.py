@@ -13,6 +13,8 @@ from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.policies.expert import Geometry
 from vla_stack.policies.past import PAST_TOKENS, PastEncoder
+from vla_stack.policies.processor_text import frozen_step
+from vla_stack.policies.sentence_encoder import width
 from vla_stack.policies.text import DEPTH, TextEncoder
 from vla_stack.policies.transformer import PrefixContext, PrefixTransformer
 from vla_stack.policies.vision import ImageEncoder, to_float
@@ -32,7 +34,11 @@ class ScratchPrefix(nn.Module):
         self.config = config
         heads = (config.heads, config.head_dim)
         longest = config.max_words if config.text == "hash" else config.max_tokens
-        self.text = TextEncoder(config.vocabulary, longest, config.width, *heads, DEPTH[config.text])
+        if frozen := config.text == "frozen":
+            config.text_width = config.text_width or width(frozen_step(config).graph)
+        self.text = TextEncoder(
+            0 if frozen else config.vocabulary, config.text_width, longest, config.width, *heads, DEPTH[config.text]
+        )
         self.vision = nn.ModuleDict(
             {
                 module_name(key): ImageEncoder(
@@ -139,7 +145,9 @@ def read_text(encoder: TextEncoder, tokens: Tensor, mask: Tensor) -> tuple[Tenso
         longest = int(real.max()) + 1 if len(real) else 1
         tokens, mask = tokens[:, :longest], mask[:, :longest]
         if len(tokens) > 1:
-            distinct, which = tokens.unique(dim=0, return_inverse=True)
+            # Of vectors two entries tell: in another sentence they are others, also of the same word.
+            told = tokens if tokens.ndim == 2 else tokens[..., :2].flatten(1)
+            distinct, which = told.unique(dim=0, return_inverse=True)
             one = torch.zeros(len(distinct), dtype=torch.int64).scatter_(0, which, torch.arange(len(tokens)))
             text, instruction = encoder(tokens[one], mask[one])
             return text.index_select(0, which), mask, instruction.index_select(0, which)

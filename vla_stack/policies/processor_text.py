@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import hf_hub_download
 from jaxtyping import Float, Int
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_stack.errors import UserError, first_line
+from vla_stack.errors import UserError
 from vla_stack.lerobot_core import (
     EnvTransition,
     FeatureType,
@@ -26,14 +25,15 @@ from vla_stack.lerobot_core import (
     TransitionKey,
 )
 from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.sentence_encoder import embed, shipped_encoder, shipped_encoders, width
+from vla_stack.policies.tokenizer_source import read_tokenizer
 from vla_stack.policies.words import PAD, hash_words, learn_tokenizer, prompt, sub_words
 from vla_stack.schema import OBS_STATE
 
 Features = dict[PipelineFeatureType, dict[str, PolicyFeature]]
 
 STATE_BINS = 256
-TOKENIZER = "tokenizer.json"
-STEP = "text_tokenizer_processor"
+STEP, FROZEN = "text_tokenizer_processor", "frozen_text_processor"
 LEVELS = 64  # of how fine words are split in training
 SCRAMBLE = 2654435761  # Knuth's multiplier: neighbouring frames fall on unlike levels
 
@@ -124,6 +124,54 @@ class HashTokenizerStep(ProcessorStep):
         return _with_language(features, self.length)
 
 
+@ProcessorStepRegistry.register(FROZEN)
+@dataclass
+class FrozenTextStep(ProcessorStep):
+    """Adds ``observation.language.tokens`` float32 [b, n, d] and their mask, vectors of the instruction ``task``.
+
+    What is encoded is remembered, so that a sentence costs a policy nothing from the second time on. The encoder is the
+    step's state, unless it is one that the package brings.
+
+    Attributes:
+        length: Vectors of the longest instruction.
+        shipped: Name of the encoder that the package brings; empty of another one.
+        graph: The encoder.
+        content: Its ``tokenizer.json``; these two are empty where a saved state is about to bring them.
+    """
+
+    length: int = 32
+    shipped: str = ""
+    graph: bytes = field(default=b"", repr=False)
+    content: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        if self.shipped:
+            self.graph, self.content = shipped_encoder(self.shipped)
+
+    def __call__(self, transition: EnvTransition) -> EnvTransition:
+        tasks = _tasks(transition.get(TransitionKey.COMPLEMENTARY_DATA) or {})
+        observation = dict(transition.get(TransitionKey.OBSERVATION) or {})
+        device = observation[OBS_STATE].device
+        observation[OBS_LANGUAGE_TOKENS], observation[OBS_LANGUAGE_ATTENTION_MASK] = (
+            torch.from_numpy(x).to(device, non_blocking=True)
+            for x in embed(self.graph, self.content, tasks, self.length)
+        )
+        return {**transition, TransitionKey.OBSERVATION: observation}
+
+    def get_config(self) -> dict[str, Any]:
+        return {"length": self.length, "shipped": self.shipped}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        parts = {} if self.shipped else {"graph": self.graph, "tokenizer": self.content}
+        return {name: torch.from_numpy(np.frombuffer(part, np.uint8).copy()) for name, part in parts.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.graph, self.content = (state[name].cpu().numpy().tobytes() for name in ("graph", "tokenizer"))
+
+    def transform_features(self, features: Features) -> Features:
+        return _with_language(features, self.length, width(self.graph))
+
+
 def share_of(frame: int, dropout: float) -> float:
     """Share of the merges by which the instructions of a batch are split in training that begins with ``frame``: of
     :data:`LEVELS` lesser shares each for as many of ``dropout`` of the frames, all for the others."""
@@ -146,6 +194,8 @@ def text_step(config: VlaConfig, instructions: Iterable[str]) -> ProcessorStep:
     """
     if config.text == "hash" and not config.backbone:
         return HashTokenizerStep(config.vocabulary, config.max_words)
+    if config.text == "frozen" and not config.backbone:
+        return frozen_step(config)
     content = saved_tokenizer(config.pretrained_path)
     if not content and config.backbone:
         content = read_tokenizer(config.backbone)
@@ -156,25 +206,26 @@ def text_step(config: VlaConfig, instructions: Iterable[str]) -> ProcessorStep:
     )
 
 
+def frozen_step(config: VlaConfig) -> FrozenTextStep:
+    """The step of a policy on a frozen sentence encoder: the saved one of the weights that it begins with."""
+    if config.text_encoder in shipped_encoders():
+        return FrozenTextStep(config.max_tokens, config.text_encoder)
+    for state in (
+        sorted(config.pretrained_path.glob(f"policy_pre*{FROZEN}.safetensors")) if config.pretrained_path else []
+    ):
+        step = FrozenTextStep(config.max_tokens)
+        step.load_state_dict(load_file(state))
+        return step
+    from vla_stack.policies.sentence_source import read_encoder
+
+    return FrozenTextStep(config.max_tokens, "", *read_encoder(config.text_encoder))
+
+
 def saved_tokenizer(policy: Path | None) -> bytes:
     """Content of the tokenizer in a policy directory's preprocessor; empty where there is none."""
     for state in sorted(policy.glob(f"policy_pre*{STEP}.safetensors")) if policy else []:
         return load_file(state)["tokenizer"].numpy().tobytes()
     return b""
-
-
-def read_tokenizer(source: str) -> bytes:
-    """Content of ``tokenizer.json`` of a backbone's directory or hub repository.
-
-    Raises:
-        UserError: It is not there, or the hub is out of reach.
-    """
-    try:
-        path = Path(source) / TOKENIZER if Path(source).is_dir() else Path(hf_hub_download(source, TOKENIZER))
-        return path.read_bytes()
-    except (OSError, ValueError) as e:
-        what = f"cannot read {TOKENIZER} of the backbone '{source}': {first_line(e)}"
-        raise UserError(what, "give a local directory of the backbone") from None
 
 
 def prompts(tasks: Sequence[str], state: Float[Tensor, "b s"] | None) -> list[str]:
@@ -199,8 +250,8 @@ def _tasks(beside: dict[str, Any]) -> list[str]:
     return [task] if isinstance(task, str) else list(task)
 
 
-def _with_language(features: Features, length: int) -> Features:
-    language = PolicyFeature(type=FeatureType.LANGUAGE, shape=(length,))
+def _with_language(features: Features, length: int, *width: int) -> Features:
     observation = features[PipelineFeatureType.OBSERVATION]
-    observation[OBS_LANGUAGE_TOKENS] = observation[OBS_LANGUAGE_ATTENTION_MASK] = language
+    observation[OBS_LANGUAGE_TOKENS] = PolicyFeature(type=FeatureType.LANGUAGE, shape=(length, *width))
+    observation[OBS_LANGUAGE_ATTENTION_MASK] = PolicyFeature(type=FeatureType.LANGUAGE, shape=(length,))
     return features

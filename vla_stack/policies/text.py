@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from vla_stack.policies.transformer import Block
 
 SMALLEST_VOCABULARY = 257  # padding and every byte
-DEPTH = {"hash": 1, "bpe": 2}  # transformer blocks: pieces have to become words before words can become a sentence
+DEPTH = {"hash": 1, "bpe": 2, "frozen": 1}  # blocks: pieces have to become words before words can become a sentence
 
 
 class TextEncoder(nn.Module):
     """Embeddings of tokens and of their positions through transformer blocks.
 
     Args:
-        rows: Rows of the embedding table.
+        rows: Rows of the embedding table; 0 where tokens are vectors of a frozen encoder already.
+        given: Entries of these.
         length: Tokens of the longest instruction.
         width: Width of a token.
         heads: Attention heads.
@@ -24,15 +25,15 @@ class TextEncoder(nn.Module):
         depth: Transformer blocks.
     """
 
-    def __init__(self, rows: int, length: int, width: int, heads: int, head_dim: int, depth: int) -> None:
+    def __init__(self, rows: int, given: int, length: int, width: int, heads: int, head_dim: int, depth: int) -> None:
         super().__init__()
-        self.words = nn.Embedding(rows, width)
+        self.words = nn.Embedding(rows, width) if rows else nn.Sequential(nn.LayerNorm(given), nn.Linear(given, width))
         # Half the scale of the words: at 0.02 the first hundred steps of training do not tell left from right.
         self.positions = nn.Parameter(torch.randn(length, width) * 0.5)
         self.blocks = nn.ModuleList(Block(width, heads, head_dim) for _ in range(depth))
 
     def forward(
-        self, tokens: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]
+        self, tokens: Int[Tensor, "b n"] | Float[Tensor, "b n e"], mask: Bool[Tensor, "b n"]
     ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b d"]]:
         """The encoded tokens, and their mean as the vector that conditions the image encoders."""
         x = self.words(tokens) + self.positions[: tokens.shape[1]]

@@ -45,7 +45,8 @@ from vla_stack.training.validation import HeldOut, hold_out
 
 PROCESSED = (  # options that processors read; weights mean what they were trained on
     *("normalization_mapping", "use_relative_actions", "relative_exclude_joints", "gripper"),
-    *("state_input", "max_tokens", "tokenizer_max_length", "text", "vocabulary", "bpe_dropout", "max_words"),
+    *("state_input", "max_tokens", "tokenizer_max_length", "text", "text_encoder"),
+    *("vocabulary", "bpe_dropout", "max_words"),
 )
 Batch = dict[str, Any]
 Loss = Callable[[PreTrainedPolicy, Batch, torch.Generator], tuple[Tensor, dict[str, Any]]]
