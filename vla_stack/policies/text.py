@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vla_stack.policies.transformer import Block
 
 SMALLEST_VOCABULARY = 257  # padding and every byte
-DEPTH = {"hash": 1, "bpe": 2, "frozen": 1}  # blocks: pieces have to become words before words can become a sentence
+DEPTH = {"hash": 1, "bpe": 2, "frozen": 2}  # blocks: pieces have to become words before words can become a sentence
 
 
 class TextEncoder(nn.Module):
