@@ -12,7 +12,7 @@ from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TO
 from safetensors.torch import load_file
 from small_vla import make_batch, make_config, make_observations, make_policy, make_stats
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, CLIPTextConfig, CLIPTextModel
 
 from vla_stack.errors import UserError
 from vla_stack.policies import sentence_encoder
@@ -177,6 +177,10 @@ def test_another_encoder_is_read_and_a_saved_policy_brings_it(small_bert, tmp_pa
 def test_what_is_no_encoder_is_named(tmp_path, reading):
     with pytest.raises(UserError, match=r"no sentence encoder can be read from '.*nothing'.*minilm"):
         make_policy(text="frozen", text_encoder=str(tmp_path / "nothing"))
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    CLIPTextModel(CLIPTextConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path / "clip")
+    with pytest.raises(UserError, match=r"no sentence encoder can be read from '.*clip'.*give a local directory"):
+        read_encoder(str(tmp_path / "clip"))
     with pytest.raises(UserError, match="the sentence encoder cannot be run"):
         vectors(b"no graph", MINILM[1], "pick")
     chunk = (reading / "chunk.onnx").read_bytes()

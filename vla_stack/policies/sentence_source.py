@@ -46,12 +46,12 @@ def read_encoder(source: str) -> tuple[bytes, bytes]:
         model = AutoModel.from_pretrained(
             source, use_safetensors=True, trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
         )
-    except (OSError, ValueError) as e:
+        ids = torch.arange(2, 9)[None] % model.config.vocab_size
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "encoder.onnx"
+            write(Graph(Vectors(model.eval()), (ids,), (IDS,), (VECTORS,), axis=1, most=MOST), file)
+            shrink(file)
+            return file.read_bytes(), read_tokenizer(source)
+    except (OSError, ValueError, AttributeError, UserError) as e:
         remedy = f"give a local directory of one like sentence-transformers', or {', '.join(shipped_encoders())}"
         raise UserError(f"no sentence encoder can be read from '{source}': {first_line(e)}", remedy) from None
-    ids = torch.arange(2, 9)[None] % model.config.vocab_size
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "encoder.onnx"
-        write(Graph(Vectors(model.eval()), (ids,), (IDS,), (VECTORS,), axis=1, most=MOST), file)
-        shrink(file)
-        return file.read_bytes(), read_tokenizer(source)
