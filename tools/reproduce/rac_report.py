@@ -143,12 +143,13 @@ def checks(records: Records, table: dict[str, Any]) -> list[Check]:
         apart = difference(records["rac"], records[arm], iterations, succeeded)
         why = "" if apart.value >= 0 else "seen so: on this task and with this operator the arm does better than RaC"
         out.append(Check(f"RaC minus {arm}, from mid-budget", apart.value, 0.0, ">=", apart, why))
+        if arm in ("hg_dagger", "demos", "masked"):
+            stages = difference(records["rac"], records[arm], iterations, progress)
+            out.append(Check(f"RaC minus {arm}, from mid-budget, share of the stages", stages.value, interval=stages))
         if arm in ("hg_dagger", "demos"):
             seen = "is below 0 as a whole" if apart.high < 0 else "holds 0"
             why = "" if apart.low >= 0 else f"the interval over seeds and starts {seen}"
             out.append(Check(f"RaC minus {arm}, lower end", apart.low, 0.0, ">=", apart, why))
-            stages = difference(records["rac"], records[arm], iterations, progress)
-            out.append(Check(f"RaC minus {arm}, from mid-budget, share of the stages", stages.value, interval=stages))
             ours, theirs = (rows[-1]["operator_s"] - rows[0]["operator_s"] for rows in (table["rac"], table[arm]))
             if theirs:
                 out.append(Check(f"seconds of an operator after the demonstrations: RaC over {arm}", ours / theirs))
@@ -157,6 +158,12 @@ def checks(records: Records, table: dict[str, Any]) -> list[Check]:
         share = lost / gain if gain > 0 else 0.0
         why = "" if share >= 0.5 else "corrections and autonomous successes alone carry most of the gain here"
         out.append(Check("share of the gain that masking recovery removes", share, 0.5, ">=", None, why))
+        first, end, without = (
+            np.mean([r["progress"] for run in records[arm].values() for r in run if r["iteration"] == k])
+            for arm, k in (("rac", 0), ("rac", last), ("masked", last))
+        )
+        share = float((end - without) / (end - first)) if end > first else 0.0
+        out.append(Check("share of the gain in stages that masking recovery removes", share))
     rise = {arm: rises(records[arm], last) for arm in finished(table)}
     own = seeds_interval(list(rise["rac"].values()))
     why = "" if own.value >= 0.03 else "few successes of this policy come after a failed attempt"
