@@ -23,6 +23,7 @@ DIGITS = 12
 WRITERS = ("tools/results.py", "tools/freshness.py", "tools/closure.py", "tools/parts.py")  # compute no figures
 CLI = "vla_stack.cli"
 TEXT = (".json", ".yaml", ".md")  # inputs in which names are looked for
+VOCABULARY = "/tokenizer.json"  # of a language: it names everything, and means nothing by it
 Digests = dict[str, str]  # path from the root of the tree -> digest
 
 
@@ -189,6 +190,11 @@ def _found(tree: Tree, path: str, script: str, imports: Iterable[tuple[int, str,
                     yield from _found(tree, package, script, facts.on_request)
 
 
+def names_in(tree: Tree, paths: Iterable[str]) -> set[str]:
+    """Words of those files that are text and no vocabulary."""
+    return words_in(tree.text(path) for path in paths if path.endswith(TEXT) and not path.endswith(VOCABULARY))
+
+
 def words_in(texts: Iterable[str]) -> set[str]:
     """Words and names that texts hold."""
     return {word for text in texts for word in re.findall(r"\w+", text)}
@@ -202,7 +208,7 @@ def _registered(tree: Tree, sources: set[str], inputs: set[str]) -> set[str]:
         return set()
     of_tools = {path for path in sources if path.startswith("tools/")}
     texts = [s for path in of_tools for s in tree.facts(path).strings]
-    words = words_in([*texts, *(tree.text(path) for path in inputs if path.endswith(TEXT))])
+    words = words_in(texts) | names_in(tree, inputs)
     idle = {path for path in sources if path.endswith("/__init__.py") and not _asked(tree, sources, path)}
     kinds = set().union(*(tree.facts(path).kinds for path in sources - idle - {REGISTRY}))
     runs = CLI in texts or any(CLI == module for path in of_tools for _, module, _ in tree.facts(path).imports)

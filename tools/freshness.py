@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from closure import REGISTRY, ROOT, TEXT, Digests, Tree, closure, git, registered, words_in
+from closure import REGISTRY, ROOT, Digests, Tree, closure, git, names_in, registered
 from parts import Parts, reached
 
 REPORTING = ("--report", "--report-only")  # flags of scripts that write what was measured before
@@ -62,7 +62,7 @@ def _reached(tree: Tree, of: set[str]) -> set[str]:
     """Names of what may be come to from a script with such a closure (see :func:`parts.reached`)."""
     of &= tree.blobs.keys()
     files = {path: _parts(tree.text(path)) for path in of if path.endswith(".py")}
-    begin = words_in(tree.text(path) for path in of if path.endswith(TEXT))
+    begin = names_in(tree, of)
     by_name = set().union(*(modules.values() for modules in registered(tree).values())) if REGISTRY in files else set()
     for path, parts in files.items():
         module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
