@@ -3,7 +3,7 @@
     python tools/renew.py shipped outputs/start data/pick data/place
     python tools/renew.py shipped outputs/start data/pick data/place --image-size 128 --channels 24 48 64 64
     vla train multitask policy.pretrained=outputs/start data.root=[data/pick,data/place]
-    python tools/renew.py generalist outputs/reads --text frozen --tasks pick_any shelf slot
+    python tools/renew.py outputs/bpe outputs/reads --text frozen --tasks pick_any shelf slot
 
 What is new is untrained, so the policy is only good to train from. State, prefix and expert keep what they know, and so
 does the normalisation; so do the image encoders, unless another size or other channels are asked for.
@@ -81,6 +81,8 @@ def main(args: argparse.Namespace) -> int:
     policy.load_state_dict({**policy.state_dict(), **kept})
     found: dict[str, Any] = {}
     (spoken,) = (step for step in pre.steps if isinstance(step, WORDS))
+    if args.text == "frozen" and isinstance(spoken, FrozenTextStep):  # what it has learnt of those vectors would be lost
+        raise UserError(f"{args.source} reads through a sentence encoder already", "train it as it is")
     if args.text == "frozen" and isinstance(spoken, TokenizerStep):
         old = VlaPolicy(old_config)
         old.load_state_dict(weights)
