@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     policy.load_state_dict({**policy.state_dict(), **kept})
     found: dict[str, Any] = {}
     (spoken,) = (step for step in pre.steps if isinstance(step, WORDS))
-    if args.text == "frozen" and isinstance(spoken, FrozenTextStep):  # what it has learnt of those vectors would be lost
+    if args.text == "frozen" and isinstance(spoken, FrozenTextStep):  # what it has learnt would be lost
         raise UserError(f"{args.source} reads through a sentence encoder already", "train it as it is")
     if args.text == "frozen" and isinstance(spoken, TokenizerStep):
         old = VlaPolicy(old_config)
