@@ -110,6 +110,15 @@ def spread(
     return np.array(points)
 
 
+def free_spots(
+    x: tuple[float, float], y: tuple[float, float], taken: NDArray[np.float64], gap: float
+) -> NDArray[np.float64]:
+    """Points [n, 2] of a grid in a rectangle, ``gap`` metres from all of ``taken`` [m, 2]; or the farthest of them."""
+    grid = np.stack(np.meshgrid(np.linspace(*x, 8), np.linspace(*y, 12)), axis=-1).reshape(-1, 2)
+    distance = np.linalg.norm(grid[:, None] - taken[None], axis=-1).min(axis=1)
+    return grid[distance >= min(gap, float(distance.max()))]
+
+
 def scatter_cubes(
     env: ArmEnv,
     rng: np.random.Generator,

@@ -12,6 +12,10 @@ from sim.task import ToolGoal
 AT = 0.006  # m, horizontal error at which the tool counts as above its goal
 SERVO_LAG = 0.04  # s, how far the joints trail a moving target
 NEAR = 0.05  # m, further out than this the tool keeps its full clearance
+UPRIGHT = 0.96  # cosine of the tilt in the hand from which something is stood on the table again
+STANDS = 0.8  # cosine of the tilt from which it rights itself when it is let go
+ON, PRESSED = 0.004, 0.004  # m, above the table: what touches it; below: what is pressed on it
+ROLLED = 0.03  # m, how far ahead the tool moves then
 
 
 def over(
@@ -68,6 +72,32 @@ def put(env: ArmEnv, body: str, position: NDArray, yaw: float, clearance: float 
     if np.hypot(*offset[:2]) < AT and abs(offset[2]) < 0.006:
         return ToolGoal(env.tool[:3], env.tool[3], 1.0)
     return over(env, env.tool[:3] + offset, yaw, 0.0, clearance)
+
+
+def lowest(env: ArmEnv, body: str) -> float:
+    """Height of the lowest point of the boxes around what a body touches with, metres."""
+    own = (env.model.body(body).id == env.model.geom_bodyid) & (env.model.geom_contype > 0)
+    down = env.data.geom_xmat[own, 6:]  # [n, 3], of each geom's axes
+    middle, half = env.model.geom_aabb[own, :3], env.model.geom_aabb[own, 3:]
+    return float((env.data.geom_xpos[own, 2] + (down * middle).sum(1) - (np.abs(down) * half).sum(1)).min())
+
+
+def tilted(env: ArmEnv, body: str) -> float:
+    """Cosine of the angle between a body's axis and the vertical."""
+    return float(env.data.body(body).xmat[8])
+
+
+def stand_up(env: ArmEnv, body: str, spots: NDArray[np.float64], clearance: float = 0.08) -> ToolGoal:
+    """Stand what is held on the table, at the nearest of ``spots`` [n, 2], metres: there it is rolled over an edge."""
+    tool, low = env.tool, lowest(env, body)
+    spot = spots[np.argmin(np.linalg.norm(spots - tool[:2], axis=1))]
+    if low > ON:
+        return over(env, np.array([*spot, tool[2] - low - PRESSED]), tool[3], 0.0, clearance)
+    if tilted(env, body) > STANDS:
+        return ToolGoal(tool[:3], tool[3], 1.0)
+    leans = env.data.body(body).xmat[[2, 5]]  # where its upper end is
+    back = ROLLED * leans / max(float(np.linalg.norm(leans)), 1e-6)
+    return ToolGoal(tool[:3] - [*back, low + PRESSED], tool[3], 0.0)
 
 
 def retreat(env: ArmEnv, height: float = 0.20) -> ToolGoal:

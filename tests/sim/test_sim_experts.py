@@ -95,3 +95,25 @@ def test_expert_labels_any_state():
     env.reset(seed=5)
     env.set_state(state)
     assert (sim.make_expert(env).act() == label).all()
+
+
+@pytest.mark.parametrize("aside", [-0.03, -0.02, 0.02, 0.03])
+def test_the_slots_expert_takes_anew_what_was_pressed_on_the_edge_and_slipped_in_its_hand(aside):
+    """A policy that misses presses on; an expert that did likewise would label such states with more of it."""
+    env = gym.make("sim/slot-v0", cameras=(), max_episode_steps=200)
+    for seed in range(3):
+        env.reset(seed=seed)
+        task, expert = env.unwrapped, sim.make_expert(env)
+        while not task.progress()[3]:  # above the slot
+            env.step(expert.act())
+        turn = task.yaw("slot")
+        wrong = task.position("slot") + [aside * np.cos(turn), aside * np.sin(turn), 0.055]
+        for _ in range(12):
+            env.step(expert.towards(wrong, task.tool[3], 0.0))
+        off = np.linalg.norm(task.grip(task.slot).position - task.tool[:3])
+        assert task.held and (off > 0.02 or task.data.body(task.target).xmat[8] < 0.98), "nothing slipped"
+        for _ in range(60):
+            *_, info = env.step(expert.act())
+            if info["is_success"]:
+                break
+        assert info["is_success"], seed
