@@ -103,6 +103,7 @@ STEPS = (
     Step("data_scale", "bench/data_scale.py"),
     Step("compare", "bench/compare.py"),
     Step("short_tasks", "bench/short_tasks.py --episodes 50 --starts 10", "out"),
+    Step("corrections", "bench/corrections.py"),
     Step("embodiments", "reproduce/embodiments.py", "out"),
     Step("stems", "reproduce/stems.py --tasks pick", CELLS),
     Step("monitor", "reproduce/monitor.py", CELLS),
