@@ -73,6 +73,6 @@ class Stack(ArmEnv):
         if self.grasped(self.target):
             goal = base + [0.0, 0.0, 2 * objects.CUBE + DROP]
             return skills.put(self, self.target, goal, self.yaw(self.base, objects.CUBE_SYMMETRY))
-        if np.hypot(*(cube - base)[:2]) < objects.CUBE:
+        if np.hypot(*(cube - base)[:2]) < OVERHANG:
             return skills.retreat(self)
         return skills.grasp(self, self.target, cube, self.yaw(self.target, objects.CUBE_SYMMETRY))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import sim
+from sim import objects
 
 
 def episode(task, seed, noise=0.0, errors=0.0, **kwargs):
@@ -117,3 +118,16 @@ def test_the_slots_expert_takes_anew_what_was_pressed_on_the_edge_and_slipped_in
             if info["is_success"]:
                 break
         assert info["is_success"], seed
+
+
+def test_the_stacks_expert_puts_right_what_stands_too_far_off_centre_to_count():
+    env = gym.make("sim/stack-v0", cameras=())
+    env.reset(seed=3)
+    task, expert = env.unwrapped, sim.make_expert(env)
+    spot = task.position(task.base)[:2] + [0.017, 0.0]  # of cubes that are 4 cm wide; 1.4 cm count
+    objects.lay(task, task.target, spot, 3 * objects.CUBE + 0.001, task.yaw(task.base))
+    for _ in range(80):
+        *_, info = env.step(expert.act())
+        if info["is_success"]:
+            break
+    assert info["is_success"]

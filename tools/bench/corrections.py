@@ -86,7 +86,7 @@ def share(name: str, found: list[Found], bound: float | None = None) -> Check:
     failed, lost = sum(f.failed for f in found), sum(len(f.lost) for f in found)
     if not failed:
         return Check(name, 1.0, bound)
-    why = "what has fallen over or lies out of reach it does not take up again"
+    why = "in the slot's scenes it does not take up what has fallen over; the others' are in the file, to look at"
     right = failed - lost
     return Check(name, right / failed, bound, interval=wilson(right, failed), why=why, over="starts")
 
