@@ -36,11 +36,15 @@ ENCODERS_LR = 0.1  # of what a policy to start from sees and reads by, of the ot
 
 @dataclass(frozen=True)
 class Settings:
-    """Size of the experiment; ``steps`` of pictures and of poses."""
+    """Size of the experiment; ``steps`` of pictures and of poses.
+
+    From pictures 1500 steps are too few to tell: horizon 6, one seed, branched and series did place in 6 and 42 % of
+    200 starts, stack in 6 and 5, obstacle in 16 and 18. Most episodes that failed had not reached the cube yet.
+    """
 
     demos: int = 600
     noise: float = 0.3
-    steps: int = 1500
+    steps: int = 5000
     steps_poses: int = 500
     episodes: int = 200
 
