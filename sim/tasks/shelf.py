@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from sim import objects, skills
 from sim.sentences import WORDS, name_thing, order
+from sim.slots import slot_name
 from sim.tabletop import Tabletop, Wish
 from sim.task import TaskConfig, ToolGoal, Variant
 
@@ -29,6 +30,7 @@ def default_config() -> TaskConfig:
 HEIGHTS = {"upper": 0.10, "lower": 0.05}
 ASIDE = {"upper": 0.215, "lower": 0.130}  # from the table's middle line
 HALF = (0.13, 0.042)  # along x and y
+ROOM = 0.08  # m, between the middles of things on a shelf
 BOARD = 0.004  # half thickness
 WOOD, SIDE = (0.66, 0.50, 0.34), (0.45, 0.33, 0.24)
 
@@ -85,9 +87,16 @@ class Shelf(Tabletop):
     def keypoints(self) -> dict[str, NDArray[np.float32]]:
         return super().keypoints() | objects.points(self, *HEIGHTS)
 
+    def room(self, shelf: str) -> NDArray[np.float64]:
+        """The middle of a shelf [2], metres, or beside it where a policy has put another thing there."""
+        others = np.array([self.position(slot_name(i))[:2] for i in range(self.count) if i != self.slot])
+        spots = self.position(shelf)[:2] + np.array([[0.0, 0.0], [ROOM, 0.0], [-ROOM, 0.0]])
+        clear = np.linalg.norm(spots[:, None] - others[None], axis=-1).min(axis=1) > ROOM - 0.01
+        return spots[int(np.argmax(clear))]
+
     def expert_goal(self) -> ToolGoal:
         shelf = self.wish[1]
-        spot = self.position(shelf)[:2]
+        spot = self.room(shelf)
         if self.held:
             return self.put(spot, HEIGHTS[shelf])
         if np.abs(self.position(self.target)[:2] - spot).max() < 0.03:

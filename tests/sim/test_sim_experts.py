@@ -6,6 +6,8 @@ import pytest
 
 import sim
 from sim import objects
+from sim.slots import slot_name
+from sim.tasks.shelf import HEIGHTS
 
 
 def episode(task, seed, noise=0.0, errors=0.0, **kwargs):
@@ -131,3 +133,18 @@ def test_the_stacks_expert_puts_right_what_stands_too_far_off_centre_to_count():
         if info["is_success"]:
             break
     assert info["is_success"]
+
+
+def test_the_shelfs_expert_finds_room_beside_what_a_policy_put_there():
+    env = gym.make("sim/shelf-v0", cameras=(), max_episode_steps=150)
+    for seed in range(3):
+        env.reset(seed=seed)
+        task, expert = env.unwrapped, sim.make_expert(env)
+        shelf = task.wish[1]
+        other = next(slot_name(i) for i in range(task.count) if i != task.slot)
+        objects.lay(task, other, task.position(shelf)[:2], HEIGHTS[shelf] + 0.001)
+        for _ in range(150):
+            *_, info = env.step(expert.act())
+            if info["is_success"]:
+                break
+        assert info["is_success"], seed
