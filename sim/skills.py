@@ -83,7 +83,7 @@ def lowest(env: ArmEnv, body: str) -> float:
 
 
 def tilted(env: ArmEnv, body: str) -> float:
-    """Cosine of the angle between a body's axis and the vertical."""
+    """Cosine of the angle between a body's axis and the vertical: 1 where it stands, 0 where it lies."""
     return float(env.data.body(body).xmat[8])
 
 

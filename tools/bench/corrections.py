@@ -28,20 +28,22 @@ from tasks import TASKS
 
 POLICY = "generalist"
 SEED = 50_000
-TRIED = 60  # control steps that the policy has: what it does not do at the first try it hardly does later
+# Control steps that the policy has. Some of what it has not done by then it would do later, in other tasks than the
+# slot: there, of 50 starts, it did the same 27 within 100 steps and within 250.
+TRIED = 60
 LEFT = 150  # that the expert has then; it needs 20 to 40 for a whole task
 
 
 @dataclass(frozen=True)
 class Found:
-    """Of a task: episodes that the policy failed, and the seeds of those that the expert could not put right."""
+    """Of a task: episodes that the policy had not done in time, and the seeds of those that the expert could not put right."""
 
     failed: int
     lost: tuple[int, ...]
 
 
 def corrected(policy: ChunkPolicy, task: str, episodes: int) -> Found:
-    """The policy's episodes from seeds that training never saw, and the expert's end of those that failed."""
+    """The policy's episodes from seeds that training never saw, and the expert's end of those it had not done."""
     name = f"sim/{task}-v0"
     limit = {"max_episode_steps": TRIED}
     result = evaluate(policy, name, episodes, SEED, num_envs=episodes, env_options=limit)
