@@ -36,7 +36,7 @@ LEFT = 150  # that the expert has then; it needs 20 to 40 for a whole task
 
 @dataclass(frozen=True)
 class Found:
-    """Of a task: episodes that the policy had not done in time, and the seeds of those that the expert could not put right."""
+    """Of a task: episodes that the policy had not done in time, and the seeds of what the expert could not mend."""
 
     failed: int
     lost: tuple[int, ...]
