@@ -57,6 +57,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "expo": "vla_stack.methods.expo:Expo",
         "expo_vla": "vla_stack.methods.expo_vla:ExpoVla",
         "dsrl": "vla_stack.methods.dsrl:Dsrl",
+        "dsrl_na": "vla_stack.methods.dsrl_na:DsrlNa",
         "rlpd_vla": "vla_stack.methods.rlpd_vla:RlpdVla",
         "progress": "vla_stack.methods.progress.recipe:Progress",
         "world_model": "vla_stack.world_model.recipe:World",

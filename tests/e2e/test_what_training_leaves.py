@@ -77,6 +77,7 @@ RECIPES: dict[str, tuple[str, ...]] = {  # {data} and {start} stand for demonstr
     "expo": ("expo", *OFF_POLICY, "method.base=[16]", "method.base_steps=5", "method.samples=3", "method.edits=2"),
     "expo_vla": ("rl_vla", *ON_FLOW, "method.samples=3", "method.edits=2", "method.beta=0.1"),
     "dsrl": ("rl_vla", *ON_FLOW, "method=dsrl"),
+    "dsrl_na": ("rl_vla", *ON_FLOW, "method=dsrl_na"),
     "rlpd_vla": ("rl_vla", *ON_FLOW, "method=rlpd_vla"),
 }
 
@@ -161,7 +162,7 @@ def test_vla_eval_prints_what_training_logged(left: Left, tmp_path: Path, num_en
     assert np.mean([e["success"] - e["steps"] for e in episodes]) == logged["eval/return"]
 
 
-@pytest.mark.parametrize("left", ["expo_vla", "dsrl", "rlpd_vla"], indirect=True)
+@pytest.mark.parametrize("left", ["expo_vla", "dsrl", "dsrl_na", "rlpd_vla"], indirect=True)
 def test_vla_eval_prints_the_successes_that_training_logged(left: Left, tmp_path: Path) -> None:
     logged = json.loads((left.run / "metrics.jsonl").read_text().splitlines()[-1])
     flags = f"--policy {left.run} --env sim/pick-v0 --mode sync --seed {SEED} --episodes {EPISODES}"

@@ -13,6 +13,7 @@ from small_vla import ACTIONS, STATES, make_observations, make_policy, make_stat
 from tiny_vlas import make_processors, make_vla, tiny_pi
 
 from vla_stack.methods.dsrl import Dsrl
+from vla_stack.methods.dsrl_na import PAIRS, DsrlNa
 from vla_stack.methods.expo_vla import ExpoVla
 from vla_stack.methods.on_flow.decisions import Decisions, Drawn, episode, gathered, joined, mixed, row
 from vla_stack.methods.practice import chunks_of
@@ -28,6 +29,7 @@ STEPS, GAMMA = 3, 0.9
 METHODS = {
     "expo": ExpoVla(sac=SAC, samples=3, edits=2, beta=0.2),
     "dsrl": Dsrl(sac=SAC, magnitude=1.5),
+    "dsrl_na": DsrlNa(sac=SAC, magnitude=1.5),
     "rlpd": RlpdVla(sac=SAC),
 }
 
@@ -58,8 +60,8 @@ def learner(base, batch, name, offline=None, **changes):
     return made
 
 
-def decided(made, batch, alone=False, learnt=True):
-    network = made.network(learnt, explores=True)
+def decided(made, batch, alone=False):
+    network = made.explorer()
     noise = torch.randn(len(batch["observation.state"]), network.horizon, network.noise_dim)
     return network, noise, network.decide(batch, noise, alone)
 
@@ -69,17 +71,18 @@ def test_the_loss_of_what_is_kept_is_that_of_what_is_computed_anew(base, batch, 
     made = learner(base, batch, name)
     network, noise, rows = decided(made, batch)
     at, after, reward, discount = [0, 1, 3, 4], [1, 2, 4, 5], [-1.0, 0.5, -2.0, 0.0], [0.9, 0.8, 0.9, 0.0]
-    kept = Decisions.of(rows, at, after, reward, discount).view(torch.arange(4))
+    kept = Decisions.of(rows, at, after, reward, discount).view(torch.arange(4), made.present)
     seen = base.policy.observed(base.policy.encode(batch), batch)  # the pictures once more
     anew = network.decide(batch, noise)
-    fresh = Drawn(kept.batch._replace(obs=seen[at], next_obs=seen[after], actions=anew.actions[at]), anew.drawn[after])
+    fresh = Drawn(
+        kept.batch._replace(obs=seen[at], next_obs=seen[after], actions=anew.actions[at]),
+        anew.drawn[at if made.present else after],
+    )
     losses = []
     for drawn in (kept, fresh):
         made.agent.generator.manual_seed(5)
-        y = made.target(drawn)
-        q = made.agent.critic(torch.cat([drawn.batch.obs, drawn.batch.actions], -1))
-        losses.append(((q - y).square().mean(), made.actor_step(drawn)["entropy"]))
-        made = learner(base, batch, name)  # the actor's step has moved it
+        losses.append((*made.critic_step(drawn).values(), made.actor_step(drawn)["entropy"]))
+        made = learner(base, batch, name)  # the steps have moved it
     assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
     assert torch.isfinite(losses[0][0])
 
@@ -97,7 +100,7 @@ def test_edits_are_of_the_executed_steps_and_at_most_beta(base, batch):
     torch.testing.assert_close(rows.drawn, offered[:, :3, :d])
 
 
-@pytest.mark.parametrize("name", ["expo", "dsrl", "rlpd"])
+@pytest.mark.parametrize("name", METHODS)
 def test_before_anything_is_learnt_the_base_acts_bit_for_bit(base, batch, name):
     network = learner(base, batch, name).network(learnt=False)
     noise = torch.randn(6, network.horizon, network.noise_dim)
@@ -125,6 +128,43 @@ def test_the_actors_noise_is_the_noise_that_the_base_starts_from(base, batch):
     torch.testing.assert_close(1.5 * own.actions, (0.5 * prior).flatten(1).clamp(-1.5 * 0.999, 1.5 * 0.999))
     mode = made.network(learnt=True)
     assert mode.noise_scale == 0 and made.network(learnt=True, explores=True).noise_scale == 1
+
+
+def test_a_noise_is_kept_beside_the_actions_that_it_becomes(base, batch):
+    made = learner(base, batch, "dsrl_na")
+    network, noise, rows = decided(made, batch)
+    d, w = STEPS * ACTIONS, base.policy.horizon * ACTIONS
+    assert rows.drawn.shape == (6, PAIRS, w + d) and rows.drawn[..., :w].abs().max() <= 1
+    for i in range(PAIRS):
+        given = 1.5 * rows.drawn[:, i, :w].view(6, -1, ACTIONS)
+        chunk = base.policy.predict_action_chunk(batch, given)
+        torch.testing.assert_close(rows.drawn[:, i, w:], chunk[:, :STEPS].flatten(1).clamp(-4, 4), atol=1e-5, rtol=1e-4)
+    draws = noise.unflatten(-1, (1 + PAIRS, -1))[:, :, 1:]  # the first half of the pairs' is of a unit normal
+    torch.testing.assert_close(1.5 * rows.drawn[:, 0, :w], draws[:, :, 0].flatten(1).clamp(-1.4985, 1.4985))
+    mean, log_std = made.agent.actor(rows.seen)
+    theirs = torch.tanh(mean + log_std.exp() * draws[:, :, PAIRS - 1].flatten(1))
+    torch.testing.assert_close(rows.drawn[:, PAIRS - 1, :w], theirs)
+    served = made.network(learnt=True, explores=True)  # pays for no pairs
+    assert torch.equal(served.predict_action_chunk(batch, noise[..., :ACTIONS]), rows.chunk)
+    assert served.noise_dim == ACTIONS and torch.equal(rows.actions, rows.chunk[:, :STEPS].flatten(1).clamp(-4, 4))
+
+
+def test_a_critic_of_noise_learns_from_actions_alone_which_noise_is_better(base, batch):
+    """Actions that begin to the right are paid; nobody tells of what noise they came."""
+    made = learner(base, batch, "dsrl_na", sac=replace(SAC, actor=(32,), critic=(32,), lr_critic=3e-3, batch=32))
+    torch.manual_seed(0)
+    for _ in range(20):
+        _, _, rows = decided(made, batch, alone=True)
+        paid = rows.actions[:, 0].sign()
+        made.store = joined([made.store, Decisions.of(rows, range(6), range(6), paid.tolist(), [0.0] * 6)])
+    for _ in range(150):
+        made.critic_step(made.draw(32))
+    _, _, rows = decided(made, batch)
+    w = base.policy.horizon * ACTIONS
+    noises, became = rows.drawn.split((w, STEPS * ACTIONS), -1)
+    q = made.agent.critic.judge(rows.seen, noises).mean(0)
+    right = became[..., 0] > 0
+    assert 0 < right.float().mean() < 1 and q[right].mean() > q[~right].mean() + 0.5
 
 
 def test_an_actor_in_the_bases_place_holds_its_last_action(base, batch):

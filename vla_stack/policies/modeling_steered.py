@@ -80,7 +80,10 @@ class SteeredPolicy(PreTrainedPolicy, NoisePolicy):
     def decide(self, batch: dict[str, Any], noise: Float[Tensor, "b h w"], alone: bool = False) -> Decided:
         """What is given, in [-1, 1] of its bound, and the chunk; ``alone``: the base, of its own noise."""
         context = self.base.encode(batch)
-        seen = self.base.observed(context, batch)
+        return self.decided(context, self.base.observed(context, batch), noise, alone)
+
+    def decided(self, context: Any, seen: Tensor, noise: Float[Tensor, "b h w"], alone: bool) -> Decided:
+        """:meth:`decide`, of what the base made of an observation."""
         steps, width = self.given
         if alone or self.config.alone:
             own = noise * self.base.noise_scale
@@ -88,8 +91,7 @@ class SteeredPolicy(PreTrainedPolicy, NoisePolicy):
             given = chunk[:, :steps] if self.config.gives == "actions" else own
             bounded = self.bounded(given.flatten(1))
             return Decided(seen, bounded, chunk, bounded[:, None][:, :0])
-        mean, log_std = self.actor(seen)
-        y = torch.tanh(mean + log_std.exp() * noise[:, :steps, :width].flatten(1))
+        y = self.drawn(seen, noise[:, :steps, :width].flatten(1))
         shaped = y.unflatten(1, self.given)
         if self.config.gives == "noise":
             chunk = self.flow(context, self.config.magnitude * shaped)
@@ -98,6 +100,11 @@ class SteeredPolicy(PreTrainedPolicy, NoisePolicy):
                 [shaped, shaped[:, -1:].expand(-1, self.horizon - steps, -1)], 1
             )
         return Decided(seen, y, chunk, y[:, None][:, :0])
+
+    def drawn(self, seen: Float[Tensor, "b f"], noise: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
+        """What the actor gives, in [-1, 1]."""
+        mean, log_std = self.actor(seen)
+        return torch.tanh(mean + log_std.exp() * noise)
 
     def bounded(self, given: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
         """Noise or actions as the actor would have given them, strictly inside [-1, 1]."""

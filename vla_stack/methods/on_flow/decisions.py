@@ -48,7 +48,7 @@ class Decisions:
 
     Attributes:
         seen: float16 [o, f], what the policy observed.
-        offered: float32 [o, n, d], chunks of the base.
+        offered: float32 [o, n, p], chunks of the base, as wide as the method keeps them.
         at: int64 [r], the observation of each decision.
         after: int64 [r], the one after its executed actions; an end of the task has none, and names its own.
         actions: float32 [r, d].
@@ -68,9 +68,9 @@ class Decisions:
         return len(self.at)
 
     @classmethod
-    def none(cls, seen: int, offered: int, width: int) -> Decisions:
+    def none(cls, seen: int, offered: int, width: int, offered_width: int | None = None) -> Decisions:
         """No decisions, of given widths."""
-        shapes: tuple[Any, ...] = ((0, seen), (0, offered, width))
+        shapes: tuple[Any, ...] = ((0, seen), (0, offered, offered_width or width))
         empty = torch.zeros(0, dtype=torch.int64)
         known = torch.zeros(shapes[0], dtype=torch.float16), torch.zeros(shapes[1])
         return cls(*known, empty, empty, torch.zeros(0, width), torch.zeros(0), torch.zeros(0))
@@ -102,17 +102,17 @@ class Decisions:
         columns = ("at", "after", "actions", "reward", "discount")
         return replace(self, **{name: getattr(self, name)[kept] for name in columns})
 
-    def sample(self, n: int, rng: np.random.Generator) -> Drawn:
+    def sample(self, n: int, rng: np.random.Generator, present: bool = False) -> Drawn:
         """Draw decisions uniformly."""
-        return self.view(torch.from_numpy(rng.integers(len(self), size=n)))
+        return self.view(torch.from_numpy(rng.integers(len(self), size=n)), present)
 
-    def view(self, rows: Tensor) -> Drawn:
-        """Given decisions, int64 [n]."""
+    def view(self, rows: Tensor, present: bool = False) -> Drawn:
+        """Given decisions, int64 [n], with what was offered at them (``present``), or at those that followed."""
         after = self.after[rows]
         seen, then = self.seen[self.at[rows]].float(), self.seen[after].float()
         unknown = torch.full((len(rows),), torch.nan)
         batch = Batch(seen, self.actions[rows], self.reward[rows], then, self.discount[rows], unknown, rows)
-        return Drawn(batch, self.offered[after])
+        return Drawn(batch, self.offered[self.at[rows] if present else after])
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as tensors."""

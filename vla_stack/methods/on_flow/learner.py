@@ -53,6 +53,8 @@ class FlowLearner(ABC):
         self.pretrained = 0
         self.modules: dict[str, nn.Module] = {"agent": self.agent}
 
+    present = False  # whether what was offered matters at a decision, not at the one that follows
+
     @abstractmethod
     def network(self, learnt: bool, explores: bool = False) -> PreTrainedPolicy:
         """The policy, whose weights are the learner's; the base alone as long as nothing is ``learnt``."""
@@ -71,14 +73,23 @@ class FlowLearner(ABC):
         drawn = self.draw(sac.batch * sac.utd).to(self.agent.device)
         for i in range(sac.utd):
             part = drawn.part(i * sac.batch, (i + 1) * sac.batch)
-            metrics = self.agent.critic_step(part.batch, self.target(part))
+            metrics = self.critic_step(part)
         return metrics | self.actor_step(part)
+
+    def critic_step(self, drawn: Drawn) -> dict[str, Tensor]:
+        """One step of the critics."""
+        return self.agent.critic_step(drawn.batch, self.target(drawn))
+
+    def explorer(self) -> Any:
+        """The policy that practises, and that decides at recorded observations."""
+        return self.network(learnt=False, explores=True)
 
     def draw(self, n: int) -> Drawn:
         """Decisions, half of them demonstrations where there are any."""
         if self.offline is None:
-            return self.store.sample(n, self.rng)
-        return mixed(self.store.sample(n // 2, self.rng), self.offline.sample(n // 2, self.rng))
+            return self.store.sample(n, self.rng, self.present)
+        own, other = (kept.sample(n // 2, self.rng, self.present) for kept in (self.store, self.offline))
+        return mixed(own, other)
 
     def shared(self) -> dict[str, Any]:
         """Fields of a configuration around the base, whose weights are part of the policy's own."""

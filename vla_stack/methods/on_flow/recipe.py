@@ -74,7 +74,7 @@ class OnFlow:
             )
         if self.live and not self.remembers:
             raise UserError(
-                f"what a robot records does not tell '{self.name}' what it acts by", "use expo_vla or rlpd_vla"
+                f"what a robot records does not tell '{self.name}' what it acts by", "use dsrl_na, expo_vla or rlpd_vla"
             )
         if self.live and (self.judge or self.reward == "task"):
             raise UserError("a robot records success alone", "leave 'method.judge' out, and set method.reward=step")
