@@ -25,6 +25,7 @@ class So101Pick(pick.Pick):
     config = default_config()
     half = 0.015
     lift = 0.04
+    above = 0.0  # m, above the cube's middle, where the expert takes it; at 0.0225 it just holds
 
     def place(self, rng: np.random.Generator) -> None:
         objects.scatter_cubes(self, rng, (0.16, 0.225), (-0.11, 0.11), gap=0.075, half=self.half)
@@ -36,4 +37,5 @@ class So101Pick(pick.Pick):
             return ToolGoal(np.array([*xy, self.half + self.lift + 0.03]), self.tool[3], 0.0)
         cube, yaw = self.position(self.target), self.yaw(self.target, objects.CUBE_SYMMETRY)
         aside = JAW * np.array([-np.sin(yaw), np.cos(yaw), 0.0])  # the fixed jaw comes down beside the cube
-        return skills.grasp(self, self.target, cube + aside, yaw, CLEARANCE, OPENING)
+        where = cube + aside + [0.0, 0.0, self.above]
+        return skills.grasp(self, self.target, where, yaw, CLEARANCE, OPENING)

@@ -157,6 +157,20 @@ def test_who_asks_it_to_stop_gets_what_was_learnt_and_can_have_it_go_on(given, r
     assert f"vla train --resume {tmp_path / 'run'}" in capsys.readouterr().out
 
 
+def test_noise_is_learnt_from_recordings_that_tell_of_none(given, robot, tmp_path):
+    keys = [key for key in given if not key.startswith(("method.samples", "method.edits"))]
+    for success in (True, False, True, False):
+        robot.live(success)
+    run = tmp_path / "run"
+    assert (
+        cli.main(["train", str(CONFIG), *keys, "method.name=dsrl_na", f"method.live={robot.root}", f"output_dir={run}"])
+        == 0
+    )
+    left = load_policy(run).policy.config
+    assert left.gives == "noise" and not left.alone and left.noise_scale == 0.0
+    assert records(run)[2]["distilled"] > 0
+
+
 @pytest.mark.parametrize(
     ("key", "message"),
     [("method=dsrl", "does not tell 'dsrl'"), ("method.reward=task", "records success alone")],

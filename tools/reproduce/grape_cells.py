@@ -106,8 +106,8 @@ ORDER = (("filtered", "grape-safety", "grape-success", "grape-efficiency"), ("ra
          ("tpo-success", "tpo-efficiency"), ("shuffled",))  # fmt: skip
 
 
-def over_the_wall(task: Any, expert: Any, above: float) -> Callable[[], NDArray[np.float32]]:
-    """A demonstrator who passes so many metres above the wall."""
+def too_high_or_low(task: Any, expert: Any, above: float) -> Callable[[], NDArray[np.float32]]:
+    """A demonstrator who passes so many metres above the wall, or takes the cube so far above its middle."""
     task.above = above
     return expert.act  # type: ignore[no-any-return]
 
@@ -123,18 +123,19 @@ def too_late(task: Any, expert: Any, seconds: float) -> Callable[[], NDArray[np.
     return act
 
 
-FLAWS = {TASK: over_the_wall, "conveyor": too_late}
+FLAWS = {TASK: too_high_or_low, "so101_pick": too_high_or_low, "conveyor": too_late}
 
 
-def demonstrate(settings: Settings, root: Path, name: str = TASK) -> None:
+def demonstrate(settings: Settings, root: Path, name: str = TASK, image_size: int = IMAGE_SIZE) -> None:
     """Record demonstrations of mixed quality: some brush the wall, some are slow. Continues what is there.
 
     Args:
         settings: ``above`` is what one or another demonstrator does, in the unit of the task's flaw.
         root: Of the dataset.
         name: Task.
+        image_size: Height and width of pictures, where there are any.
     """
-    observed: dict[str, Any] = {"image_size": IMAGE_SIZE} if settings.images else {"cameras": (), "privileged": True}
+    observed: dict[str, Any] = {"image_size": image_size} if settings.images else {"cameras": (), "privileged": True}
     env = gym.make(sim.TASKS[name].id, **observed, disable_env_checker=True)
     task: Any = env.unwrapped
     robot = task.spec_robot
