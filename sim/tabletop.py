@@ -153,8 +153,8 @@ class Tabletop(ArmEnv):
         return self.grasped(self.target)
 
     def rests(self, height: float) -> bool:
-        """Whether the thing is at a height, metres, and let go."""
-        return abs(self.position(self.target)[2] - height) < 0.012 and not self.touched(self.target)
+        """Whether the thing is at a height, metres, whichever way up, and let go."""
+        return abs(skills.lowest(self, self.target) - height) < 0.012 and not self.touched(self.target)
 
     def take(self) -> ToolGoal:
         """Take hold of the thing, from above."""

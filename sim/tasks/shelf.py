@@ -21,7 +21,7 @@ def default_config() -> TaskConfig:
             "grasped": 0.2,  # both pads hold it
             "lifted": 0.1,  # it is as high as its shelf, held
             "aligned": 0.2,  # it is above its shelf
-            "placed": 0.4,  # it stands there and the gripper has let go: success
+            "placed": 0.4,  # it rests there, whichever way up, and the gripper has let go: success
         },
     )
 

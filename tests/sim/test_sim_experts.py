@@ -148,3 +148,23 @@ def test_the_shelfs_expert_finds_room_beside_what_a_policy_put_there():
             if info["is_success"]:
                 break
         assert info["is_success"], seed
+
+
+def test_what_lies_on_the_plate_upside_down_is_on_the_plate_and_what_lies_beside_it_is_not():
+    env = gym.make("sim/place_relation-v0", cameras=(), max_episode_steps=200)
+    counted = 0
+    for seed in range(12):
+        env.reset(seed=seed)
+        task = env.unwrapped
+        if task.wish[1] != "on":
+            continue
+        for over, on_it in ((0.0, True), (0.10, False)):
+            joint = task.data.joint(task.target)
+            joint.qpos[:] = [*(task.position("plate")[:2] + [over, 0.0]), 0.06, 0.0, 1.0, 0.0, 0.0]  # turned over by x
+            joint.qvel[:] = 0.0
+            for _ in range(15):
+                *_, info = env.step(np.array([*task.tool_command[:4], 1.0]))
+            lies = float(task.data.body(task.target).xmat[8]) < -0.9
+            assert info["is_success"] == on_it or not lies
+            counted += lies
+    assert counted >= 3
