@@ -80,7 +80,7 @@ def given(tmp_path_factory):
     return (*keys, f"data.root={root / 'data'}"), root / "data"
 
 
-def test_frames_are_drawn_by_the_advantage_that_a_run_found(given, tmp_path):
+def test_frames_are_drawn_by_the_worth_that_a_run_found(given, tmp_path):
     keys, data = given
     run = tmp_path / "values"
     small = ("method.steps=20", "method.batch_size=8", "method.folds=3", "threads=1", "device=cpu")
@@ -91,9 +91,12 @@ def test_frames_are_drawn_by_the_advantage_that_a_run_found(given, tmp_path):
     )
     found = valued.frames_of(run, dataset)
     assert all(len(found[name]) == dataset.num_frames for name in ("value", "advantage", "success", "done"))
-    drawn, advantage = valued.by_advantage(dataset, run), found["advantage"]
-    assert (np.argsort(drawn) == np.argsort(advantage)).all() or np.unique(drawn).size < len(drawn)
-    assert drawn.max() <= np.exp(valued.MOST) and np.corrcoef(np.log(drawn), advantage)[0, 1] > 0.95
+    drawn, advantage = valued.by_worth(dataset, run), found["advantage"]
+    gains = advantage >= 0
+    assert 0 < gains.sum() < len(drawn)
+    np.testing.assert_allclose(drawn[gains], found["success"][gains])  # luck is worth no more
+    lost = np.exp(advantage[~gains] / valued.LOST)
+    np.testing.assert_allclose(drawn[~gains], found["success"][~gains] * lost, rtol=1e-5)
     with pytest.raises(UserError, match="holds no values"):
         valued.frames_of(tmp_path, dataset)
     (tmp_path / "other").mkdir()

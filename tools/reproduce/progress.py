@@ -6,7 +6,7 @@
 
 Picking from pictures and an instruction. Two thirds of the episodes are an expert's; in the others somebody clumsy is
 off by centimetres, grasps beside the cube, drops it, and succeeds now and then; the dataset says which succeeded. Arms,
-at equal steps: all frames alike; drawn by the advantage that ``vla train progress`` finds with the eyes of the first
+at equal steps: all frames alike; drawn by what ``vla train progress`` finds them worth, with the eyes of the first
 arm's policy; episodes that succeeded alone, which costs nothing; and the expert's alone, which nobody knows in earnest.
 What was done is not done again: interrupt and continue as you like.
 """
@@ -31,10 +31,10 @@ from vla_stack.verbs.demo import VLA
 
 MOST = 60  # control steps of an episode; the expert needs 15 to 20
 TASK, TEST_SEED, GOOD_SEED, BAD_SEED = "pick", 800_000, 0, 50_000
-ARMS = ("all", "advantage", "succeeded", "expert")
+ARMS = ("all", "worth", "succeeded", "expert")
 LABELS = {
     "all": "all frames alike",
-    "advantage": "drawn by advantage",
+    "worth": "drawn by worth",
     "succeeded": "episodes that succeeded alone",
     "expert": "the expert's alone",
 }
@@ -96,7 +96,7 @@ def cell(args: argparse.Namespace, data: Path, arm: str, seed: int) -> None:
     if (out / "test.json").exists():
         return
     words = [f"data.root={data}", f"method.steps={args.steps}", f"seed={seed}", "threads=1", "eval.every=0"]
-    if arm == "advantage":
+    if arm == "worth":
         values, eyes = args.out / f"values-{seed}", args.out / f"all-{seed}"
         if not (values / "progress.json").exists():
             vla("train", "progress", f"policy={eyes}", f"data.root={data}", f"output_dir={values}", "threads=1")
@@ -149,12 +149,12 @@ def report(args: argparse.Namespace, data: Path) -> None:
     ]
     for arm, r in rates.items():
         checks.append(Check(f"{LABELS[arm]}: success", float(np.mean(r)), interval=rates_interval(r, args.test)))
-    if {"all", "advantage"} <= rates.keys() and len(rates["all"]) == len(rates["advantage"]):
-        times = float(np.mean(rates["advantage"])) / max(1e-9, float(np.mean(rates["all"])))
-        checks.append(Check("by advantage over all alike, times the success", times, 1.5))
-    if {"succeeded", "advantage"} <= rates.keys() and len(rates["succeeded"]) == len(rates["advantage"]):
-        gain = rates_difference(rates["advantage"], args.test, rates["succeeded"], args.test)
-        checks.append(Check("by advantage minus successes alone, success", gain.value, interval=gain))
+    if {"all", "worth"} <= rates.keys() and len(rates["all"]) == len(rates["worth"]):
+        times = float(np.mean(rates["worth"])) / max(1e-9, float(np.mean(rates["all"])))
+        checks.append(Check("by worth over all alike, times the success", times, 1.5))
+    if {"succeeded", "worth"} <= rates.keys() and len(rates["succeeded"]) == len(rates["worth"]):
+        gain = rates_difference(rates["worth"], args.test, rates["succeeded"], args.test)
+        checks.append(Check("by worth minus successes alone, success", gain.value, interval=gain))
     if heads:
         checks += [
             Check("successes told from failures, AUC on held-out episodes", float(np.mean(auc))),

@@ -15,19 +15,21 @@ from vla_stack.errors import UserError
 from vla_stack.schema import SUCCESS
 
 FRAMES, FACTS = "frames.safetensors", "progress.json"
-SHARPNESS, MOST = 1.0, 3.0  # of the weights, in deviations of the advantage, and the largest exponent
+LOST = 0.1  # of the time that most successes need: a frame that loses so much is drawn e times less often
 
 
-def by_advantage(dataset: Dataset, run: Path) -> NDArray[np.float64]:
-    """How often each frame is drawn, float [N]: exp(A / its deviation), bounded, as in advantage-weighted regression
-    (Peng et al. 2019, arXiv:1910.00177).
+def by_worth(dataset: Dataset, run: Path) -> NDArray[np.float64]:
+    """How often each frame is drawn, float [N]: p(success | o) exp(min(A, 0) / LOST).
+
+    Weights by exp(A) alone, as in advantage-weighted regression (Peng et al. 2019, arXiv:1910.00177), draw what has
+    gone wrong for good as often as what goes well, for there no action loses anything, and luck most often of all. So
+    a frame counts by how likely its episode succeeds from there, and an action can only lose by its advantage.
 
     Raises:
         UserError: The run is of other episodes.
     """
-    advantage = frames_of(run, dataset)["advantage"].astype(np.float64)
-    centred = (advantage - advantage.mean()) / max(float(advantage.std()), 1e-6)
-    return np.exp(np.clip(SHARPNESS * centred, -MOST, MOST))
+    found = frames_of(run, dataset)
+    return found["success"] * np.exp(np.minimum(found["advantage"].astype(np.float64), 0.0) / LOST)
 
 
 def frames_of(run_dir: Path, dataset: Dataset) -> dict[str, NDArray[np.float32]]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.data.trainable import weights
-from vla_stack.data.valued import by_advantage
+from vla_stack.data.valued import by_worth
 from vla_stack.errors import UserError
 from vla_stack.lerobot_core import PreTrainedConfig
 from vla_stack.policies.configuration_moh import base_config
@@ -91,7 +91,7 @@ def frame_weights(source: Source, data: DataRecipe) -> NDArray[np.float64] | Non
     if data.opening_weight != 1.0 and data.opening_frames > 0:
         opening = np.where(dataset.columns["frame_index"] < data.opening_frames, data.opening_weight, 1.0)
     if data.progress:
-        opening = by_advantage(dataset, Path(data.progress)) * (1.0 if opening is None else opening)
+        opening = by_worth(dataset, Path(data.progress)) * (1.0 if opening is None else opening)
     if data.weights == "uniform":
         return opening
     if source.trainable is None or source.counted is None:

@@ -184,7 +184,7 @@ class DataRecipe:
         interventions: What is trained on of datasets with intervention labels: ``rac``, ``hg_dagger``,
             ``no_recovery`` or ``all`` (methods/rac.py). Datasets without labels are demonstrations.
         weights: How frames are drawn: ``uniform``, ``iwr``, ``sirius`` or ``balanced``.
-        progress: Run of ``vla train progress`` on the same datasets: frames are drawn as often as exp(advantage) says.
+        progress: Run of ``vla train progress`` on the same datasets: frames are drawn by what they are worth.
         augmentation: How pictures are changed at random, so that the policy holds up in other light.
         validation: Share of each dataset's episodes that are held out of training. The loss on them, of the weights
             that a checkpoint serves, is logged with each checkpoint (docs/recipes.md).
