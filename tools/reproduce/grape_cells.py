@@ -106,8 +106,8 @@ ORDER = (("filtered", "grape-safety", "grape-success", "grape-efficiency"), ("ra
          ("tpo-success", "tpo-efficiency"), ("shuffled",))  # fmt: skip
 
 
-def too_high_or_low(task: Any, expert: Any, above: float) -> Callable[[], NDArray[np.float32]]:
-    """A demonstrator who passes so many metres above the wall, or takes the cube so far above its middle."""
+def over_the_wall(task: Any, expert: Any, above: float) -> Callable[[], NDArray[np.float32]]:
+    """A demonstrator who passes so many metres above the wall."""
     task.above = above
     return expert.act  # type: ignore[no-any-return]
 
@@ -123,7 +123,13 @@ def too_late(task: Any, expert: Any, seconds: float) -> Callable[[], NDArray[np.
     return act
 
 
-FLAWS = {TASK: too_high_or_low, "so101_pick": too_high_or_low, "conveyor": too_late}
+def jaw_down_on_it(task: Any, expert: Any, beside: float) -> Callable[[], NDArray[np.float32]]:
+    """A demonstrator who brings the fixed jaw down so many metres beside the cube."""
+    task.beside = beside
+    return expert.act  # type: ignore[no-any-return]
+
+
+FLAWS = {TASK: over_the_wall, "so101_pick": jaw_down_on_it, "conveyor": too_late}
 
 
 def demonstrate(settings: Settings, root: Path, name: str = TASK, image_size: int = IMAGE_SIZE) -> None:
