@@ -123,25 +123,18 @@ def too_late(task: Any, expert: Any, seconds: float) -> Callable[[], NDArray[np.
     return act
 
 
-def jaw_down_on_it(task: Any, expert: Any, beside: float) -> Callable[[], NDArray[np.float32]]:
-    """A demonstrator who brings the fixed jaw down so many metres beside the cube."""
-    task.beside = beside
-    return expert.act  # type: ignore[no-any-return]
+FLAWS = {TASK: over_the_wall, "conveyor": too_late}
 
 
-FLAWS = {TASK: over_the_wall, "so101_pick": jaw_down_on_it, "conveyor": too_late}
-
-
-def demonstrate(settings: Settings, root: Path, name: str = TASK, image_size: int = IMAGE_SIZE) -> None:
+def demonstrate(settings: Settings, root: Path, name: str = TASK) -> None:
     """Record demonstrations of mixed quality: some brush the wall, some are slow. Continues what is there.
 
     Args:
         settings: ``above`` is what one or another demonstrator does, in the unit of the task's flaw.
         root: Of the dataset.
         name: Task.
-        image_size: Height and width of pictures, where there are any.
     """
-    observed: dict[str, Any] = {"image_size": image_size} if settings.images else {"cameras": (), "privileged": True}
+    observed: dict[str, Any] = {"image_size": IMAGE_SIZE} if settings.images else {"cameras": (), "privileged": True}
     env = gym.make(sim.TASKS[name].id, **observed, disable_env_checker=True)
     task: Any = env.unwrapped
     robot = task.spec_robot
