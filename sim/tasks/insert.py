@@ -129,7 +129,7 @@ class Insert(ArmEnv):
         peg, held = self.position("peg"), self.grasped("peg")
         reached = bool(np.linalg.norm(peg + [0, 0, GRIP] - self.tool[:3]) < 0.02)
         offset = float(np.hypot(*(peg - self.position("socket"))[:2]))
-        upright = self.data.body("peg").xmat[8] > 0.97
+        upright = skills.tilted(self, "peg") > 0.97
         bottom = peg[2] - PEG[2]
         inserted = offset < 2 * CLEARANCE and upright and bottom < SOCKET_HEIGHT - DEPTH
         return reached, held, held and bottom > 0.02, held and offset < CHAMFER, bool(inserted)

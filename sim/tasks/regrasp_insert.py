@@ -107,7 +107,7 @@ class RegraspInsert(ArmEnv):
 
     def lean(self, colour: str) -> float:
         """Cosine of how far a peg leans; 1 for one that stands."""
-        return float(self.data.body(peg_name(colour)).xmat[8])
+        return skills.tilted(self, peg_name(colour))
 
     def bottom(self, colour: str) -> float:
         """Height of the lower end of an upright peg, metres."""

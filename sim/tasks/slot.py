@@ -82,7 +82,7 @@ class Slot(Tabletop):
     def progress(self) -> tuple[bool, ...]:
         held, tile = self.held, self.position(self.target)
         offset = float(np.hypot(*(tile - self.position("slot"))[:2]))
-        upright = self.data.body(self.target).xmat[8] > 0.97
+        upright = skills.tilted(self, self.target) > 0.97
         posted = offset < 2 * CLEARANCE and upright and tile[2] < SOCKET_HEIGHT - DEPTH
         return self.reached, held, held and tile[2] > 0.02, held and offset < CHAMFER, bool(posted)
 
