@@ -1,4 +1,4 @@
-"""EXPO, DSRL and ReinFlow on a policy that sees and reads, against imitation of own successes and RLPD.
+"""EXPO, DSRL (both forms) and ReinFlow on a policy that sees and reads, against imitation of own successes and RLPD.
 
     python tools/reproduce/rl_vla.py              # runs what is missing, the first seed of all arms first, then reports
     python tools/reproduce/rl_vla.py --report     # reports what is there, runs that are not over among it
@@ -76,6 +76,7 @@ ARMS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # recipe, episodes of an 
         ),
     ),
     "dsrl": ("rl_vla", OFF, ("method=dsrl",)),
+    "dsrl_na": ("rl_vla", OFF, ("method=dsrl_na",)),
     "rlpd": ("rl_vla", OFF, ("method=rlpd_vla",)),
 }
 BRIEF = (

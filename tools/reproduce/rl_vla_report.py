@@ -16,9 +16,10 @@ ABOUT = {
     "reinflow": "ReinFlow",
     "bc": "imitation of own successes",
     "dsrl": "DSRL",
+    "dsrl_na": "DSRL-NA",
     "rlpd": "RLPD",
 }
-COLOURS = dict(zip(ABOUT, ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00"), strict=True))
+COLOURS = dict(zip(ABOUT, ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"), strict=True))
 LOW, HIGH, WANTED, GAIN, APART = 0.3, 0.5, 0.8, 0.2, 0.03
 CLAIM = ("expo", "reinflow")  # of which one is asked to get there
 
