@@ -26,6 +26,7 @@ from vla_stack.data.sidecar import read_facts
 from vla_stack.data.stats import load_stats
 from vla_stack.errors import UserError
 from vla_stack.intervention import Segment
+from vla_stack.schema import SUCCESS
 from vla_stack.training.loaders import frame_weights
 from vla_stack.training.recipe import DataRecipe, SourceRecipe
 from vla_stack.training.sources import Source
@@ -58,6 +59,12 @@ def test_labels_of_an_intervened_episode_and_what_is_trained_on(labelled: Path) 
     assert (mask[kinds != 1]).all()
     assert (rac.trainable(dataset, "hg_dagger") == (kinds != 1)).all()
     assert (rac.trainable(dataset, "no_recovery") == (mask & (kinds != 2))).all()
+    succeeded = rac.trainable(dataset, "succeeded")
+    assert set(dataset.columns["episode_index"][succeeded]) == {0, 2, 4}
+    assert succeeded.sum() == sum(len(segments) for segments, success in EPISODES if success)
+    del dataset.columns[SUCCESS]
+    with pytest.raises(UserError, match="no column 'next.success'"):
+        rac.trainable(dataset, "succeeded")
 
 
 @pytest.mark.parametrize("hold_before", [-1, 4])

@@ -18,7 +18,7 @@ from vla_stack.errors import UserError
 from vla_stack.intervention import Segment
 from vla_stack.schema import SUCCESS
 
-Trainable = Literal["rac", "hg_dagger", "no_recovery", "all"]
+Trainable = Literal["rac", "hg_dagger", "no_recovery", "all", "succeeded"]
 Preset = Literal["uniform", "iwr", "sirius", "balanced"]
 PRE_INTERVENTION = 15  # steps before a takeover that Sirius calls so
 SIRIUS_MASS = {"intervention": 0.5, "pre-intervention": 0.002}
@@ -31,13 +31,20 @@ def trainable(dataset: Dataset, mode: Trainable) -> NDArray[np.bool_] | None:
         dataset: An open dataset.
         mode: ``rac``: demonstrations, recoveries, corrections, and autonomous frames of episodes in which the policy
             succeeded alone. ``hg_dagger``: without the latter. ``no_recovery``: rac without recoveries, an ablation.
-            ``all``: everything, for the weights of IWR and Sirius.
+            ``all``: everything, for the weights of IWR and Sirius. ``succeeded``: episodes that succeeded, whoever
+            acted, of any dataset that says so: filtered behaviour cloning.
 
     Raises:
-        UserError: There is no such mode.
+        UserError: There is no such mode, or a dataset does not say what succeeded.
     """
     if mode not in get_args(Trainable):
         raise UserError(f"'data.interventions' is '{mode}'", f"choose one of {', '.join(get_args(Trainable))}")
+    lengths = dataset.episode_to - dataset.episode_from
+    if mode == "succeeded":
+        if SUCCESS not in dataset.columns:
+            raise UserError(f"{dataset.root} has no column '{SUCCESS}'", "leave 'data.interventions' as it is")
+        won = np.logical_or.reduceat(dataset.columns[SUCCESS].ravel().astype(bool), dataset.episode_from)
+        return np.repeat(won, lengths)
     if SEGMENT_TYPE not in dataset.columns:
         return None
     kind = dataset.columns[SEGMENT_TYPE]
@@ -54,7 +61,7 @@ def trainable(dataset: Dataset, mode: Trainable) -> NDArray[np.bool_] | None:
             for a, b in zip(dataset.episode_from, dataset.episode_to, strict=True)
         ]
     )
-    return human | np.repeat(alone, dataset.episode_to - dataset.episode_from)
+    return human | np.repeat(alone, lengths)
 
 
 def weights(

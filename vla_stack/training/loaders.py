@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_stack.data.labels import SEGMENT_TYPE
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.data.trainable import weights
 from vla_stack.data.valued import by_worth
@@ -94,6 +95,6 @@ def frame_weights(source: Source, data: DataRecipe) -> NDArray[np.float64] | Non
         opening = by_worth(dataset, Path(data.progress)) * (1.0 if opening is None else opening)
     if data.weights == "uniform":
         return opening
-    if source.trainable is None or source.counted is None:
+    if SEGMENT_TYPE not in dataset.columns or source.counted is None:
         raise UserError(f"{dataset.root} has no labels for data.weights={data.weights}", "run `vla data backfill`")
     return weights(dataset, source.counted, data.weights, opening)

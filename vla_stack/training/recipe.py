@@ -182,7 +182,8 @@ class DataRecipe:
             learns from such frames alone reads the goal off the motion instead of the instruction and the scene
             (causal confusion, de Haan et al. 2019, arXiv:1905.11979); only the opening frames teach it to look.
         interventions: What is trained on of datasets with intervention labels: ``rac``, ``hg_dagger``,
-            ``no_recovery`` or ``all`` (methods/rac.py). Datasets without labels are demonstrations.
+            ``no_recovery`` or ``all`` (data/trainable.py). Datasets without labels are demonstrations. Of any dataset
+            ``succeeded`` takes the episodes that succeeded, whoever acted.
         weights: How frames are drawn: ``uniform``, ``iwr``, ``sirius`` or ``balanced``.
         progress: Run of ``vla train progress`` on the same datasets: frames are drawn by what they are worth.
         augmentation: How pictures are changed at random, so that the policy holds up in other light.
@@ -203,7 +204,7 @@ class DataRecipe:
     text_pairs: TextPairsRecipe = field(default_factory=TextPairsRecipe)
     opening_frames: Natural = 0
     opening_weight: Positive = 1.0
-    interventions: Literal["rac", "hg_dagger", "no_recovery", "all"] = "rac"
+    interventions: Literal["rac", "hg_dagger", "no_recovery", "all", "succeeded"] = "rac"
     weights: Literal["uniform", "iwr", "sirius", "balanced"] = "uniform"
     progress: str = ""
     augmentation: Augmentation = field(default_factory=Augmentation)
