@@ -7,7 +7,8 @@
 Picking from pictures and an instruction. Two thirds of the episodes are an expert's; in the others somebody clumsy is
 off by centimetres, grasps beside the cube, drops it, and succeeds now and then; the dataset says which succeeded. Arms,
 at equal steps: all frames alike; drawn by what ``vla train progress`` finds them worth, with the eyes of the first
-arm's policy; episodes that succeeded alone, which costs nothing; and the expert's alone, which nobody knows in earnest.
+arm's policy; episodes that succeeded alone, which costs nothing; both of these; and the expert's alone, which nobody
+knows in earnest.
 What was done is not done again: interrupt and continue as you like.
 """
 
@@ -31,11 +32,12 @@ from vla_stack.verbs.demo import VLA
 
 MOST = 60  # control steps of an episode; the expert needs 15 to 20
 TASK, TEST_SEED, GOOD_SEED, BAD_SEED = "pick", 800_000, 0, 50_000
-ARMS = ("all", "worth", "succeeded", "expert")
+ARMS = ("all", "worth", "succeeded", "both", "expert")
 LABELS = {
     "all": "all frames alike",
     "worth": "drawn by worth",
     "succeeded": "episodes that succeeded alone",
+    "both": "episodes that succeeded alone, drawn by worth",
     "expert": "the expert's alone",
 }
 
@@ -96,19 +98,17 @@ def cell(args: argparse.Namespace, data: Path, arm: str, seed: int) -> None:
     if (out / "test.json").exists():
         return
     words = [f"data.root={data}", f"method.steps={args.steps}", f"seed={seed}", "threads=1", "eval.every=0"]
-    if arm == "worth":
+    if arm in ("worth", "both"):
         values, eyes = args.out / f"values-{seed}", args.out / f"all-{seed}"
         if not (values / "progress.json").exists():
             vla("train", "progress", f"policy={eyes}", f"data.root={data}", f"output_dir={values}", "threads=1")
         words.append(f"data.progress={values}")
-    elif arm != "all":
-        words.append(f"data.episodes={chosen(data, arm, args.good)}".replace(" ", ""))
+    if arm in ("succeeded", "both"):
+        words.append("data.interventions=succeeded")
+    elif arm == "expert":
+        words.append(f"data.episodes={list(range(args.good))}".replace(" ", ""))
     trained(out, TASK, f"output_dir={out}", *words)
     write_json(out / "test.json", {"success": tested(out, args.test)})
-
-
-def chosen(data: Path, arm: str, good: int) -> list[int]:
-    return list(range(good)) if arm == "expert" else np.flatnonzero(succeeded(data)).tolist()
 
 
 def succeeded(data: Path) -> np.ndarray:
@@ -155,6 +155,9 @@ def report(args: argparse.Namespace, data: Path) -> None:
     if {"succeeded", "worth"} <= rates.keys() and len(rates["succeeded"]) == len(rates["worth"]):
         gain = rates_difference(rates["worth"], args.test, rates["succeeded"], args.test)
         checks.append(Check("by worth minus successes alone, success", gain.value, interval=gain))
+    if {"succeeded", "both"} <= rates.keys() and len(rates["succeeded"]) == len(rates["both"]):
+        gain = rates_difference(rates["both"], args.test, rates["succeeded"], args.test)
+        checks.append(Check("both minus successes alone, success", gain.value, interval=gain))
     if heads:
         checks += [
             Check("successes told from failures, AUC on held-out episodes", float(np.mean(auc))),
