@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vla_stack.methods.on_flow.decisions import Decisions, Drawn
 from vla_stack.methods.on_flow.learner import FlowLearner
-from vla_stack.methods.on_flow.recipe import OnFlow
+from vla_stack.methods.on_flow.recipe import OnFlow, small_sac
 from vla_stack.methods.sac import SacRecipe
 from vla_stack.training.recipe_tree import Positive
 
@@ -35,12 +35,7 @@ class Dsrl(OnFlow):
     remembers: ClassVar[bool] = False  # nobody knows the noise of a demonstration
 
     name: Literal["dsrl"] = "dsrl"
-    sac: SacRecipe = field(
-        default_factory=lambda: SacRecipe(
-            actor=(128, 128), critic=(128, 128), num_critics=10, layer_norm=True, temperature=0.1,
-            target_entropy=-0.5, entropy_backup=False, actor_q="mean", batch=128, utd=4, actor_rows="last",
-        )
-    )  # fmt: skip
+    sac: SacRecipe = field(default_factory=lambda: small_sac(0.1))
     magnitude: Positive = 1.5
 
     def learner(self, base: Any, seen: int, steps: int, offline: Decisions | None, seed: int) -> SteeringLearner:

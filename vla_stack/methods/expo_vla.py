@@ -19,7 +19,7 @@ from vla_stack.errors import UserError
 from vla_stack.methods.expo import ALONE, Editing
 from vla_stack.methods.on_flow.decisions import Decisions, Drawn
 from vla_stack.methods.on_flow.learner import FlowLearner
-from vla_stack.methods.on_flow.recipe import OnFlow
+from vla_stack.methods.on_flow.recipe import OnFlow, small_sac
 from vla_stack.methods.sac import SacRecipe
 from vla_stack.policies.critics import best
 from vla_stack.training.recipe_tree import Count, Natural, NotNegative
@@ -37,12 +37,7 @@ class ExpoVla(OnFlow):
     """
 
     name: Literal["expo_vla"] = "expo_vla"
-    sac: SacRecipe = field(
-        default_factory=lambda: SacRecipe(
-            actor=(128, 128), critic=(128, 128), num_critics=10, layer_norm=True, temperature=0.01,
-            target_entropy=-0.5, entropy_backup=False, actor_q="mean", batch=128, utd=4, actor_rows="last",
-        )
-    )  # fmt: skip
+    sac: SacRecipe = field(default_factory=lambda: small_sac(0.01))
     samples: Count = 8
     edits: Natural = 8
     beta: NotNegative = 0.05

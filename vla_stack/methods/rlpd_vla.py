@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vla_stack.methods.dsrl import SteeringLearner
 from vla_stack.methods.on_flow.decisions import Decisions
-from vla_stack.methods.on_flow.recipe import OnFlow
+from vla_stack.methods.on_flow.recipe import OnFlow, small_sac
 from vla_stack.methods.sac import SacRecipe
 
 
@@ -21,12 +21,7 @@ class RlpdVla(OnFlow):
     """RLPD (arXiv:2302.02948) on the features of a frozen flow policy."""
 
     name: Literal["rlpd_vla"] = "rlpd_vla"
-    sac: SacRecipe = field(
-        default_factory=lambda: SacRecipe(
-            actor=(128, 128), critic=(128, 128), num_critics=10, layer_norm=True, temperature=0.1,
-            target_entropy=-0.5, entropy_backup=False, actor_q="mean", batch=128, utd=4, actor_rows="last",
-        )
-    )  # fmt: skip
+    sac: SacRecipe = field(default_factory=lambda: small_sac(0.1))
 
     def learner(self, base: Any, seen: int, steps: int, offline: Decisions | None, seed: int) -> SteeringLearner:
         width = steps * base.action_dim

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from vla_stack.methods.on_flow.learner import FlowLearner
 
 
+def small_sac(temperature: float) -> SacRecipe:
+    """Critics and actor on features that are learnt already: RLPD's ten critics, four updates of them a decision."""
+    return SacRecipe(
+        actor=(128, 128), critic=(128, 128), num_critics=10, layer_norm=True, temperature=temperature,
+        target_entropy=-0.5, entropy_backup=False, actor_q="mean", batch=128, utd=4, actor_rows="last",
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class OnFlow:
     """What learners share that act around the frozen ``policy.pretrained`` and read its features and the state.
