@@ -70,7 +70,7 @@ def fit(recipe: Recipe, method: Progress, run_dir: Path) -> None:
         print(f"all {len(won)} episodes {which}: values tell time, and nothing of failure")
     bins = Bins(BINS, float(np.quantile((end - first)[won], 0.95)) if won.any() else float((end - first).max()))
     told = crossed(seen, bins, left, first, end, method, recipe.seed)
-    n = method.ahead or int(policy.spec.extras["n_action_steps"])
+    n = policy.spec.horizon  # what a frame teaches is a whole chunk, so it is worth what all of that gains
     made = {"value": told[0], "advantage": advantages(told[0], left, first, end, n, bins.horizon)}
     made |= {"success": told[1], "done": told[2]}
     head = _fitted(seen, bins.of(left), bins, method, recipe.seed)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from vla_stack.errors import UserError
 from vla_stack.training.recipe import Recipe
-from vla_stack.training.recipe_tree import Above, Count, Natural
+from vla_stack.training.recipe_tree import Above, Count
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class Progress:
         steps: Optimiser steps of a fold.
         batch_size: Frames of a step.
         lr: Learning rate.
-        ahead: Control steps over which an advantage is measured; 0 takes those that the policy executes of a chunk.
     """
 
     name: Literal["progress"] = "progress"
@@ -28,7 +27,6 @@ class Progress:
     steps: Count = 1000
     batch_size: Count = 256
     lr: Annotated[float, Above(0)] = 1e-3
-    ahead: Natural = 0
 
     def check_recipe(self, recipe: Recipe) -> None:
         """There are a policy and episodes; raises :class:`UserError`."""
