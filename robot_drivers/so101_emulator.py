@@ -30,7 +30,7 @@ from vla_stack.runtime.link import Link, Message, ignored_interrupts
 WAKE_S = 0.01  # longest time between two looks at the physics
 ANSWER_S = 300.0
 ID = "emulated"  # of both arms, for LeRobot's calibration files
-FAULTS = ("loss", "corruption", "latency", "unplug", "power", "freeze", "overload", "heat", "camera")
+FAULTS = ("loss", "corruption", "latency", "unplug", "power", "freeze", "overload", "heat", "tooth", "camera")
 
 
 class Emulator:
@@ -132,7 +132,7 @@ class Emulator:
 
         ``loss`` and ``corruption`` (probability of a frame), ``latency`` (s), ``unplug`` (the port), ``power`` (of the
         servos), ``freeze`` and ``heat`` (number of a joint), ``overload`` (number of a joint that is pushed against),
-        ``camera`` (name of one that is unplugged).
+        ``tooth`` (number of a joint whose horn was put back one tooth off), ``camera`` (name of one that is unplugged).
 
         Raises:
             UserError: There is no such fault.
@@ -368,6 +368,8 @@ class _Running:
             plant.freeze(int(value))
         elif fault == "overload":
             plant.push(int(value))
+        elif fault == "tooth":
+            plant.remount(int(value))
         elif fault == "heat":
             plant.servos[int(value)].heat_c = 60.0
         elif self._cameras is not None:

@@ -21,6 +21,7 @@ PER_RAD = TICKS / (2 * np.pi)
 HAND_RATE = 4.0  # rad/s
 CATCH_UP_S = 0.5  # more than this after a stall is skipped
 MAX_HORN = 300  # ticks
+TOOTH = TICKS // 25  # of a horn, whose spline has 25 teeth
 
 # Seconds since the hand took the arm -> where it wants it, [J+1] joint and finger angles in radians.
 Hand = Callable[[float], NDArray[np.float64]]
@@ -53,6 +54,7 @@ class Plant:
         self._pads = [model.geom(name).id for name in ("pad_left", "pad_right")]
         self._hand: Hand | None = None
         self._hand_s = 0.0
+        self._horns = [servo.horn for servo in self.servos]
         self.push_nm = np.zeros(self._n)
         self.skipped_s = self.limp_s = 0.0
         self._now_ns = 0
@@ -88,16 +90,25 @@ class Plant:
         self.push_nm[i] = 1.5 * STALL_NM
 
     def mend(self) -> None:
-        """All joints move again, nothing pushes, nothing is hot."""
+        """All joints move again, nothing pushes, nothing is hot, all horns are where they were calibrated."""
         self._frozen_at.clear()
         self.push_nm[:] = 0.0
         for servo in self.servos:
             servo.frozen, servo.heat_c = False, 0.0
+        if self._horns != [servo.horn for servo in self.servos]:
+            for servo, horn in zip(self.servos, self._horns, strict=True):
+                servo.horn = horn
+            self.carried()
 
     def freeze(self, i: int) -> None:
         """Joint ``i`` stays where it is whatever it is told, and raises no alarm."""
         self._frozen_at[i] = float(self._data.qpos[i])
         self.servos[i].frozen = True
+
+    def remount(self, i: int) -> None:
+        """Put the horn of joint ``i`` back one tooth off: it is 14 degrees below what it reports and is told."""
+        self.servos[i].horn += TOOTH
+        self.carried()
 
     def carried(self) -> None:
         """Somebody has put the arm elsewhere: the servos hold what they measure there."""

@@ -73,6 +73,23 @@ def test_readings_agree_with_the_model(run):
     assert run.plant.goals()[2] == pytest.approx(-0.5, abs=0.002)
 
 
+def test_a_horn_that_is_one_tooth_off_moves_nothing_but_what_is_read_and_obeyed(run):
+    run.torque(1)
+    before = run.plant.angles
+    run.plant.remount(2)
+    run.wait(0.5)
+    assert np.abs(run.plant.angles - before).max() < 0.01
+    assert run.plant.servos[2]["position"] == pytest.approx(TICKS // 2 - 1 + before[2] * PER_RAD + TICKS // 25, abs=2)
+    run.command(2, 0.0)
+    run.wait(1.5)
+    assert run.plant.angles[2] == pytest.approx(-2 * np.pi / 25, abs=0.01)
+    assert run.plant.goals()[2] == pytest.approx(-2 * np.pi / 25, abs=0.01)  # whoever looks at the arm is not deceived
+    run.plant.mend()
+    run.command(2, 0.0)
+    run.wait(1.0)
+    assert run.plant.angles[2] == pytest.approx(0.0, abs=0.01)
+
+
 def test_a_frozen_joint_stays_and_says_nothing(run):
     run.torque(1)
     run.plant.freeze(0)
