@@ -94,7 +94,7 @@ def test_demonstrations_are_decisions_at_every_frame(given, tmp_path):
     ("key", "message"),
     [
         ("policy=", "'policy.pretrained' is missing"),
-        ("data.root=[]", "'data.root' names 0 datasets"),
+        ("data.root=[a,b]", "'data.root' names 2 datasets"),
         ("method.edits=3", "'method.edits' is 3, there are 2 samples"),
         ("method.warmup=3", "'method.warmup' is 3, of 2 iterations"),
         ("method.reward=task", "demonstrations tell success alone"),

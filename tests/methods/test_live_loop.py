@@ -118,6 +118,16 @@ def test_what_a_person_did_is_kept_with_the_demonstrations_and_gaps_are_not_brid
     assert torch.equal(seen, data.decisions.seen[data.decisions.at[2:5]]) and live_data.num_episodes == 3
 
 
+def test_without_demonstrations_only_what_a_person_did_is_kept_apart(given, robot, tmp_path):
+    robot.live(False)
+    robot.live(True, by_hand=range(2, 7))
+    loop = LiveLoop(load(CONFIG, [*given, f"method.live={robot.root}", "data.root=[]"]), tmp_path / "run")
+    loop.practise([0])
+    assert loop.learner.offline is None  # and batches are of what was lived alone
+    loop.practise([0, 0])
+    assert len(loop.learner.offline) == 3
+
+
 def test_it_waits_for_what_is_not_recorded_yet(given, robot, tmp_path, monkeypatch, capsys):
     asleep, recorded = threading.Event(), threading.Event()
     recording = threading.Thread(target=lambda: (asleep.wait(), robot.live(False), recorded.set()))

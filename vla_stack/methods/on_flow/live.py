@@ -104,8 +104,8 @@ class LiveLoop(FlowLoop):
     def _remember(self, episodes: Sequence[Recorded]) -> None:
         """Keep what a person did with the demonstrations."""
         theirs = [episode.decisions.some(episode.human) for episode in episodes if episode.human.any()]
-        assert self.learner.offline is not None
-        self.learner.offline = joined([self.learner.offline, *theirs])
+        if theirs:
+            self.learner.offline = joined([*filter(None, (self.learner.offline,)), *theirs])
 
     def _by_hand(self, dataset: Dataset, number: int) -> bool:
         rows = slice(int(dataset.episode_from[number]), int(dataset.episode_to[number]))

@@ -39,7 +39,7 @@ class FlowLoop(EpisodesLoop[Lived]):
             seen = base.observed(base.encode(first), first).shape[-1]
         self.learner: FlowLearner = r.learner(base, seen, steps, None, recipe.seed)
         self.explorer: Explorer = Explorer(self._around(self.learner.explorer()))
-        if r.remembers:
+        if r.remembers and recipe.data.root:
             root = Path(recipe.data.root[0])
             self.learner.offline = demonstrations(self.explorer, root, recipe.data.episodes, steps, r.reward, r.gamma)
         self.resume()

@@ -47,7 +47,7 @@ class OnFlow:
         keep: Checkpoints kept on disk.
     """
 
-    remembers: ClassVar[bool] = True  # demonstrations, half of each batch
+    remembers: ClassVar[bool] = True  # demonstrations where there are any, half of each batch
 
     name: str = ""
     sac: SacRecipe = field(default_factory=SacRecipe)
@@ -65,7 +65,7 @@ class OnFlow:
     keep: Count = 1
 
     def check_recipe(self, recipe: Recipe) -> None:
-        """There are a policy, a task and demonstrations, and something is learnt; raises :class:`UserError`."""
+        """There are a policy and a task, and something is learnt; raises :class:`UserError`."""
         if 0 < self.iterations < self.warmup:
             raise UserError(
                 f"'method.warmup' is {self.warmup}, of {self.iterations} iterations: nothing would be learnt",
@@ -75,10 +75,10 @@ class OnFlow:
             raise UserError("'policy.pretrained' is missing", "give policy=DIR, a trained policy to start from")
         if not (recipe.task.id or self.live):
             raise UserError("'task' is missing", "for example task=sim/place-v0")
-        if self.remembers and len(recipe.data.root) != 1:
+        if self.remembers and len(recipe.data.root) > 1:
             raise UserError(
                 f"'data.root' names {len(recipe.data.root)} datasets, method '{self.name}' remembers one",
-                "give data.root=DIR, the demonstrations that the policy was trained on",
+                "give data.root=DIR, demonstrations of this robot, or none: data.root=[]",
             )
         if self.live and not self.remembers:
             raise UserError(
@@ -92,7 +92,7 @@ class OnFlow:
             raise UserError(
                 "'method.judge' says what success is, method.reward=task pays none", "set method.reward=success"
             )
-        if self.remembers and self.reward == "task":
+        if self.remembers and recipe.data.root and self.reward == "task":
             raise UserError("method.reward=task, and demonstrations tell success alone", "set method.reward=step")
 
     def learner(self, base: Any, seen: int, steps: int, offline: Decisions | None, seed: int) -> FlowLearner:
