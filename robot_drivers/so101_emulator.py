@@ -127,6 +127,10 @@ class Emulator:
         """Take an arm: to a ``pose`` (``angles`` [J+1] rad), ``middle``, ``sweep``, ``expert``; or let ``go``."""
         self._ask("hand", arm=arm, motion=motion, angles=angles or [])
 
+    def advice(self) -> list[float]:
+        """What somebody who sees the scene would tell the follower now [J+1]: joints in radians, opening ratio."""
+        return [float(x) for x in self._ask("advice")["command"]]
+
     def inject(self, fault: str, value: Any = None, arm: str = "follower") -> None:
         """Break something; :meth:`mend` repairs all of it.
 
@@ -307,6 +311,8 @@ class _Running:
                 if self._base is not None:
                     answer |= {"path_m": self._base.path_m, "velocity": self._base.velocity.tolist()}
                 answer |= {"bus": {name: dict(bus.counters) for name, bus in self._buses.items()}}
+            elif message["kind"] == "advice":
+                answer = {"command": self._plants["follower"].told(self._command()).tolist()}
             elif message["kind"] == "written":
                 answer = {"written": list(self._buses[message["arm"]].written)}
             elif message["kind"] == "hand":

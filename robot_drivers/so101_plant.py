@@ -85,6 +85,13 @@ class Plant:
         goals = [(s.goal(0.0) - TICKS / 2 - s.horn) / PER_RAD for s in self.servos]
         return np.append(goals[:-1], self.arm.opening(np.array(goals[-1:])))
 
+    def told(self, command: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the arm has to be told [J+1] for it to do ``command``, with horns as they are now; units of both as
+        of :meth:`goals`."""
+        off = [(servo.horn - horn) / PER_RAD for servo, horn in zip(self.servos, self._horns, strict=True)]
+        finger = self.arm.finger(float(command[-1])) + off[-1]
+        return np.append(command[:-1] + off[:-1], self.arm.opening(np.array([finger])))
+
     def push(self, i: int) -> None:
         """Push joint ``i`` away from where its servo wants it, harder than it can hold."""
         self.push_nm[i] = 1.5 * STALL_NM

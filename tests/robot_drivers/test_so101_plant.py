@@ -84,6 +84,11 @@ def test_a_horn_that_is_one_tooth_off_moves_nothing_but_what_is_read_and_obeyed(
     run.wait(1.5)
     assert run.plant.angles[2] == pytest.approx(-2 * np.pi / 25, abs=0.01)
     assert run.plant.goals()[2] == pytest.approx(-2 * np.pi / 25, abs=0.01)  # whoever looks at the arm is not deceived
+    told = run.plant.told(np.zeros(6))
+    assert told[[0, 2]] == pytest.approx([0.0, 2 * np.pi / 25], abs=2e-3)
+    run.command(2, told[2])
+    run.wait(1.0)
+    assert run.plant.angles[2] == pytest.approx(0.0, abs=0.01)
     run.plant.mend()
     run.command(2, 0.0)
     run.wait(1.0)

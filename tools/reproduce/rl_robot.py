@@ -1,7 +1,7 @@
 """Reinforcement learning on a robot while it runs: an emulated SO-101 in real time, from pictures and a sentence.
 
-    python tools/reproduce/rl_robot.py                   # the first seed of all methods, then the others, then reports
-    python tools/reproduce/rl_robot.py --seeds 1 --methods expo_vla --minutes 5
+    python tools/reproduce/rl_robot.py                   # the first seed of all arms, then the others, then reports
+    python tools/reproduce/rl_robot.py --seeds 1 --arms dsrl_na --minutes 5
     python tools/reproduce/rl_robot.py --report          # what is there by now
 
 Claim asked for: from an imitation that succeeds in at most half of the episodes to 95 of 100 in 20 robot minutes.
@@ -9,14 +9,16 @@ Imitation learns from demonstrations in simulation. Of the robot somebody has pu
 elbow's and the gripper's: those joints are 14 degrees from where they say they are. The policy acts through LeRobot's
 driver, a bus, servos and cameras that are emulated, records, and a learner beside it learns; the server goes over to
 what was learnt. Learner and actor are killed (-9) now and then and started again. In the end the policy that is left
-does 100 episodes on scenes that nobody learnt from. RLPD on the same features, with the same demonstrations, is the
-baseline. What was done is not done again: interrupt and continue as you like. Nothing else may run beside it: a robot
-does not wait.
+does 100 episodes on scenes that nobody learnt from. In other arms of the experiment an operator, who is simulated too,
+takes over where the policy takes longer than two seconds; RLPD on the same features with such help, as in HIL-SERL, is
+the baseline. What was done is not done again: interrupt and continue as you like. Nothing else may run beside it: a
+robot does not wait.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing as mp
 import os
@@ -32,6 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from results import ROOT, Check, parser, write
+from vla_stack.schema import Observation
 from vla_stack.statistics import rates_interval, success_interval
 from vla_stack.verbs.demo import VLA, server
 
@@ -39,8 +42,14 @@ TASK, COLOUR, RATE_HZ = "so101_pick", "red", 10.0
 OFF = (2, 5)  # joints whose horn is one tooth off: elbow and gripper
 SECONDS = 6.0  # of an episode; an expert needs one and a half
 LIVE_SEED, FINAL_SEED, START_SEED = 40_000, 60_000, 70_000  # scenes: learnt from, of the last test, of the first
-STEPS = 1500  # of imitation
-METHODS = {"expo_vla": "EXPO", "dsrl_na": "DSRL-NA", "rlpd_vla": "RLPD"}
+STEPS = 3000  # of imitation
+PATIENCE = 20  # control steps after which an operator takes over; most that succeed have done so
+ARMS = {  # method, whether there is an operator, label
+    "dsrl_na": ("dsrl_na", False, "DSRL-NA"),
+    "dsrl_na_helped": ("dsrl_na", True, "DSRL-NA with an operator"),
+    "rlpd_vla_helped": ("rlpd_vla", True, "RLPD with an operator"),
+    "expo_vla": ("expo_vla", False, "EXPO"),
+}
 OPTIONS = "iterations: 100000, episodes: 2, warmup: 10, save_every: 1, keep: 3"
 WINDOW = 20  # episodes of which the learning curve is a mean
 PATIENCE_S = 600.0
@@ -52,12 +61,12 @@ def main() -> int:
     p.add_argument("--policy", type=Path, help="begin with this policy instead of training one")
     p.add_argument("--data", type=Path, help="with --policy: its demonstrations")
     # Reinforcement learning keeps the eyes: from those of 60, which lift half of the cubes, it got to 83 % of them.
-    p.add_argument("--demonstrations", type=int, default=300, help="in simulation (default: %(default)s)")
+    p.add_argument("--demonstrations", type=int, default=600, help="in simulation (default: %(default)s)")
     p.add_argument("--minutes", type=float, default=20.0, help="of the robot, learning (default: %(default)g)")
     p.add_argument("--episodes", type=int, default=100, help="of the tests before and after (default: %(default)s)")
     p.add_argument("--kills", type=int, default=10, help="of learner and actor each, in a run (default: %(default)s)")
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    p.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     p.add_argument("--report", action="store_true", help="run nothing")
     args = p.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -65,8 +74,8 @@ def main() -> int:
         policy, data = start(args)
         measure(args.out / "start.jsonl", policy, START_SEED, args.episodes)
         for seed in range(args.seeds):
-            for method in args.methods:
-                run(args, args.out / f"{method}-{seed}", policy, data, method, seed)
+            for arm in args.arms:
+                run(args, args.out / f"{arm}-{seed}", policy, data, arm, seed)
     report(args)
     return 0
 
@@ -93,14 +102,16 @@ def measure(file: Path, policy: Path, seed: int, wanted: int) -> None:
             act(file, endpoint, seed, lambda done: len(done) >= wanted)
 
 
-def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = None) -> None:
+def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = None, helped: bool = False) -> None:
     """Episodes on the emulated robot until there are enough; each is a line of ``file``, and recorded into ``live``."""
+    from robot_operator import Helper
+
     from robot_drivers import make_driver
     from robot_drivers.lerobot_health import JUMP_S
     from robot_drivers.so101_emulator import Emulator
     from vla_stack.console.run_recording import RunRecording
     from vla_stack.runtime.executor import ExecutorConfig
-    from vla_stack.runtime.node import RobotNode
+    from vla_stack.runtime.node import Operator, RobotNode
 
     if enough(done := read(file)):
         return
@@ -109,7 +120,12 @@ def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = N
             arm.inject("tooth", joint)
         fields = {**arm.device(), "cameras": arm.cameras, "rate_hz": RATE_HZ, "robot_type": "so101_follower"}
         maker = partial(make_driver, "lerobot", task=f"pick up the {COLOUR} cube", **fields)
-        with RobotNode(endpoint, maker, ExecutorConfig(mode="sync"), rearm=lambda: True) as node:
+        limit, channels = round(SECONDS * RATE_HZ), f"ipc://{folder}/operator"
+        operator = Operator(channels) if helped else None
+        with (
+            RobotNode(endpoint, maker, ExecutorConfig(mode="sync"), rearm=lambda: True, operator=operator) as node,
+            Helper(channels, arm, PATIENCE) if helped else contextlib.nullcontext() as helper,
+        ):
             recording = RunRecording(live, node.robot, node.joints) if live else None
             while not enough(done):
                 scene = seed + len(done)
@@ -118,19 +134,24 @@ def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = N
                 if recording:
                     recording.begin(scene, node.model_version)
 
-                def watch(_: object) -> None:
-                    if arm.status()["success"]:
+                if helper:
+                    helper.begin()
+
+                def watch(obs: Observation) -> None:
+                    if helper:
+                        helper.see(obs.step)
+                    late = helper and helper.since is not None and obs.step - helper.since >= limit
+                    if late or arm.status()["success"]:
                         node.abort()
 
-                found = node.run_episode(
-                    scene, round(SECONDS * RATE_HZ), watch, recording.frame if recording else None
-                ).summary
-                status = arm.status()
+                found = node.run_episode(scene, limit, watch, recording.frame if recording else None).summary
+                status, waited = arm.status(), (helper.since or 0) if helper else 0
                 done.append(
                     {
                         "seed": scene,
                         "success": bool(status["success"]),
-                        "seconds": found["steps"] / RATE_HZ,
+                        "seconds": (found["steps"] - waited) / RATE_HZ,
+                        "helped": bool(helper and found["operator"]["takeovers"]),
                         "overruns": found["ticks"]["overrun"],
                         "stops": found["ticks"].get("stop", 0),
                         "stalled_s": status["skipped_s"],
@@ -149,11 +170,12 @@ def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = N
 # -- the robot and the learner -----------------------------------------------------------------------------------------
 
 
-def run(args: argparse.Namespace, out: Path, policy: Path, data: Path, method: str, seed: int) -> None:
-    """One method and seed: acting and learning side by side, both killed now and then; then the last test."""
+def run(args: argparse.Namespace, out: Path, policy: Path, data: Path, arm: str, seed: int) -> None:
+    """One arm and seed: acting and learning side by side, both killed now and then; then the last test."""
     out.mkdir(parents=True, exist_ok=True)
     episodes, live, learnt = out / "episodes.jsonl", out / "live", out / "run"
     kills = out / "kills.json"
+    method, helped, _ = ARMS[arm]
     remembered = ",".join(map(str, range(args.demonstrations)))
     begin = [f"policy={policy}", f"data.root={data}", f"data.episodes=[{remembered}]"]
     if minutes(read(episodes)) < args.minutes:
@@ -164,7 +186,8 @@ def run(args: argparse.Namespace, out: Path, policy: Path, data: Path, method: s
             while minutes(read(episodes)) < args.minutes:
                 left = args.minutes - minutes(read(episodes))
                 actor = mp.get_context("spawn").Process(
-                    target=act_for, args=(episodes, endpoint, LIVE_SEED + 10_000 * seed, args.minutes, live)
+                    target=act_for,
+                    args=(episodes, endpoint, LIVE_SEED + 10_000 * seed, args.minutes, live, helped),
                 )
                 actor.start()
                 doomed = len(killed) < 2 * args.kills
@@ -192,8 +215,8 @@ def run(args: argparse.Namespace, out: Path, policy: Path, data: Path, method: s
     measure(out / "final.jsonl", learnt, FINAL_SEED, args.episodes)
 
 
-def act_for(file: Path, endpoint: str, seed: int, most: float, live: Path) -> None:
-    act(file, endpoint, seed, lambda done: minutes(done) >= most, live)
+def act_for(file: Path, endpoint: str, seed: int, most: float, live: Path, helped: bool) -> None:
+    act(file, endpoint, seed, lambda done: minutes(done) >= most, live, helped)
 
 
 def learn(out: Path, begin: list[str], live: Path, run: Path, method: str, seed: int) -> subprocess.Popen[bytes]:
@@ -251,13 +274,14 @@ def report(args: argparse.Namespace) -> None:
         Check("start: success", first / max(1, len(begun)), 0.5, "<=", interval=success_interval(first, len(begun)))
     ]
     data: dict[str, Any] = {"start": begun, "cells": {}}
-    for method in args.methods:
-        cells = [cell for seed in range(args.seeds) if (cell := read_cell(args.out / f"{method}-{seed}", args))]
+    for arm in args.arms:
+        cells = [cell for seed in range(args.seeds) if (cell := read_cell(args.out / f"{arm}-{seed}", args))]
         if not cells:
             continue
-        data["cells"][method] = cells
+        data["cells"][arm] = cells
         rates = [cell["final"] for cell in cells]
-        asked, label = method != "rlpd_vla", METHODS[method]
+        method, helped, label = ARMS[arm]
+        asked = method == "dsrl_na"
         checks += [
             Check(f"{label}: success after {args.minutes:g} robot minutes", sum(rates) / len(rates),
                   0.95 if asked else None, interval=rates_interval(rates, args.episodes)),
@@ -267,6 +291,9 @@ def report(args: argparse.Namespace) -> None:
             Check(f"{label}: ticks that were missed, share", max(cell["overruns"] for cell in cells)),
             Check(f"{label}: stops", sum(cell["stops"] for cell in cells), 0, "<="),
         ]  # fmt: skip
+        if helped:
+            share = sum(cell["helped"] for cell in cells) / len(cells)
+            checks.append(Check(f"{label}: episodes in which it took over, share", share))
     write("rl_robot", checks, data, seeds=[LIVE_SEED, FINAL_SEED, START_SEED])
 
 
@@ -286,6 +313,7 @@ def read_cell(out: Path, args: argparse.Namespace) -> dict[str, Any] | None:
         "curve": [sum(won[i : i + WINDOW]) / len(won[i : i + WINDOW]) for i in range(0, len(won), WINDOW)],
         "kills": len(json.loads((out / "kills.json").read_text())) if (out / "kills.json").exists() else 0,
         "lost": recorded - learnt - recorded % 2 + len(lived) - sum(e["recorded"] for e in lived),
+        "helped": sum(e["helped"] for e in lived) / len(lived),
         "overruns": sum(e["overruns"] for e in lived) / (RATE_HZ * 60 * minutes(lived)),
         "stops": sum(e["stops"] > 0 for e in lived),
         "models": len({e["model"] for e in lived}),
