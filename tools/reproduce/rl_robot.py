@@ -42,7 +42,7 @@ TASK, COLOUR, RATE_HZ = "so101_pick", "red", 10.0
 OFF = (2, 5)  # joints whose horn is one tooth off: elbow and gripper
 SECONDS = 6.0  # of an episode; an expert needs one and a half
 LIVE_SEED, FINAL_SEED, START_SEED = 40_000, 60_000, 70_000  # scenes: learnt from, of the last test, of the first
-STEPS = 3000  # of imitation
+STEPS = 1500  # of imitation
 PATIENCE = 20  # control steps after which an operator takes over; most that succeed have done so
 ARMS = {  # method, whether there is an operator, label
     "dsrl_na": ("dsrl_na", False, "DSRL-NA"),
@@ -61,7 +61,7 @@ def main() -> int:
     p.add_argument("--policy", type=Path, help="begin with this policy instead of training one")
     p.add_argument("--data", type=Path, help="with --policy: its demonstrations")
     # Reinforcement learning keeps the eyes: from those of 60, which lift half of the cubes, it got to 83 % of them.
-    p.add_argument("--demonstrations", type=int, default=600, help="in simulation (default: %(default)s)")
+    p.add_argument("--demonstrations", type=int, default=300, help="in simulation (default: %(default)s)")
     p.add_argument("--minutes", type=float, default=20.0, help="of the robot, learning (default: %(default)g)")
     p.add_argument("--episodes", type=int, default=100, help="of the tests before and after (default: %(default)s)")
     p.add_argument("--kills", type=int, default=10, help="of learner and actor each, in a run (default: %(default)s)")
