@@ -16,6 +16,7 @@ from test_reinflow_loop import make_start
 from vla_stack import cli
 from vla_stack.data.dataset import open_dataset
 from vla_stack.errors import UserError
+from vla_stack.methods.on_flow import rollouts
 from vla_stack.methods.on_flow.loop import FlowLoop
 from vla_stack.methods.reinflow import noise
 from vla_stack.rollout.collect import COMMAND_SENT, CollectConfig, collect
@@ -88,6 +89,16 @@ def test_demonstrations_are_decisions_at_every_frame(given, tmp_path):
     back = policy.postprocessor(kept.actions[frame].view(1, steps, -1))[0].numpy()
     np.testing.assert_allclose(back[:, :4], sent[frame : frame + steps, :4], atol=1e-4)
     assert kept.offered.shape[1:] == (2, steps * sent.shape[1])
+
+
+def test_a_run_that_goes_on_does_not_look_at_demonstrations_again(given, tmp_path, monkeypatch):
+    made = FlowLoop(load(CONFIG, given), tmp_path).learner.offline
+    looked, look = [], rollouts.recorded_episode
+    monkeypatch.setattr(rollouts, "recorded_episode", lambda *a: looked.append(a) or look(*a))
+    found = FlowLoop(load(CONFIG, given), tmp_path).learner.offline
+    assert not looked and all(torch.equal(x, found.state_dict()[name]) for name, x in made.state_dict().items())
+    other = FlowLoop(load(CONFIG, [*given, "method.gamma=0.5"]), tmp_path).learner.offline  # of which it is no longer
+    assert len(looked) == 2 and not torch.equal(other.discount, made.discount)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class Helper(threading.Thread):
         self._arm, self._patience = arm, patience
         self._target: list[float] | None = None
         self.since: int | None = None  # step at which the policy began
+        self._begun_ns = 0
         self._asked: dict[str, float] = {}
         self._over = threading.Event()
 
@@ -42,6 +43,7 @@ class Helper(threading.Thread):
     def begin(self) -> None:
         """A new episode, which the policy may try first."""
         self.since = self._target = None
+        self._begun_ns = time.monotonic_ns()
 
     def see(self, step: int) -> None:
         """A control step has passed."""
@@ -51,7 +53,7 @@ class Helper(threading.Thread):
     def run(self) -> None:
         c = self._client
         while not self._over.is_set():
-            state: dict[str, Any] = c.state
+            state: dict[str, Any] = c.state if c.state.get("t_ns", 0) > self._begun_ns else {}  # of this episode
             target, phase = self._target, state.get("phase")
             if phase == "auto" and self.since is None:
                 self.since = state["tick"]
@@ -61,7 +63,7 @@ class Helper(threading.Thread):
             c.poll(LOOK_MS)
             if not c.holds_lease:
                 self._ask("acquire")
-            elif phase in (None, "reset") or phase.startswith("end"):
+            elif phase == "reset":
                 self._ask("start")
             elif phase == "auto" and target is not None:
                 self._ask("takeover")

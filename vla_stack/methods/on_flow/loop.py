@@ -22,6 +22,8 @@ from vla_stack.schema import PolicySpec
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.recipe import Recipe
 
+DEMONSTRATIONS = "demonstrations.safetensors"  # in the run's folder: what the policy makes of them takes minutes
+
 
 class FlowLoop(EpisodesLoop[Lived]):
     """See :class:`EpisodesLoop`."""
@@ -41,7 +43,10 @@ class FlowLoop(EpisodesLoop[Lived]):
         self.explorer: Explorer = Explorer(self._around(self.learner.explorer()))
         if r.remembers and recipe.data.root:
             root = Path(recipe.data.root[0])
-            self.learner.offline = demonstrations(self.explorer, root, recipe.data.episodes, steps, r.reward, r.gamma)
+            about = f"{self.policy.spec.model_version} {r}"
+            self.learner.offline = demonstrations(
+                *(self.explorer, root, recipe.data.episodes, steps, r.reward, r.gamma), run_dir / DEMONSTRATIONS, about
+            )
         self.resume()
 
     def practise(self, seeds: Sequence[int]) -> Lived:

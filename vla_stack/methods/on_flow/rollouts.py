@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+from tqdm import tqdm
 
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.labels import CONTROL_SOURCE, reach
+from vla_stack.data.valued import fingerprint
 from vla_stack.envs.making import check_fit
 from vla_stack.errors import UserError
 from vla_stack.evaluation.recorded import observations as recorded
@@ -105,9 +110,16 @@ class Explorer:
 
 
 def demonstrations(
-    explorer: Explorer, root: Path, episodes: Sequence[int] | None, steps: int, reward: Reward, gamma: float
+    explorer: Explorer,
+    root: Path,
+    episodes: Sequence[int] | None,
+    steps: int,
+    reward: Reward,
+    gamma: float,
+    kept: Path,
+    about: str,
 ) -> Decisions:
-    """Recorded episodes as decisions; see :func:`recorded_episode`.
+    """Recorded episodes as decisions, see :func:`recorded_episode`; who begins anew finds them in a file.
 
     Args:
         explorer: Who decides.
@@ -116,15 +128,27 @@ def demonstrations(
         steps: Actions of a chunk that are executed.
         reward: ``step`` or ``success``.
         gamma: Discount of a step.
+        kept: The file; safetensors.
+        about: What else the decisions follow from: the policy and the method.
 
     Raises:
         UserError: There is no such dataset, it does not fit the policy, or it does not say what succeeded.
     """
     dataset = open_recorded(explorer.policy, root)
-    chosen = range(dataset.num_episodes) if episodes is None else episodes
-    whole = joined(recorded_episode(explorer, dataset, n, steps, reward, gamma).decisions for n in chosen)
+    chosen = list(range(dataset.num_episodes) if episodes is None else episodes)
+    of = f"{about} {fingerprint(dataset)} {chosen} {steps} {reward} {gamma}"
+    if kept.exists():
+        with safe_open(kept, "pt") as file:
+            if file.metadata()["of"] == of:
+                return Decisions(**{name: file.get_tensor(name) for name in file.keys()})
+    each = tqdm(chosen, desc=f"looking at {root.name}", unit=" episodes", mininterval=1.0)
+    whole = joined(recorded_episode(explorer, dataset, n, steps, reward, gamma).decisions for n in each)
     if not len(whole):
         raise UserError(f"{root}: no decision can be made of its episodes", "record some that succeed")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    partial = kept.with_suffix(".partial")
+    save_file({name: x.contiguous() for name, x in whole.state_dict().items()}, partial, {"of": of})
+    os.replace(partial, kept)
     return whole
 
 
