@@ -153,7 +153,6 @@ def test_who_asks_it_to_stop_gets_what_was_learnt_and_can_have_it_go_on(given, r
     for _ in range(2):
         robot.live(True)
     loop = LiveLoop(load(CONFIG, keys), tmp_path / "run")
-    (tmp_path / "run").mkdir()
     kept = []
 
     def asked(_: float) -> None:
