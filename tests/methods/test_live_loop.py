@@ -118,6 +118,17 @@ def test_what_a_person_did_is_kept_with_the_demonstrations_and_gaps_are_not_brid
     assert torch.equal(seen, data.decisions.seen[data.decisions.at[2:5]]) and live_data.num_episodes == 3
 
 
+def test_an_update_is_for_a_chunk_and_not_for_each_of_its_frames(given, robot, tmp_path, monkeypatch):
+    robot.live(True)
+    robot.live(True)
+    keys = (*given, f"method.live={robot.root}", "method.iterations=1", "method.episodes=2")
+    loop = LiveLoop(load(CONFIG, keys), tmp_path / "run")
+    updates, update = [], loop.learner.update
+    monkeypatch.setattr(loop.learner, "update", lambda: updates.append(len(loop.learner.store)) or update())
+    loop.run()
+    assert updates == [16] * (16 // STEPS)  # 8 frames an episode, and each of them is kept
+
+
 def test_without_demonstrations_only_what_a_person_did_is_kept_apart(given, robot, tmp_path):
     robot.live(False)
     robot.live(True, by_hand=range(2, 7))

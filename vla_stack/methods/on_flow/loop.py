@@ -63,7 +63,12 @@ class FlowLoop(EpisodesLoop[Lived]):
         now, warmup = self.iteration + 1, self.method.warmup
         if now < warmup:
             return {}
-        return means([self.learner.update() for _ in range(len(self.learner.store) if now == warmup else data.count)])
+        kept = len(self.learner.store) if now == warmup else data.count
+        return means([self.learner.update() for _ in range(self.updates(kept))])
+
+    def updates(self, kept: int) -> int:
+        """How many to do for so many decisions more."""
+        return kept
 
     def deployed(self) -> ChunkPolicy:
         return self._around(self.learner.network(learnt=self.iteration >= self.method.warmup))
