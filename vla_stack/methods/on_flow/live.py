@@ -89,8 +89,7 @@ class LiveLoop(FlowLoop):
         return Lived(joined(episode.decisions for episode in found), success, sum(episode.steps for episode in found))
 
     def updates(self, kept: int) -> int:
-        """As many as in practice. There a chunk is one decision, here one of each of its frames is kept; and one update
-        for each of them lets an actor settle on noises before it has seen what others lead to."""
+        """As many as in practice, where a chunk is one decision; here one of each of its frames is kept."""
         return max(1, kept // int(self.policy.spec.extras["n_action_steps"]))
 
     def evaluate(self) -> dict[str, object]:

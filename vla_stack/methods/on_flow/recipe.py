@@ -78,7 +78,7 @@ class OnFlow:
         if self.remembers and len(recipe.data.root) > 1:
             raise UserError(
                 f"'data.root' names {len(recipe.data.root)} datasets, method '{self.name}' remembers one",
-                "give data.root=DIR, demonstrations of this robot, or none: data.root=[]",
+                "give data.root=DIR, the demonstrations of one dataset, or none: data.root=[]",
             )
         if self.live and not self.remembers:
             raise UserError(
