@@ -13,7 +13,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.utils.feature_utils import dataset_to_policy_features
 
 import sim
-from sim import external
+from sim import external, objects
 from vla_stack.cli import main
 from vla_stack.data.branching import Branches
 from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, open_dataset
@@ -84,6 +84,26 @@ def test_a_branch_goes_on_from_what_somebody_else_does_first() -> None:
         other.unwrapped.set_state(state)
         for e in (env, other):
             e.step(alone[0])
+
+
+@pytest.mark.parametrize("lost_at", [0, 1, 4, 9])
+def test_states_count_until_the_expert_can_do_nothing_any_more(lost_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vla_stack.data.branching.LONGEST", 60)
+    (env, make_expert), (twin, _) = (make("pick") for _ in range(2))
+    branches = Branches(twin, make_expert, H)
+    env.reset(seed=5)
+    branches.begin(5)
+    expert, states, task = make_expert(env), [], env.unwrapped
+    for k in range(9):
+        if k == lost_at:
+            objects.lay(task, task.target, np.array([1.5, 0.0]), 0.02)  # metres: out of reach
+        states.append(task.get_state())
+        env.step(expert.act())
+    assert branches.mended(states) == lost_at
+    assert branches.mended([]) == 0
+    branches.begin(5)
+    chunk, _ = branches.chunk(env)  # nothing of it is kept
+    np.testing.assert_array_equal(chunk[0], expert.act())
 
 
 @pytest.mark.parametrize("mode", ["ee_abs", "ee_delta"])

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import gymnasium as gym
 
-LONGEST = 500  # control steps of an episode that is driven without pictures
+LONGEST = 500  # control steps that the expert has, without pictures
 
 
 class Branches:
@@ -110,6 +110,31 @@ class Branches:
             if terminated:
                 break
         return []
+
+    def mended(self, states: Sequence[NDArray[np.float64]]) -> int:
+        """From how many states of an episode, in order, the expert still does the task: all those before it was lost.
+
+        What is lost stays lost, so that few of them are tried: first the last one, and then between two halves.
+        """
+        kept, lost = 0, len(states)
+        at = lost - 1
+        while kept < lost:
+            if self._succeeds(states[at]):
+                kept = at + 1
+            else:
+                lost = at
+            at = (kept + lost) // 2
+        return kept
+
+    def _succeeds(self, state: NDArray[np.float64]) -> bool:
+        """Whether the expert does the task from a state."""
+        self._twin.set_state(state)
+        self._states.clear()
+        for _ in range(LONGEST):
+            _, _, terminated, _, info = self._twin.step(self._expert.act())
+            if terminated or info["is_success"]:
+                return bool(info["is_success"])
+        return False
 
     def close(self) -> None:
         self._twin.close()

@@ -29,7 +29,7 @@ from vla_stack.errors import UserError
 from vla_stack.ray_cluster import Where
 from vla_stack.rollout.agents import expert_plan
 from vla_stack.rollout.engine import ChunkPolicy, run
-from vla_stack.rollout.labelling import NO_JOINTS, CollectingAgent, FrameRecorder, can_branch
+from vla_stack.rollout.labelling import NO_JOINTS, CollectingAgent, Frame, FrameRecorder, can_branch
 from vla_stack.rollout.plan import Attempts
 from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.schema import RobotSpec
@@ -68,7 +68,8 @@ class CollectConfig:
         options: Further keyword arguments of the environment, e.g. ``{"cameras": ("top",)}``.
         errors: Share of stretches of an episode in which the arm errs, see ``sim.Expert``; of our tasks alone.
         policy: Who acts in the expert's place, as a directory or name; the expert labels the states in which it asks
-            for a chunk, of failed episodes too (Ross et al., "DAgger", 2011). It says what is observed.
+            for a chunk, of failed episodes too (Ross et al., "DAgger", 2011), as long as it can still do the task from
+            there. It says what is observed.
         delay: Most control steps by which the policy's chunks come late; each episode has a number of its own, from 0
             on. A label then begins with what the policy executes meanwhile (``chunk.given``), and the expert goes on
             from there: so a policy learns how to continue what a robot is doing, right or wrong.
@@ -199,11 +200,12 @@ def collect(
         _write_record(config, root)
         for record in records:
             tried += 1
+            frames = record.attached[FRAMES][: record.outcome]
             # Moments are of episodes in which the expert, driven to the end, succeeded; there are none of others.
-            worked = bool(record.attached[FRAMES]) if config.moments else record.success
+            worked = bool(frames) if config.moments else record.success
             succeeded += worked
-            if worked or (record.attached[FRAMES] and keep):
-                _record(recorder, record, config.delay > 0)
+            if frames and (worked or keep):
+                _record(recorder, record, frames, config.delay > 0)
                 have += 1
                 bar.update()
             bar.set_postfix_str(f"success {succeeded}/{tried} = {succeeded / tried:.0%}")
@@ -287,9 +289,9 @@ def _write_record(config: CollectConfig, root: Path) -> None:
         write_json(root / RECORD, {t: _fields(c) for t, c in (record | {config.task: config}).items()})
 
 
-def _record(recorder: EpisodeRecorder, record: EpisodeRecord, late: bool) -> None:
-    for frame in record.attached[FRAMES]:
-        chunk = {CHUNK: frame.chunk.ravel(), CHUNK_STEPS: frame.chunk_steps} if frame.chunk.size else {}
+def _record(recorder: EpisodeRecorder, record: EpisodeRecord, frames: list[Frame], late: bool) -> None:
+    for frame in frames:
+        chunk: dict[str, Any] = {CHUNK: frame.chunk.ravel(), CHUNK_STEPS: frame.chunk_steps} if frame.chunk.size else {}
         if chunk and late:
             chunk[CHUNK_GIVEN] = frame.given
         joints = frame.joints if frame.joints.size else None

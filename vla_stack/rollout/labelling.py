@@ -74,6 +74,7 @@ class CollectingAgent:
             self._branch = self._branches[env]
             self._branch.begin(seed)
         self._no_chunk = np.zeros((0, len(episode.robot.action)), np.float32), 0
+        self._labelled: list[NDArray[np.float64]] = []  # states in which a policy asked
         self._policy = None
         if config.policy:
             late = int(np.random.default_rng((seed, 2)).integers(config.delay + 1)) / episode.robot.rate_hz
@@ -126,12 +127,20 @@ class CollectingAgent:
                 return done.value and done.value._replace(label=label)
             more = query.continuation
             given = list(more.actions[: more.delay]) if more is not None else []
-            chunk = self._no_chunk if self._branch is None else self._branch.chunk(self._env, given)
+            chunk: tuple[NDArray[np.float32], int] = self._no_chunk
+            if self._branch is not None:
+                self._labelled.append(self._env.unwrapped.get_state())  # type: ignore[attr-defined]
+                chunk = self._branch.chunk(self._env, given)
             label = self._expert.act(), *chunk, len(given)
             reply = yield query
 
-    def result(self) -> None:
-        """Nothing that frames do not say."""
+    def result(self) -> int | None:
+        """How many of a policy's frames teach something; None for all.
+
+        Where the expert cannot do the task any more, as with what has fallen over, it presses on. A policy that has
+        learnt that does not look for a way out where there is one.
+        """
+        return self._branch.mended(self._labelled) if self._branch is not None and self._labelled else None
 
 
 class FrameRecorder:
