@@ -10,9 +10,9 @@ elbow's and the gripper's: those joints are 14 degrees from where they say they 
 driver, a bus, servos and cameras that are emulated, records, and a learner beside it learns; the server goes over to
 what was learnt. Learner and actor are killed (-9) now and then and started again. In the end the policy that is left
 does 100 episodes on scenes that nobody learnt from. In other arms of the experiment an operator, who is simulated too,
-takes over where the policy takes longer than two seconds; RLPD on the same features with such help, as in HIL-SERL, is
-the baseline. What was done is not done again: interrupt and continue as you like. Nothing else may run beside it: a
-robot does not wait.
+takes over where the policy takes longer than two of the three seconds that there are, and has three more; RLPD on the
+same features with such help, as in HIL-SERL, is the baseline. What was done is not done again: interrupt and continue
+as you like. Nothing else may run beside it: a robot does not wait.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vla_stack.verbs.demo import VLA, server
 
 TASK, COLOUR, RATE_HZ = "so101_pick", "red", 10.0
 OFF = (2, 5)  # joints whose horn is one tooth off: elbow and gripper
-SECONDS = 6.0  # of an episode; an expert needs one and a half
+SECONDS, HELP_S = 3.0, 3.0  # of an episode, twice what an expert needs; more where there is an operator
 LIVE_SEED, FINAL_SEED, START_SEED = 40_000, 60_000, 70_000  # scenes: learnt from, of the last test, of the first
 STEPS = 1500  # of imitation
 PATIENCE = 20  # control steps after which an operator takes over; most that succeed have done so
@@ -120,7 +120,7 @@ def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = N
             arm.inject("tooth", joint)
         fields = {**arm.device(), "cameras": arm.cameras, "rate_hz": RATE_HZ, "robot_type": "so101_follower"}
         maker = partial(make_driver, "lerobot", task=f"pick up the {COLOUR} cube", **fields)
-        limit, channels = round(SECONDS * RATE_HZ), f"ipc://{folder}/operator"
+        limit, channels = round((SECONDS + helped * HELP_S) * RATE_HZ), f"ipc://{folder}/operator"
         operator = Operator(channels) if helped else None
         with (
             RobotNode(endpoint, maker, ExecutorConfig(mode="sync"), rearm=lambda: True, operator=operator) as node,
