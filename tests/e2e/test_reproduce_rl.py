@@ -194,6 +194,9 @@ def test_what_reinflow_publishes_reports_the_same_on_another_machine(tools, tmp_
     reinflow_report.report("one", kept["cells"], kept)
     claims.adopt("one", tmp_path / "other", {"a": (1,)})
     there = [json.loads(p.read_text()) for p in sorted((tmp_path / "other/cells").glob("*.json"))]
+    for out, settings, taken in (("more", {"a": (1,), "b": {"c": 2}}, len(there)), ("others", {"a": (2,)}, 0)):
+        claims.adopt("one", tmp_path / out, settings)
+        assert len([*(tmp_path / out).glob("cells/*.json")]) == taken
     reinflow_report.report("two", there, kept)
     one, two = (json.loads((tmp_path / f"results/{name}.json").read_text()) for name in ("one", "two"))
     assert one["checks"] == two["checks"] and one["data"] == two["data"]

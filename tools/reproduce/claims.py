@@ -42,13 +42,23 @@ def together(jobs: int, work: Callable[[], None]) -> None:
 def same_settings(out: Path, settings: Mapping[str, Any]) -> None:
     """Note what the cells of a folder are of, or end where it holds cells of something else."""
     path, now = out / "settings.json", json.loads(json.dumps(settings))
-    if not path.exists():
+    before = json.loads(path.read_text()) if path.exists() else {}
+    if before == now and before:
+        return
+    if extends(now, before):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".tmp{os.getpid()}")
         partial.write_text(json.dumps(now, indent=1))
         partial.replace(path)
-    elif json.loads(path.read_text()) != now:
+    else:
         sys.exit(f"{out} holds cells of other settings: give another --out, or remove it")
+
+
+def extends(now: Any, before: Any) -> bool:
+    """Whether settings are those of before, as JSON has them, or more: another task changes nothing of the others."""
+    if isinstance(now, dict) and isinstance(before, dict):
+        return all(key in now and extends(now[key], value) for key, value in before.items())
+    return now == before
 
 
 def published(settings: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -66,7 +76,7 @@ def adopt(name: str, out: Path, settings: Mapping[str, Any]) -> None:
         return
     path = RESULTS / f"{name}.json"
     data = json.loads(path.read_text())["data"] if path.exists() else {}
-    if data.get("settings") != json.loads(json.dumps(settings)):
+    if not extends(json.loads(json.dumps(settings)), data.get("settings", [])):
         return
     with claimed(out / "locks" / "adopt", wait=True):  # of several processes, the others find them there
         for record in data["cells"]:

@@ -10,7 +10,8 @@ least 80 %, with the lower end of its gain above 20 points. The start has eyes t
 whose training was cut short are not. At the wall and at the belt it is the shipped generalist, trained further on
 demonstrations of mixed quality, as people's are: some pass so low that they brush the wall, some reach for where the
 cube was a moment ago. What is wanted is there to be found by trying. At the slot it is the generalist as it ships, with
-its own, smaller noise. All arms meet as many episodes and are measured as they are deployed: in the end by a
+its own, smaller noise. At MetaWorld's task it is a policy that has learnt from the expert alone, and knows less than
+half. All arms meet as many episodes and are measured as they are deployed: in the end by a
 separate evaluation of the directory that is left, on scenes that no curve is of.
 A cell is one arm of one task and seed; a stopped run continues.
 """
@@ -49,6 +50,8 @@ class Task:
         start: The policy that all arms begin with; none: of each seed one that is trained on demonstrations of mixed
             quality, of which these are the first.
         mixed: What one or another demonstrator does, see :data:`grape_cells.FLAWS`.
+        taught: Without mixed quality: demonstrations of the expert that the start is trained on, from nothing.
+        steps: Of that training.
     """
 
     id: str
@@ -56,13 +59,17 @@ class Task:
     demos: int
     start: str
     mixed: tuple[float, ...] = ()
+    taught: int = 0
+    steps: int = 0
 
 
 TASKS = {  # demonstrators pass metres above the wall, or are seconds late
     "obstacle": Task("sim/obstacle-v0", 60, 20, "", (0.035, -0.01, -0.01, -0.015, -0.015)),
     "conveyor": Task("sim/conveyor-v0", 60, 20, "", (0.0, 0.14, 0.28)),
     "slot": Task("sim/slot-v0", 100, 20, "generalist"),
+    "pick-place-v3": Task("metaworld/pick-place-v3", 100, 20, "", taught=60, steps=1000),
 }
+OBSERVED = {"cameras": ("corner2", "gripperPOV"), "control_hz": 20, "control_mode": "ee_abs"}  # of MetaWorld's
 OFF, ON = 16, 48  # episodes of an iteration
 ARMS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # recipe, episodes of an iteration, and what it changes
     "expo": ("rl_vla", OFF, ()),
@@ -111,6 +118,8 @@ def begin(cell: Cell, out: Path, smoke: bool) -> tuple[str, Path]:
     start = TASKS[cell.task].start
     if start:
         return start, demonstrations(cell.task, out, smoke)
+    if TASKS[cell.task].taught:
+        return taught(cell, out / "starts" / cell.task, smoke)
     from grape_cells import IMAGES, TINY, demonstrate, start_policy
 
     mixed = dataclasses.replace(IMAGES, above=TASKS[cell.task].mixed, **(TINY if smoke else {}))
@@ -132,6 +141,23 @@ def demonstrations(task: str, out: Path, smoke: bool) -> Path:
     root = out / "demos" / task
     collect(config, root, 2 if smoke else TASKS[task].demos, workers=1)
     return root
+
+
+def taught(cell: Cell, out: Path, smoke: bool) -> tuple[str, Path]:
+    """A seed's start at a task of MetaWorld, trained where it is missing, and what it was trained on."""
+    from vla_stack.rollout.collect import CollectConfig, collect
+    from vla_stack.training.recipe import load
+    from vla_stack.training.train import train
+
+    task, root, run = TASKS[cell.task], out / "demos", out / f"seed{cell.seed}"
+    collect(CollectConfig(task.id, noise=0.3, options=OBSERVED), root, 2 if smoke else task.taught, workers=1)
+    steps = 2 if smoke else task.steps
+    keys = [f"data.root={root}", f"method.steps={steps}", f"method.save_every={steps}", "method.ema=0.99"]
+    keys += ["processes=1", "threads=1", f"seed={cell.seed}", "method.log_every=50"]
+    recipe = load(CONFIGS / "metaworld.yaml", keys + ["method.optimizer.warmup_steps=1"] * smoke)
+    if not (run / "checkpoints" / "last").exists():
+        train(recipe, recipe.method.loss(), run)
+    return str(run / "checkpoints" / "last" / "pretrained_model"), root
 
 
 def recipe_of(cell: Cell, start: str, root: Path, size: Size) -> Any:
