@@ -39,8 +39,10 @@ class DsrlNa(OnFlow):
         magnitude: Largest entry of the noise that is chosen.
     """
 
+    # Of a tenth of that temperature the actor goes at once where critics err that have seen little: it fell from 40 to
+    # 0 to 10 % of success for five iterations, and was as good after 12,000 control steps, not better.
     name: Literal["dsrl_na"] = "dsrl_na"
-    sac: SacRecipe = field(default_factory=lambda: small_sac(0.01))
+    sac: SacRecipe = field(default_factory=lambda: small_sac(0.1))
     magnitude: Positive = 1.5
 
     def learner(self, base: Any, seen: int, steps: int, offline: Decisions | None, seed: int) -> AliasingLearner:
