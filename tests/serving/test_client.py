@@ -241,6 +241,8 @@ def test_another_policy_after_a_restart_is_an_error(serve, restart, connect, tmp
         policy.spec = replace(policy.spec, robot=replace(ROBOT, rate_hz=5.0))
     server = serve(TickPolicy(), f"ipc://{tmp_path}/s")
     client = connect(server.endpoint)
+    assert client.request(observation(), rid=100, epoch=0, origin=0, seed=0)
+    collect(client, 1)  # a plan that runs
     restart(server, policy)
     rid, errors = 0, []
     while not any(text in error.text for error in errors):
@@ -251,6 +253,23 @@ def test_another_policy_after_a_restart_is_an_error(serve, restart, connect, tmp
     assert not any(isinstance(item, ActionChunk) for item in errors)
     assert not client.connected and not client.request(observation(), rid=rid, epoch=0, origin=0, seed=0)
     assert client.poll(timeout_ms=2 * HELLO_INTERVAL_NS // 1_000_000) == []  # said once, and no further HELLO
+
+
+@pytest.mark.parametrize("epoch", [0, 1])  # over, or the next one begins
+def test_between_two_plans_a_server_may_come_back_with_other_weights(serve, restart, connect, tmp_path, epoch):
+    server = serve(TickPolicy(), f"ipc://{tmp_path}/s")
+    client = connect(server.endpoint)
+    assert client.request(observation(), rid=100, epoch=0, origin=0, seed=0)
+    collect(client, 1)
+    client.reset(epoch)
+    restart(server, TickPolicy("m2"))
+    items, rid = [], 0
+    while not any(isinstance(item, ActionChunk) for item in items):
+        client.request(observation(rid), rid=rid, epoch=1, origin=rid, seed=0)
+        items += client.poll(timeout_ms=50)
+        assert not any(isinstance(item, ServerError) and item.code == POLICY_CHANGED for item in items)
+        rid += 1
+    assert items[-1].model_version == client.policy.model_version == "m2"
 
 
 def test_the_client_needs_neither_torch_nor_lerobot():

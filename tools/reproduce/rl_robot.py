@@ -53,6 +53,7 @@ ARMS = {  # method, whether there is an operator, label
 OPTIONS = "iterations: 100000, episodes: 2, warmup: 10, save_every: 1, keep: 3"
 WINDOW = 20  # episodes of which the learning curve is a mean
 PATIENCE_S = 600.0
+WHY = "in simulation too it was 71 to 86 % after as many steps, of three temperatures and two rewards, a seed each"
 
 
 def main() -> int:
@@ -284,7 +285,7 @@ def report(args: argparse.Namespace) -> None:
         asked = method == "dsrl_na"
         checks += [
             Check(f"{label}: success after {args.minutes:g} robot minutes", sum(rates) / len(rates),
-                  0.95 if asked else None, interval=rates_interval(rates, args.episodes)),
+                  0.95 if asked else None, interval=rates_interval(rates, args.episodes), why=WHY),
             Check(f"{label}: episodes in that time", sum(cell["episodes"] for cell in cells) / len(cells)),
             Check(f"{label}: kills -9 of learner and actor", sum(cell["kills"] for cell in cells)),
             Check(f"{label}: episodes that were not learnt from", sum(cell["lost"] for cell in cells), 0, "<="),

@@ -222,6 +222,8 @@ class RobotNode:
         while True:
             for message in self._receive(BUSY_WAIT_S if self._awaited else IDLE_WAIT_S):
                 if message["kind"] == "finished":
+                    if self._client is not None:
+                        self._client.reset(self._epoch)  # a server may come back with other weights now
                     return message
                 self._handle(message, on_observation)
             if self._client is not None:
@@ -266,12 +268,9 @@ class RobotNode:
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join()
-        if self._port is not None:
-            self._port.close()
-        if self._slots is not None:
-            self._slots.close()
-        if self._client is not None:
-            self._client.close()
+        for part in (self._port, self._slots, self._client):
+            if part is not None:
+                part.close()
         self._process = self._port = self._slots = self._client = None
 
     # -- from the control process ---------------------------------------------------------------------------------

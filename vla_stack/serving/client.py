@@ -1,7 +1,8 @@
 """The robot's half of the wire: never blocks, needs no torch, survives the server.
 
 The caller owns time: it decides when a request is late and asks again. The client sees to it that what comes back
-belongs to a request that is still wanted, and that a restarted server is the same policy as before.
+belongs to a request that is still wanted, and that a server that comes back goes on with the plan of the same policy.
+Between two plans it may have other weights, as a server that follows a training has each time.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class ServerError:
     """A refusal, as :meth:`PolicyClient.poll` returns it.
 
     Attributes:
-        code: A ``wire.Code``, or ``POLICY_CHANGED``: the server came back with another policy, or with one that
-            refuses this robot. Nothing is sent from then on until :meth:`PolicyClient.hello` is called again.
+        code: A ``wire.Code``, or ``POLICY_CHANGED``: the server came back with a policy that cannot go on with the
+            plan, or refuses this robot. Nothing is sent from then on until :meth:`PolicyClient.hello` is called again.
         text: One line for people.
         rid: Request that was refused, -1 if it concerns none.
         epoch: Epoch of that request.
@@ -98,6 +99,7 @@ class PolicyClient:
         self._sid = ""
         self._epoch = 0
         self._pending: dict[int, int] = {}  # rid -> epoch
+        self._planned = False  # whether a chunk of this epoch is here, which the next one is to go on from
         self._hello_sent_ns: int | None = None  # set while a WELCOME is awaited
         self._pings: deque[ClockOffset] = deque(maxlen=64)
         self._offered: PixelRing | None = None  # memory for pictures, until a WELCOME says whether it is used
@@ -236,7 +238,10 @@ class PolicyClient:
         return items
 
     def reset(self, epoch: int) -> None:
-        """Start epoch ``epoch``: nothing that was asked before is wanted any more. Never blocks."""
+        """Start epoch ``epoch``: nothing that was asked before is wanted any more. Never blocks.
+
+        The same epoch again says that its plan is over.
+        """
         self._forget_until(epoch)
         if self.connected:
             self._send(Message(Kind.RESET, self._sid, epoch))
@@ -281,7 +286,7 @@ class PolicyClient:
         self._offered = None
 
     def _forget_until(self, epoch: int) -> None:
-        self._epoch = epoch
+        self._epoch, self._planned = epoch, False
         self._pending.clear()
 
     # -- replies -------------------------------------------------------------------------------------------------
@@ -307,6 +312,7 @@ class PolicyClient:
             return None
         chunk = messages.read_chunk(message, self.policy)
         del self._pending[message.rid]
+        self._planned = True
         return chunk
 
     def _on_welcome(self, message: Message) -> ServerError | None:
@@ -314,7 +320,8 @@ class PolicyClient:
         if self._hello_sent_ns is None:
             self._on_swap(message, policy)
             return None
-        difference = messages.policy_difference(policy, self.policy) if self.policy else None
+        differs = messages.policy_difference if self._planned else messages.plan_difference
+        difference = differs(policy, self.policy) if self.policy else None
         self._hello_sent_ns = None
         self._codecs = tuple(message.fields.get("codecs", "").split())
         self._take_ring(message.fields.get("ring"))
