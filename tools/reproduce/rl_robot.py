@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from results import ROOT, Check, parser, write
+from results import RESULTS, ROOT, Check, parser, write
 from vla_stack.schema import Observation
 from vla_stack.statistics import rates_interval, success_interval
 from vla_stack.verbs.demo import VLA, server
@@ -296,6 +296,27 @@ def report(args: argparse.Namespace) -> None:
             share = sum(cell["helped"] for cell in cells) / len(cells)
             checks.append(Check(f"{label}: episodes in which it took over, share", share))
     write("rl_robot", checks, data, seeds=[LIVE_SEED, FINAL_SEED, START_SEED])
+    plot(first / max(1, len(begun)), data["cells"])
+
+
+def plot(start: float, arms: dict[str, list[dict[str, Any]]]) -> None:
+    """Write ``docs/results/rl_robot.svg``: success in the course of a run, and in its last test."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(start, color="grey", linewidth=1, linestyle="--", label="before")
+    for i, (arm, cells) in enumerate(arms.items()):
+        for n, cell in enumerate(cells):
+            colour, label = f"C{i}", ARMS[arm][2] if not n else None
+            axes.plot(cell["minutes"], cell["curve"], "o-", color=colour, linewidth=1, markersize=3, label=label)
+            axes.plot(cell["minutes"][-1:], [cell["final"]], "D", color=colour)
+    axes.set(
+        xlabel="robot minutes", ylabel=f"success of {WINDOW} episodes; \N{BLACK DIAMOND} the last test", ylim=(0, 1)
+    )
+    axes.grid(alpha=0.2)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(RESULTS / "rl_robot.svg", metadata={"Date": None})
 
 
 def read_cell(out: Path, args: argparse.Namespace) -> dict[str, Any] | None:
@@ -312,6 +333,7 @@ def read_cell(out: Path, args: argparse.Namespace) -> dict[str, Any] | None:
         "final": sum(e["success"] for e in final) / len(final),
         "episodes": len(lived),
         "curve": [sum(won[i : i + WINDOW]) / len(won[i : i + WINDOW]) for i in range(0, len(won), WINDOW)],
+        "minutes": [minutes(lived[: i + WINDOW]) for i in range(0, len(won), WINDOW)],
         "kills": len(json.loads((out / "kills.json").read_text())) if (out / "kills.json").exists() else 0,
         "lost": recorded - learnt - recorded % 2 + len(lived) - sum(e["recorded"] for e in lived),
         "helped": sum(e["helped"] for e in lived) / len(lived),
