@@ -137,8 +137,7 @@ class CollectingAgent:
     def result(self) -> int | None:
         """How many of a policy's frames teach something; None for all.
 
-        Where the expert cannot do the task any more, as with what has fallen over, it presses on. A policy that has
-        learnt that does not look for a way out where there is one.
+        Where the expert cannot do the task any more, as with what has fallen over, it presses on: no label of that.
         """
         return self._branch.mended(self._labelled) if self._branch is not None and self._labelled else None
 
