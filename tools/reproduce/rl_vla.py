@@ -67,7 +67,7 @@ TASKS = {  # demonstrators pass metres above the wall, or are seconds late
     "obstacle": Task("sim/obstacle-v0", 60, 20, "", (0.035, -0.01, -0.01, -0.015, -0.015)),
     "conveyor": Task("sim/conveyor-v0", 60, 20, "", (0.0, 0.14, 0.28)),
     "slot": Task("sim/slot-v0", 100, 20, "generalist"),
-    "pick-place-v3": Task("metaworld/pick-place-v3", 100, 20, "", taught=60, steps=1000),
+    "pick-place-v3": Task("metaworld/pick-place-v3", 100, 20, "", taught=25, steps=700),
 }
 OBSERVED = {"cameras": ("corner2", "gripperPOV"), "control_hz": 20, "control_mode": "ee_abs"}  # of MetaWorld's
 OFF, ON = 16, 48  # episodes of an iteration
