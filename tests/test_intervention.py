@@ -93,6 +93,20 @@ def test_a_takeover_can_be_cancelled_only_before_any_motion():
         machine.apply("cancel", 3)
 
 
+def test_who_finishes_the_task_by_hand_says_so():
+    by_hand = [("takeover", 1), ("engage", 1)]
+    corrected = [*by_hand, ("recovered", 1)]
+    for mode, events in (("rac", corrected), ("hg_dagger", corrected), ("hg_dagger", by_hand)):
+        machine, _, _ = play(mode, events)
+        assert machine.apply("success", 9) is Phase.END_INTERVENED
+    machine, _, _ = play("rac", by_hand)  # rule 1: a recovery is followed by a correction
+    with pytest.raises(Refused, match="subtask_done, success or discard"):
+        machine.apply("success", 9)
+    machine, _, _ = play("rac", [*by_hand, ("recovered", 0)])
+    with pytest.raises(Refused, match="nothing of the intervention is recorded"):
+        machine.apply("success", 9)
+
+
 def test_a_lost_hand_resumes_the_same_phase():
     for events, phase in (
         (["takeover", "engage"], Phase.RECOVERY),

@@ -8,8 +8,10 @@ then a correction until the current sub-task is done. Rule 2: the episode ends w
     AUTO   takeover -> HOLD;  success | fail -> END_AUTO_*         moving     lost -> HOLD, estop -> ESTOP
     HOLD   engage | rewind -> what was held, after a takeover RECOVERY; cancel, before any motion -> AUTO
     RECOVERY    recovered -> CORRECTION                            ESTOP      rearm -> HOLD
-    CORRECTION  slip -> RECOVERY;  subtask_done -> END_INTERVENED  TELEOP     success | fail -> END_DEMO
-    hg_dagger only: RECOVERY | CORRECTION  hand_back -> AUTO
+    CORRECTION  slip -> RECOVERY;  subtask_done | success -> END_INTERVENED   TELEOP  success | fail -> END_DEMO
+    hg_dagger only: RECOVERY | CORRECTION  hand_back -> AUTO; RECOVERY  success -> END_INTERVENED
+
+``subtask_done`` says nothing of the task: unless the robot knows better it has not succeeded. ``success`` says it has.
 
 The operator's page, the control loop, the recorder and the simulated operator all run this machine, so it imports
 nothing but the standard library and has no clock of its own.
@@ -257,6 +259,11 @@ class Intervention:
         return None
 
     def _success(self) -> str | None:
+        if self._active is Phase.CORRECTION or (self._active is Phase.RECOVERY and self.mode == "hg_dagger"):
+            if self._frames == 0:
+                return "nothing of the intervention is recorded yet"
+            self._end(Phase.END_INTERVENED)
+            return None
         return self._outcome(Phase.END_AUTO_SUCCESS)
 
     def _fail(self) -> str | None:
@@ -264,7 +271,8 @@ class Intervention:
 
     def _outcome(self, end: Phase) -> str | None:
         if self._active not in (Phase.AUTO, Phase.TELEOP):
-            return "an intervention ends by subtask_done or discard" if self._active.moving else "nothing is running"
+            by_hand = self._active.moving
+            return "an intervention ends by subtask_done, success or discard" if by_hand else "nothing is running"
         self._end(Phase.END_DEMO if self._active is Phase.TELEOP else end)
         return None
 

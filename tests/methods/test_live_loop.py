@@ -129,6 +129,24 @@ def test_an_update_is_for_a_chunk_and_not_for_each_of_its_frames(given, robot, t
     assert updates == [16] * (16 // STEPS)  # 8 frames an episode, and each of them is kept
 
 
+def test_episodes_that_teach_nothing_are_told_and_the_policy_acts_as_it_is(given, robot, tmp_path, capsys):
+    robot.live(False, n=STEPS)  # cut off before its first chunk is over
+    robot.live(True)
+    keys = (*given, f"method.live={robot.root}", "method.iterations=2", "method.episodes=1", "method.save_every=1")
+    loop = LiveLoop(load(CONFIG, keys), tmp_path / "run")
+    update = loop.update
+
+    def updated(data, generator):
+        assert (loop.deployed().policy.config.samples == 1) == (not loop.learnt)
+        return update(data, generator)
+
+    loop.update = updated
+    loop.run()
+    said = capsys.readouterr().out
+    assert f"nothing can be learnt from episodes 0 to 0: each is shorter than {STEPS} actions" in said
+    assert ["td" in row for row in records(tmp_path / "run")] == [False, False, True]
+
+
 def test_without_demonstrations_only_what_a_person_did_is_kept_apart(given, robot, tmp_path):
     robot.live(False)
     robot.live(True, by_hand=range(2, 7))

@@ -178,7 +178,7 @@ def test_an_intervention_s_labels_and_its_end():
     assert len(log.rids) == 27  # nothing after
 
 
-@pytest.mark.parametrize("event", ["cancel", "hand_back", "start", "success"])
+@pytest.mark.parametrize("event", ["cancel", "hand_back", "start"])
 def test_after_a_human_has_moved_the_policy_does_not_come_back(event):
     rig = Rig(lambda k: [*intervention(k), *([event] if k > 12 else [])])
     log = rig.run(ticks=40)

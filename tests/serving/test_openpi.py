@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -243,6 +244,38 @@ def test_nobody_gets_in_without_the_token_from_a_page_or_beyond_the_limit(start)
         assert refused.value.response.status_code == 503
 
 
+def test_another_policy_is_gone_over_to_where_it_fits(start):
+    server = start(keys={"front": "observation/image"})
+    versions = ["m2"]
+
+    def load():
+        policy = TickPolicy(versions[-1])
+        if policy.spec.model_version == "m3":  # the key names no camera of it
+            policy.spec = replace(policy.spec, robot=replace(ROBOT, cameras=ROBOT.cameras[1:]))
+        return policy
+
+    def served() -> str:
+        with connect(server.endpoint, compression=None) as peer:
+            return unpack(peer.recv())["vla_stack"]["model_version"]
+
+    server._load = load
+    server._load_beside()
+    assert served() == "m2" and server.metrics.labels["model_version"] == "m2" and server.metrics.reloads == {"ok": 1}
+    versions.append("m3")
+    server._load_beside()
+    assert served() == "m2" and server.metrics.reloads == {"ok": 1, "failed": 1}
+    with server._reloading:  # one at a time: the older one could come last
+        versions.append("m4")
+        server._load_beside()
+    assert served() == "m2"
+
+
+def test_a_policy_that_remembers_is_not_served_to_who_tells_no_steps():
+    spec = replace(TickPolicy().spec, history=(0, 4))
+    with pytest.raises(UserError, match="reads earlier observations"):
+        Openpi({}).conversation(spec)
+
+
 def test_off_loopback_it_wants_token_and_certificate():
     for endpoint, options in (
         ("ws://0.0.0.0:*", {}),
@@ -322,6 +355,26 @@ def test_our_client_on_our_server(start):
         assert spec is not None and spec.model_version == "m1"
         (chunk,) = ask(client, 3)
         assert isinstance(chunk, ActionChunk) and chunk.horizon == HORIZON
+
+
+def test_a_state_of_two_keys_cannot_be_sent(start):
+    with pytest.raises(UserError, match="one key for the state to send, not 2"):
+        hello(start().endpoint, keys={"state": "joints+gripper"})
+
+
+def test_whatever_goes_wrong_in_between_the_robot_hears_of_it(start, monkeypatch):
+    client, _ = hello(start().endpoint)
+    with closing(client):
+        monkeypatch.setattr(client, "_read", lambda *_: 1 / 0)
+        (error,) = ask(client, 1)
+        assert isinstance(error, ServerError) and "division" in error.text
+        monkeypatch.undo()
+        for _ in range(int(WAIT_S * 10)):
+            if client.connected:
+                break
+            client.poll(100)
+        (chunk,) = ask(client, 2)
+        assert isinstance(chunk, ActionChunk)
 
 
 def test_only_asking_what_is_served(start, stock):

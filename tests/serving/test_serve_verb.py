@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from serving_fakes import WAIT_S, collect, observation
 
 from vla_stack import cli
+from vla_stack.verbs import serve
 from vla_stack.verbs.serve import handled
 
 # The process of `vla serve` with everything but the weights real.
@@ -71,6 +73,26 @@ def test_signals_are_given_back():
             os.kill(os.getpid(), number)
     assert asked == ["stop", "stop", "reload"]
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_checkpoint_in_the_place_of_the_one_that_is_served_is_loaded_as_well(tmp_path, monkeypatch):
+    """A learner that is stopped saves its last checkpoint anew, without the noise that it explored with."""
+    at, loaded, tried = tmp_path / "policy", threading.Event(), []
+    monkeypatch.setattr(serve, "FOLLOW_S", 0.001)
+    monkeypatch.setattr(serve, "resolve_policy", lambda _: at)
+
+    def reload() -> None:
+        tried.append(serve._edition(at))
+        loaded.set()
+
+    at.mkdir()
+    tried.append(serve._edition(at))
+    with serve.following(str(at), tried, reload):
+        assert not loaded.wait(0.05)
+        at.rename(tmp_path / "before")
+        at.mkdir()
+        assert loaded.wait(WAIT_S)
+    assert len(tried) == 2
 
 
 def test_help_shows_an_example(capsys):

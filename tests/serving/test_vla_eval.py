@@ -83,6 +83,30 @@ def test_the_harness_gets_one_command_an_observation_and_a_new_plan_when_it_is_u
     assert first == second == [float(i) for i in range(HORIZON + 2)]
 
 
+def test_a_policy_that_remembers_is_shown_its_episode_alone(server):
+    past: list = []
+    policy = server._policy
+    policy.spec = replace(policy.spec, history=(0, HORIZON, 2 * HORIZON))
+    infer = policy.infer
+
+    def seeing(observations, seeds):
+        past.extend([earlier.step for earlier in o.past] for o in observations)
+        return infer(observations, seeds)
+
+    policy.infer = seeing
+
+    async def episodes() -> None:
+        async with Connection(server.endpoint, timeout=WAIT_S) as connection:
+            for _ in range(2):
+                await connection.start_episode({"task": {"name": "x"}})
+                for step in range(2 * HORIZON + 1):
+                    await connection.act(seen(step))
+                await connection.end_episode({"metrics": {"success": True}})
+
+    asyncio.run(episodes())
+    assert past == 2 * [[], [0], [0, HORIZON]]
+
+
 def test_greeting_says_what_the_policy_needs_and_ours_are_told_more(server):
     async def greetings() -> list[dict]:
         found = []

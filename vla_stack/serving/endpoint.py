@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,3 +59,46 @@ def parse(endpoint: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
     if scheme != "tcp" or not host or not (port == "*" or (port.isdigit() and int(port) < 1 << 16)):
         raise UserError(f"endpoint '{endpoint}' is not tcp://HOST:PORT or ipc://PATH", "e.g. tcp://127.0.0.1:5555")
     return socket.AF_INET, (host, 0 if port == "*" else int(port))
+
+
+def tls_context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    """For a server, of PEM files of its certificate and key; UserError where they cannot be read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(*certificate)
+    except (OSError, ssl.SSLError) as e:
+        files = " and ".join(map(str, certificate))
+        raise UserError(
+            f"no certificate and key in {files}: {e}",
+            "make one with: openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365 "
+            "-subj /CN=HOST -addext subjectAltName=DNS:HOST -keyout key.pem -out cert.pem",
+        ) from None
+    return context
+
+
+def bound_websocket(endpoint: str, encrypted: bool, token: str | None) -> socket.socket:
+    """The socket of ``ws://`` or ``wss://ADDRESS:PORT``, which nobody can connect to yet.
+
+    Raises:
+        UserError: It is in use, has another scheme, or can be reached from outside and lacks token or encryption.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    if scheme != ("wss" if encrypted else "ws"):
+        raise UserError(
+            f"endpoint '{endpoint}' is not {'wss' if encrypted else 'ws'}://HOST:PORT",
+            "with --tls it is wss://, without ws://, e.g. ws://127.0.0.1:8000",
+        )
+    if not is_local(f"tcp://{rest}") and (token is None or not encrypted):
+        raise UserError(
+            f"{endpoint} can be reached from outside",
+            "give --token FILE and --tls CERTIFICATE KEY, or listen on 127.0.0.1",
+        )
+    family, address = parse(f"tcp://{rest}")
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as e:
+        bound.close()
+        raise UserError(f"cannot listen on {endpoint}: {e.strerror}", "choose another --endpoint") from None
+    return bound

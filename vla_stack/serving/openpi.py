@@ -233,6 +233,11 @@ class Openpi:
     named: Mapping[str, str]
 
     def conversation(self, policy: PolicySpec) -> _Talk:
+        if policy.history:
+            raise UserError(
+                "this policy reads earlier observations, and openpi's messages tell neither steps nor episodes",
+                "serve it with --protocol vla or vla-eval",
+            )
         return _Talk(policy, Keys.of(policy.robot, self.named))
 
     def encode(self, chunk: ActionChunk, job: Job) -> Frames:

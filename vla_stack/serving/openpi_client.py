@@ -8,6 +8,7 @@ what was asked before a reset is thrown away here.
 
 from __future__ import annotations
 
+import logging
 import queue
 import ssl
 import threading
@@ -31,6 +32,8 @@ from vla_stack.serving.endpoint import OpenpiAddress
 from vla_stack.serving.openpi import SPEC_KEY, Keys, pack, unpack
 from vla_stack.serving.trees import MAX_BYTES
 from vla_stack.serving.wire import Code, WireError
+
+log = logging.getLogger(__name__)
 
 AGAIN_S = 0.2  # between two attempts to connect
 MAX_HORIZON = 10_000
@@ -110,6 +113,8 @@ class OpenpiClient:
             if difference:
                 raise UserError(f"policy of {self._endpoint} was not trained for this robot: {difference}")
         self._keys = Keys.of(robot, self._named)
+        if len(self._keys.state) != 1:
+            raise UserError(f"--keys: one key for the state to send, not {len(self._keys.state)}")
         self.policy = spec or PolicySpec(robot, self._measure_horizon(robot, deadline), model_version=self._endpoint)
         return self.policy
 
@@ -263,7 +268,9 @@ class OpenpiClient:
             except InvalidStatus as e:
                 status = e.response.status_code
                 self._refused = f"refuses: {status} {(e.response.body or b'').decode('utf8', 'replace').strip()[:200]}"
-            except (OSError, WebSocketException, WireError) as e:
+            except Exception as e:  # what it may be, the robot must hear of it; mostly the connection ended
+                if not isinstance(e, (OSError, WebSocketException, WireError)):
+                    log.exception("openpi server %s", self._endpoint)
                 if asked is not None:
                     text = f"the connection ended: {e}"[:300]
                     self._arrived.put((asked, ServerError(Code.NO_SESSION, text, asked.rid, asked.epoch)))

@@ -13,8 +13,6 @@ import hmac
 import http
 import logging
 import secrets
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -27,8 +25,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from vla_stack.errors import UserError
+from vla_stack.history import History
 from vla_stack.schema import ActionChunk, Observation, PolicySpec
-from vla_stack.serving.endpoint import is_local, parse
+from vla_stack.serving.endpoint import bound_websocket, tls_context
 from vla_stack.serving.events import EventLog
 from vla_stack.serving.metrics import Metrics, MetricsPage
 from vla_stack.serving.pace import batch_sizes
@@ -54,7 +53,7 @@ class Session(Protocol):
     now_ns: int
 
     def restart(self) -> None:
-        """Another episode: what the policy remembers of the one before is forgotten."""
+        """Another episode: of the one before nothing is remembered."""
         ...
 
     async def infer(self, observation: Observation) -> bytes:
@@ -125,8 +124,8 @@ class WebsocketServer:
     ) -> None:
         self._config, self._dialect, self._token, self._on_ready = config, dialect, token, on_ready
         self._load = load
-        self._ssl = _context(certificate) if certificate else None
-        self._socket = _bound(endpoint, encrypted=self._ssl is not None, token=token)
+        self._ssl = tls_context(certificate) if certificate else None
+        self._socket = bound_websocket(endpoint, encrypted=self._ssl is not None, token=token)
         host, port = self._socket.getsockname()[:2]
         self.endpoint = f"{'wss' if self._ssl else 'ws'}://{host}:{port}"
         self._events = EventLog(log_file)
@@ -142,6 +141,7 @@ class WebsocketServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed: asyncio.Event | None = None  # stop, failure or the policy is there
         self._page: MetricsPage | None = None
+        self._reloading = threading.Lock()
 
     @property
     def metrics_url(self) -> str | None:
@@ -162,11 +162,21 @@ class WebsocketServer:
         threading.Thread(target=self._load_beside, name="vla-reload", daemon=True).start()
 
     def _load_beside(self) -> None:
+        if self._policy is None or not self._reloading.acquire(blocking=False):
+            log.warning("a policy is being loaded already")
+            return
         try:
             self._on_worker(load_warm(self._load, self._sizes))
         except Exception as e:  # whatever is wrong with the new one, the old one is served on
-            self.metrics.reload("failed")
-            log.error("the policy could not be loaded again, the one before is served on: %s", e)
+            self._kept(e)
+        finally:
+            self._reloading.release()
+
+    def _kept(self, why: Exception) -> None:
+        """Another policy is not gone over to."""
+        self.metrics.reload("failed")
+        self._events.write("reload failed", error=str(why)[:300])
+        log.error("the policy could not be loaded again, the one before is served on: %s", why)
 
     def run(self) -> None:
         """Serve until :meth:`stop`.
@@ -226,11 +236,14 @@ class WebsocketServer:
     def _begin(self) -> None:
         assert self._policy is not None
         spec = self._policy.spec
-        self.metrics.labels = {"model_version": spec.model_version, "robot": spec.robot.name}
+        self._named("ready", spec)
         self.metrics.ready = True
-        self._events.write("ready", model=spec.model_version, robot=spec.robot.name)
         if self._on_ready:
             self._on_ready(spec)
+
+    def _named(self, event: str, spec: PolicySpec) -> None:
+        self.metrics.labels = {"model_version": spec.model_version, "robot": spec.robot.name}
+        self._events.write(event, model=spec.model_version, robot=spec.robot.name)
 
     async def _drain(self) -> None:
         """What is being computed is still sent; leaving ``serve`` then closes the connections."""
@@ -261,9 +274,16 @@ class WebsocketServer:
         else:
             try:
                 self._dialect.conversation(item.spec)  # of nobody: whether it fits
-                self._policy = item
             except UserError as e:
-                self._failure = e
+                if self._policy is None:
+                    self._failure = e
+                else:
+                    self._kept(e)
+            else:
+                if self._policy is not None:
+                    self._named("reloaded", item.spec)
+                    self.metrics.reload("ok")
+                self._policy = item
         self._changed.set()
 
     # -- a connection -------------------------------------------------------------------------------------------------
@@ -325,7 +345,7 @@ class WebsocketServer:
         return message
 
     def forget(self, sid: str) -> None:
-        """Drop what waits for a session, and what the policy remembers of it."""
+        """Drop what waits for a session."""
         self._mailbox.drop(sid)
         self._waiting.pop(sid, None)
 
@@ -352,49 +372,12 @@ class _Session:
 
     def __init__(self, server: WebsocketServer, policy: ChunkPolicy) -> None:
         self._server, self._policy = server, policy
-        self.sid, self.now_ns = secrets.token_hex(16), 0
+        self.sid, self.now_ns, self._history = secrets.token_hex(16), 0, History(policy.spec.history)
 
     def restart(self) -> None:
         self._server.forget(self.sid)
-        self.sid = secrets.token_hex(16)
+        self.sid, self._history = secrets.token_hex(16), History(self._policy.spec.history)
 
     async def infer(self, observation: Observation) -> bytes:
-        return await self._server.infer(self.sid, observation, self._policy, self.now_ns)
-
-
-def _context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(*certificate)
-    except (OSError, ssl.SSLError) as e:
-        files = " and ".join(map(str, certificate))
-        raise UserError(
-            f"no certificate and key in {files}: {e}",
-            "make one with: openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365 "
-            "-subj /CN=HOST -addext subjectAltName=DNS:HOST -keyout key.pem -out cert.pem",
-        ) from None
-    return context
-
-
-def _bound(endpoint: str, encrypted: bool, token: str | None) -> socket.socket:
-    """The socket, which nobody can connect to yet."""
-    scheme, _, rest = endpoint.partition("://")
-    if scheme != ("wss" if encrypted else "ws"):
-        raise UserError(
-            f"endpoint '{endpoint}' is not {'wss' if encrypted else 'ws'}://HOST:PORT",
-            "with --tls it is wss://, without ws://, e.g. ws://127.0.0.1:8000",
-        )
-    if not is_local(f"tcp://{rest}") and (token is None or not encrypted):
-        raise UserError(
-            f"{endpoint} can be reached from outside",
-            "give --token FILE and --tls CERTIFICATE KEY, or listen on 127.0.0.1",
-        )
-    family, address = parse(f"tcp://{rest}")
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-    except OSError as e:
-        bound.close()
-        raise UserError(f"cannot listen on {endpoint}: {e.strerror}", "choose another --endpoint") from None
-    return bound
+        seen = self._history.beside(observation)
+        return await self._server.infer(self.sid, seen, self._policy, self.now_ns)

@@ -119,12 +119,12 @@ def main(args: argparse.Namespace) -> int:
             flush=True,
         )
 
-    tried: list[Path] = []
+    tried: list[tuple[Path, int]] = []
 
     def load() -> ChunkPolicy:
         # Resolved at each loading, links included: a run's newest checkpoint, and all files of the same one.
         path = resolve_policy(args.policy).resolve()
-        tried.append(path)
+        tried.append(_edition(path))
         return load_directory(
             path, args.device, args.threads, args.embodiment, args.backend, batch_sizes(args.max_batch)
         )
@@ -141,15 +141,21 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _edition(path: Path) -> tuple[Path, int]:
+    """What tells a directory from one that takes its place: a learner that is stopped saves its checkpoint anew."""
+    return path, path.stat().st_ino if path.exists() else 0
+
+
 @contextlib.contextmanager
-def following(policy: str, tried: Sequence[Path], reload: Callable[[], None]) -> Iterator[None]:
+def following(policy: str, tried: Sequence[tuple[Path, int]], reload: Callable[[], None]) -> Iterator[None]:
     """In here another checkpoint than the one that was tried last is loaded once it is there."""
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(FOLLOW_S):
             with contextlib.suppress(UserError):  # there is none at the moment
-                if tried and resolve_policy(policy).resolve() != tried[-1]:
+                path = resolve_policy(policy).resolve()
+                if tried and path.exists() and _edition(path) != tried[-1]:
                     reload()
 
     thread = threading.Thread(target=watch, name="vla-follow", daemon=True)

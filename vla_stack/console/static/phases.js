@@ -19,7 +19,7 @@ const HINTS = {
   auto: () => "Watch. Take over (T) as soon as it goes wrong.",
   teleop: () => "Success (S) when it is done, Fail (F), or Discard (X).",
   recovery: () => "Go back to where demonstrations were, then Recovered (G).",
-  correction: () => "Finish this sub-task (C), or say that it slipped (L).",
+  correction: () => "Finish this sub-task (C) or the whole task (S), or say that it slipped (L).",
   estop: () => "Re-arm (Enter) lets the robot go on; until then it stands still.",
 };
 
@@ -59,7 +59,8 @@ export function allowed(state, mode) {
   if (active === "auto") add("takeover", "success", "fail", "discard");
   if (active === "teleop") add("success", "fail", "discard");
   if (active === "recovery") add("recovered", "rewind", "discard");
-  if (active === "correction") add("slip", "subtask_done", "discard");
+  if (active === "correction") add("slip", "subtask_done", "success", "discard");
+  if (active === "recovery" && mode === "hg_dagger") add("success");
   if (phase === "hold" && active === "recovery") add("cancel");
   if (mode === "hg_dagger" && (active === "recovery" || active === "correction")) add("hand_back");
   return names;

@@ -86,7 +86,15 @@ class LiveLoop(FlowLoop):
         found = [self._read(dataset, i) for i in range(first, first + len(seeds))]
         self._remember(found)
         success = torch.tensor([episode.success for episode in found])
-        return Lived(joined(episode.decisions for episode in found), success, sum(episode.steps for episode in found))
+        lived = Lived(joined(episode.decisions for episode in found), success, sum(episode.steps for episode in found))
+        if not lived.count:
+            steps = self.policy.spec.extras["n_action_steps"]
+            print(
+                f"{self._live}: nothing can be learnt from episodes {first} to {first + len(seeds) - 1}: each is"
+                f" shorter than {steps} actions, or misses a tick at least once in {steps}: see the robot's log",
+                flush=True,
+            )
+        return lived
 
     def updates(self, kept: int) -> int:
         """As many as in practice, where a chunk is one decision; here one of each of its frames is kept."""
@@ -98,8 +106,8 @@ class LiveLoop(FlowLoop):
 
     def deployed(self) -> ChunkPolicy:
         """The policy that the robot tries next, and in the end the one that was learnt."""
-        learnt, over = self.iteration >= self.method.warmup, self._over or self.iteration == self.method.iterations
-        return self._around(self.learner.network(learnt, explores=learnt and not over))
+        over = self._over or self.iteration == self.method.iterations
+        return self._around(self.learner.network(self.learnt, explores=self.learnt and not over))
 
     def _read(self, dataset: Dataset, number: int) -> Recorded:
         r, steps = self.method, int(self.policy.spec.extras["n_action_steps"])

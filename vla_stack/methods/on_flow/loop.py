@@ -51,7 +51,7 @@ class FlowLoop(EpisodesLoop[Lived]):
 
     def practise(self, seeds: Sequence[int]) -> Lived:
         """One episode a seed, in the order of the seeds; in the warm-up the base acts as it is."""
-        self.explorer.alone = self.iteration < self.method.warmup
+        self.explorer.alone = not self.learnt
         return super().practise(seeds)
 
     def experience(self, records: Sequence[EpisodeRecord]) -> Lived:
@@ -61,7 +61,7 @@ class FlowLoop(EpisodesLoop[Lived]):
         """Keep the decisions, and learn from all there are, once for each; of the warm-up's once it is over."""
         self.learner.store = joined([self.learner.store, data.decisions])
         now, warmup = self.iteration + 1, self.method.warmup
-        if now < warmup:
+        if now < warmup or not len(self.learner.store):
             return {}
         kept = len(self.learner.store) if now == warmup else data.count
         return means([self.learner.update() for _ in range(self.updates(kept))])
@@ -70,8 +70,13 @@ class FlowLoop(EpisodesLoop[Lived]):
         """How many to do for so many decisions more."""
         return kept
 
+    @property
+    def learnt(self) -> bool:
+        """Whether there has been anything to learn from."""
+        return self.iteration >= self.method.warmup and len(self.learner.store) > 0
+
     def deployed(self) -> ChunkPolicy:
-        return self._around(self.learner.network(learnt=self.iteration >= self.method.warmup))
+        return self._around(self.learner.network(self.learnt))
 
     def networks(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.learner.agent.named_parameters()
