@@ -32,12 +32,12 @@ def recorded(root) -> list[list[int]]:
 
 
 def drive(recording, steps, events=()):
-    recording.begin(7, "abcdef0123456789")
+    recording.begin(7)
     for k in range(steps):
         for at, act in events:
             if at == k:
                 act()
-        recording.frame(frame(k))
+        recording.frame(frame(k, policy_version=5))
 
 
 def test_every_episode_is_kept_with_the_columns_of_interventions(tmp_path):
@@ -50,7 +50,7 @@ def test_every_episode_is_kept_with_the_columns_of_interventions(tmp_path):
     assert data.columns["next.success"].tolist() == [False, False, False, True] + [False] * 4
     assert set(data.columns["segment_type"]) == {Segment.AUTONOMOUS}
     assert set(data.columns["control_source"]) == {Control.POLICY} and not data.columns["intervention"].any()
-    assert set(data.columns["policy_version"]) == {int("abcdef012345678", 16)}
+    assert set(data.columns["policy_version"]) == {5}
     facts = [f["outcome"] for f in read_facts(tmp_path).values()]
     assert sorted(facts) == ["end_auto_fail", "end_auto_success"]
 

@@ -18,6 +18,7 @@ from vla_stack.data.dataset import open_dataset
 from vla_stack.policies.directory import resolve_policy
 from vla_stack.rollout.collect import CollectConfig, collect
 from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.runtime.frames import version_number
 from vla_stack.runtime.node import RobotNode
 from vla_stack.verbs.demo import VLA, server
 
@@ -54,18 +55,22 @@ def test_the_policy_that_drives_is_the_one_that_was_learnt_meanwhile(tmp_path: P
                 first = node.model_version
                 with RunRecording(live, node.robot, node.joints) as recording:
                     for seed in range(EPISODES):
-                        recording.begin(seed, node.model_version)
+                        recording.begin(seed)
                         node.run_episode(seed, TICKS, None, recording.frame)
                         recording.end(success=seed % 2 == 0)
                         if node.counters["policies swapped"]:
                             break
                 assert node.counters["policies swapped"] and node.model_version != first
+                versions = version_number(first), version_number(node.model_version)
         learner.send_signal(signal.SIGTERM)
         assert learner.wait(60) == 0, (tmp_path / "learner.log").read_text()
     finally:
         learner.kill()
         learner.wait()
+    data = open_dataset(live)
+    own, last = data.columns["policy_version"], data.episode_from[-1]  # the server changes policies as one begins
+    assert (set(own[:last].tolist()), set(own[last:].tolist())) == ({versions[0]}, {versions[1]})
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     learnt = rows[-1]["step"]
-    assert 1 <= learnt <= open_dataset(live).num_episodes and rows[-1]["env_steps"] <= learnt * TICKS
+    assert 1 <= learnt <= data.num_episodes and rows[-1]["env_steps"] <= learnt * TICKS
     assert resolve_policy(str(run)).parent.resolve().name == f"{learnt:06d}"

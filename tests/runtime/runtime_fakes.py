@@ -98,7 +98,10 @@ class FakePort:
             if self.alive(obs.step):
                 self.inbox.append((self.clock.now_ns() + self.latency_ns, self.answer(request)))
 
-    def receive(self):
+    def receive(self, timeout_s=0.0):
+        if timeout_s and not any(due <= self.clock.now_ns() for due, _ in self.inbox):
+            wait = min([due - self.clock.now_ns() for due, _ in self.inbox] + [round(timeout_s * 1e9)])
+            self.clock.advance_ns(max(1, wait))
         ready = [chunk for due, chunk in self.inbox if due <= self.clock.now_ns()]
         self.inbox = [x for x in self.inbox if x[0] > self.clock.now_ns()]
         orders = [order for tick, order in self.orders if tick <= self.tick]

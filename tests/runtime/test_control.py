@@ -45,6 +45,23 @@ def test_commands_are_their_ticks_and_latency_costs_only_what_it_must(mode, step
     assert log.overruns == 0
 
 
+def test_in_sync_a_reply_within_half_a_step_costs_none():
+    loop, driver, port = rig(latency_ns=DT_NS // 2 - 10 * DT_NS // 100, mode="sync")
+    log = loop.run(seed=3, max_ticks=64)
+    assert log.to_message()["idle_ticks"] == 0 and set(log.delays) == {0} and log.overruns == 0
+    np.testing.assert_array_equal(np.array(driver.sent)[:, 0], np.arange(64))
+    assert [request.k_obs for request in port.requests] == list(range(0, 64, 8))
+    loop, driver, port = rig(latency_ns=DT_NS // 2 + DT_NS // 100, mode="sync")
+    assert loop.run(seed=3, max_ticks=64).to_message()["idle_ticks"] == 8  # it holds, as ever
+    assert [row.step for row in port.rows] == [k for k in range(64) if k % 9]  # which is not recorded
+
+
+def test_an_abort_ends_the_wait_for_a_reply():
+    loop, driver, _ = rig(latency_ns=10 * DT_NS, orders=[(4, "abort")], mode="sync")
+    log = loop.run(seed=3, max_ticks=64)
+    assert len(log.rids) == 3 and not np.array(driver.sent).any()
+
+
 def test_a_stall_skips_ticks_and_is_never_made_up_for():
     loop, driver, _ = rig(driver={"busy_ns": {20: 4 * DT_NS + 5}})
     log = loop.run(seed=0, max_ticks=40)

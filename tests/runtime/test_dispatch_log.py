@@ -35,8 +35,8 @@ class Network(FakePort):
         self.latency_ns = (delay or 0) * DT_NS // 2
         super().offer(obs, request)
 
-    def receive(self):
-        items = super().receive()
+    def receive(self, timeout_s=0.0):
+        items = super().receive(timeout_s)
         fresh = [item for item in items if not isinstance(item, str)]
         orders = [item for item in items if isinstance(item, str)]
         again = [self._past[self._rng.integers(len(self._past))] for _ in range(next(self._copies)) if self._past]

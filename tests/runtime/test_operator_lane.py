@@ -33,7 +33,9 @@ def test_no_policy_action_is_dispatched_after_the_takeover_tick(takeover):
     assert set(log.rids[takeover:]) == {-1}
     np.testing.assert_array_equal(rig.sent[takeover:], np.repeat(rig.sent[takeover - 1 : takeover], 40 - takeover, 0))
     assert log.executor["rejected.epoch"] <= 1 and max(r.k_obs for r in rig.port.requests) < takeover
-    assert {row.step for row in rig.port.rows} == set(range(takeover))  # a hold is not recorded
+    assert {row.step for row in rig.port.rows} == set(
+        range(1, takeover)
+    )  # holds, as the first wait, are not
 
 
 def test_a_cancelled_takeover_asks_the_policy_anew():
@@ -170,10 +172,10 @@ def test_an_intervention_s_labels_and_its_end():
     log = rig.run(ticks=60)
     labels = [row.labels for row in rig.port.rows]
     segments = "".join(str(x["segment_type"]) for x in labels)
-    assert re.fullmatch("1*(2+3+)+", segments) and segments == "1" * 10 + "2222" + "3333" + "222" + "3333"
+    assert re.fullmatch("1*(2+3+)+", segments) and segments == "1" * 9 + "2222" + "3333" + "222" + "3333"
     assert all(x["intervention"] == (x["segment_type"] in (2, 3)) for x in labels)
     assert (np.diff([x["segment_index"] for x in labels]) >= 0).all()
-    assert [x["control_source"] for x in labels] == [0] * 10 + [1] * 15
+    assert [x["control_source"] for x in labels] == [0] * 9 + [1] * 15
     assert log.operator["phase"] == "end_intervened" and log.operator["human frames"] == 15
     assert len(log.rids) == 27  # nothing after
 

@@ -159,7 +159,8 @@ class Adversary:
         delay = int(self._rng.integers(0, 8)) * round(1e9 / self._case.robot.rate_hz)
         self._inbox += [(self._clock.now_ns() + delay, chunk)] * (2 if self._rng.random() < 0.05 else 1)
 
-    def receive(self) -> list[ActionChunk | str]:
+    def receive(self, timeout_s: float = 0.0) -> list[ActionChunk | str]:
+        self._clock.advance_ns(round(timeout_s * 1e9))
         now = self._clock.now_ns()
         ready: list[ActionChunk | str] = [c for due, c in self._inbox if due <= now]
         self._inbox = [x for x in self._inbox if x[0] > now]

@@ -133,7 +133,7 @@ def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = N
                 arm.reset(scene, {"colour": COLOUR})
                 time.sleep(JUMP_S)  # the driver believes no arm that is elsewhere at once, as this one is
                 if recording:
-                    recording.begin(scene, node.model_version)
+                    recording.begin(scene)
 
                 if helper:
                     helper.begin()

@@ -17,7 +17,7 @@ from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
-from vla_stack.runtime.frames import Frame, version_number
+from vla_stack.runtime.frames import Frame
 from vla_stack.schema import RobotSpec
 
 Keeping = Literal["episodic", "sentry", "highlight"]
@@ -74,9 +74,9 @@ class RunRecording:
         )  # the recorder is used on the frames' thread, and between episodes on the caller's
         self.begin(0)
 
-    def begin(self, seed: int, model_version: str = "") -> None:
-        """A new episode; ``model_version`` is of the policy that drives it."""
-        self._seed, self._version = seed, version_number(model_version)
+    def begin(self, seed: int) -> None:
+        """A new episode."""
+        self._seed = seed
         self._recorder.discard_episode()  # of one that ended in an error
         self._waiting.clear()
         self._events.clear()
@@ -158,8 +158,6 @@ class RunRecording:
 
     def _write(self, frame: Frame) -> None:
         labels = {**AUTONOMOUS, **frame.labels}
-        if labels["control_source"] == Control.POLICY:
-            labels["policy_version"] = self._version
         values = frame_labels(self._robot, labels, frame.obs.t_capture_ns)
         try:
             self._recorder.add_frame(frame.obs, frame.action, frame.joint_command, **values)

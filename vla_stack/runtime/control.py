@@ -1,6 +1,7 @@
 """The control loop: one tick of sense, plan, act at each absolute deadline t_k = t_0 + k h, in a process of its own.
 
-The process imports neither torch nor zmq and waits for nobody but the clock and its driver: beside a busy thread of the
+The process imports neither torch nor zmq and waits for nobody but the clock, its driver and, where the robot would hold
+otherwise, half a step for the policy: beside a busy thread of the
 same interpreter the same loop would be late by tens of milliseconds. A tick that is late is run late; after a stall of
 more than a step the missed ticks are skipped and counted, never run in a burst.
 """
@@ -14,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.runtime.clock import Clock
+from vla_stack.runtime.clock import BEAT_NS, Clock
 from vla_stack.runtime.dispatch import NO_ACTION, Dispatch, Help, Request, State
 from vla_stack.runtime.driver import Driver, EpisodicDriver, Guarded, JointDriver
 from vla_stack.runtime.episode_log import EpisodeLog, Row
@@ -27,17 +28,22 @@ from vla_stack.runtime.stopping import Outlet
 from vla_stack.schema import ActionChunk, Observation
 
 PHASE = 0.02  # of a step between a reading's capture and the tick that uses it, for the reading to get here
+WAIT = 0.5  # of a step; then there is time enough left to send a command and to read again
 
 
 class Port(Protocol):
-    """The control loop's way out of its process. No method waits."""
+    """The control loop's way out of its process. No method waits unless it is asked to."""
 
     def offer(self, obs: Observation, request: Request | None) -> None:
         """Pass on an observation; with a request it goes to the policy."""
         ...
 
-    def receive(self) -> Sequence[ActionChunk | Help | str]:
-        """Chunks, calls for help, and the orders ``rearm``, ``renew`` (the server has lost the request), ``abort``."""
+    def receive(self, timeout_s: float = 0.0) -> Sequence[ActionChunk | Help | str]:
+        """Chunks, calls for help, and the orders ``rearm``, ``renew`` (the server has lost the request), ``abort``.
+
+        Args:
+            timeout_s: Longest wait for something to come.
+        """
         ...
 
     def announce(self, k: int, state: State, why: str) -> None:
@@ -105,9 +111,10 @@ class ControlLoop:
                 log.status = episodic.status()
             self._record(None)
             obs = replace(obs, step=k)
-            if (log.status["done"] and self._lane is None) or not self._tick(k, obs, log):
+            start_ns = t_0 + k * self._dt_ns
+            if (log.status["done"] and self._lane is None) or not self._tick(k, start_ns, obs, log):
                 break
-            self._between(k, t_0 + k * self._dt_ns, obs)
+            self._between(k, start_ns, obs)
             due = (self._clock.now_ns() - t_0) // self._dt_ns  # the tick in whose time we are
             log.overruns += max(0, due - (k + 1))
             k = max(k + 1, due)
@@ -123,9 +130,24 @@ class ControlLoop:
         self._driver.hold()
         return log
 
-    def _tick(self, k: int, obs: Observation, log: EpisodeLog) -> bool:
+    def _tick(self, k: int, start_ns: int, obs: Observation, log: EpisodeLog) -> bool:
         """One control step; False where the episode is to end."""
-        for item in self._port.receive():
+        if not self._take(self._port.receive(), k, obs, log):
+            return False
+        order = self._ask_operator(k, obs, log)
+        if order.act is Act.END:
+            self._publish(k, obs, log, order.why, self._outlet.last)
+            return False
+        planning = order.act is Act.POLICY and self._executor is not None
+        self._port.offer(obs, self._executor.plan(k) if planning and self._executor is not None else None)
+        if planning and not self._wait_for_reply(k, start_ns, obs, log):
+            return False
+        self._act(k, obs, log, order)
+        return True
+
+    def _take(self, items: Sequence[ActionChunk | Help | str], k: int, obs: Observation, log: EpisodeLog) -> bool:
+        """What has come; False where the episode is to end."""
+        for item in items:
             if isinstance(item, ActionChunk):
                 self._deliver(item, k, log)
             elif item == "abort":
@@ -137,13 +159,21 @@ class ControlLoop:
             elif item == "rearm":
                 self._help = ""
                 self._outlet.node_rearms(k, obs)
-        order = self._ask_operator(k, obs, log)
-        if order.act is Act.END:
-            self._publish(k, obs, log, order.why, self._outlet.last)
-            return False
-        planning = order.act is Act.POLICY and self._executor is not None
-        self._port.offer(obs, self._executor.plan(k) if planning and self._executor is not None else None)
-        self._act(k, obs, log, order)
+        return True
+
+    def _wait_for_reply(self, k: int, start_ns: int, obs: Observation, log: EpisodeLog) -> bool:
+        """Wait within this control step where the robot would hold for a reply; False where the episode is to end.
+
+        A policy that answers within :data:`WAIT` of a step then costs no step at all, as in an evaluation without
+        delay: at ten commands a second a wait for whole steps is a fifth of all steps where four are executed.
+        """
+        assert self._executor is not None
+        end_ns = start_ns + round(WAIT * self._dt_ns)
+        while self._executor.waits(k) and (left_ns := end_ns - self._clock.now_ns()) > 0:
+            if self._beat is not None:
+                self._beat()
+            if not self._take(self._port.receive(min(left_ns, BEAT_NS) * 1e-9), k, obs, log):
+                return False
         return True
 
     def _call(self, k: int, why: str, log: EpisodeLog) -> None:
@@ -181,7 +211,7 @@ class ControlLoop:
         log.states[state.value] += 1
         log.rids.append(due.chunk_rid if state is State.RUN else -1)
         log.actions.append(obs.state[: self._dims] if sent is None else sent)
-        if sent is not None:
+        if sent is not None and state is State.RUN:  # what a robot does while it waits, nobody has decided
             self._row_of(k, obs, log, order, sent)
         self._publish(k, obs, log, order.why if state is State.RUN else why, sent)
 

@@ -6,7 +6,7 @@ Convention: o_k is captured at the start of control step k, then a_k is dispatch
 Modes:
     sync: Execute ``execute`` actions, hold still, ask, wait. The plan's time stops while the robot waits: a reply is
         laid down from the step at which it arrives, so that nothing of it is skipped and ``k - k_obs - index`` is the
-        number of steps waited.
+        number of steps waited. One that comes within half a step is acted on in that step (``control.py``).
     naive: Ask ahead and keep moving. A reply takes over at its own steps; its first d actions are too late and are
         dropped. Nothing makes old and new agree at the seam. Where the robot has held since the observation, as it has
         for the first chunk, nobody has done these d, and to leave them out would be a leap: it goes the chunk's way
@@ -237,6 +237,11 @@ class Executor:
         if self._now.still is None:
             self._now.still = k
         return self._starve(elapsed)
+
+    def waits(self, k: int) -> bool:
+        """Whether the robot would hold at control step ``k`` until the reply to what was asked, as ``sync`` has it."""
+        asked = self.config.mode == "sync" and self._now.request is not None and self._now.state is not State.STOP
+        return asked and self._usable(k) is None
 
     def planned(self, k: int) -> NDArray[np.float32]:
         """The plan's actions [m, A] from control step ``k`` on, which stand until another chunk comes."""

@@ -48,9 +48,9 @@ class LinkPort:
         )
         self._gap = 0 if sent else self._gap + 1
 
-    def receive(self) -> list[ActionChunk | Help | str]:
+    def receive(self, timeout_s: float = 0.0) -> list[ActionChunk | Help | str]:
         items: list[ActionChunk | Help | str] = []
-        for message in self._link.receive():
+        for message in self._link.receive(timeout_s):
             if message["kind"] == "free":
                 self._slots.free(message["slot"])
             elif message["kind"] == "help":

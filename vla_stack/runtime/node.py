@@ -312,7 +312,7 @@ class RobotNode:
         joints = message["joint_command"] and np.frombuffer(message["joint_command"], np.float32)
         obs = replace(self._seen, state=state)  # what was measured, where the policy is shown something else
         labels = message["labels"]
-        if labels.get("control_source") == Control.POLICY:
+        if labels.get("control_source", Control.POLICY) == Control.POLICY:  # without an operator nobody else acts
             labels["policy_version"] = version_number(self.model_version)
         self._recording.put(Frame(obs, action, joints, labels, message["t_ns"] * 1e-9))
         if self._port is not None:

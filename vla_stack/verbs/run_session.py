@@ -57,7 +57,7 @@ class Session:
         if log is not None:
             watchers.append(log.observation)
         if recording is not None:
-            recording.begin(args.seed + i, node.model_version)
+            recording.begin(args.seed + i)
             watchers.append(lambda _: self._look(node))
         takers = [log.chunk] if log else []
         if self.watch is not None:
@@ -81,7 +81,7 @@ class Session:
                 take(chunk)
 
         if log is not None:
-            log.begin_episode(f"episode {i}, seed {args.seed + i}, policy {node.model_version[:12]}")
+            log.begin_episode(f"episode {i}, seed {args.seed + i}")
         self._said = None
         self._starvation.note(State.HOLD.value)
         with self._keys.one_by_one() if recording else contextlib.nullcontext():
@@ -104,7 +104,8 @@ class Session:
             with ignored_interrupts():  # an episode that is over is saved, whoever loses patience meanwhile
                 record["recorded"] = recording.end(record["success"])
         if log is not None:
-            log.event(f"episode {i} ended: {'success' if record['success'] else 'failure'}")
+            outcome = "success" if record["success"] else "failure"  # the server may change policies as one begins
+            log.event(f"episode {i} ended: {outcome}, policy {node.model_version[:12]}")
         return record
 
     def tell(self, tick: int, state: str, why: str) -> None:
