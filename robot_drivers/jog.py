@@ -69,7 +69,7 @@ class _OneChunk:
             origin, rid, epoch = request.origin, request.rid, request.epoch
             self._replies.append(ActionChunk(actions, origin, request.k_obs, rid=rid, epoch=epoch))
 
-    def receive(self) -> list[ActionChunk | str]:
+    def receive(self, timeout_s: float = 0.0) -> list[ActionChunk | str]:
         replies, self._replies = self._replies, []
         return replies
 

@@ -67,7 +67,7 @@ class Still:
             actions = np.zeros((HORIZON, 7), np.float32)
             self._chunks.append(ActionChunk(actions, request.origin, request.k_obs, request.rid, request.epoch))
 
-    def receive(self) -> list[ActionChunk]:
+    def receive(self, timeout_s: float = 0.0) -> list[ActionChunk]:
         chunks, self._chunks = self._chunks, []
         return chunks
 
