@@ -46,7 +46,7 @@ def jog(driver: Driver, envelope: SafetyEnvelope, dimension: int, by: float, clo
     ControlLoop(driver, executor, envelope, clock or RealClock(), port).run(0)
     if port.stopped:
         raise UserError(f"stopped: {port.stopped}", "vla robot check says more")
-    there = [value for step, value in port.measured if step <= ticks + 1]  # the first command is one step late
+    there = [value for step, value in port.measured if step <= ticks]  # before the first command back
     return Jogged(there[0], there[-1], port.measured[-1][1])
 
 
