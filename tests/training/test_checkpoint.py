@@ -148,6 +148,18 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, harm
 
 
 @pytest.mark.filterwarnings("ignore:checkpoint")
+@pytest.mark.parametrize(("keep", "left"), [(1, ["000006", "last"]), (2, ["000004", "000006", "last"])])
+def test_after_a_fall_back_what_is_written_stays_and_the_damaged_one_goes(
+    tmp_path: Path, keep: int, left: list[str]
+) -> None:
+    commit(tmp_path, 4)
+    (commit(tmp_path, 8) / "pretrained_model/model.safetensors").write_text("model")
+    assert ckpt.latest(tmp_path) == tmp_path / "000004"
+    assert commit(tmp_path, 6, keep) == ckpt.latest(tmp_path) == (tmp_path / "last").resolve()
+    assert sorted(p.name for p in tmp_path.iterdir()) == left
+
+
+@pytest.mark.filterwarnings("ignore:checkpoint")
 def test_all_damaged_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> None:
     (commit(tmp_path, 5) / "pretrained_model/config.json").unlink()
     with pytest.raises(UserError, match="every checkpoint"):

@@ -43,7 +43,7 @@ def path(root: Path, step: int) -> Path:
 
 
 def commit(root: Path, step: int, fill: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
-    """Write checkpoint ``root/<step>`` as one atomic act and drop the oldest beyond ``keep``.
+    """Write checkpoint ``root/<step>`` as one atomic act and drop the oldest beyond ``keep``, and damaged later ones.
 
     Args:
         root: The run's ``checkpoints`` directory.
@@ -87,8 +87,11 @@ def commit(root: Path, step: int, fill: Callable[[Path], None], state: dict[str,
             f"free disk space, then: vla train --resume {root.parent}",
         ) from e
     _settle(root)
-    for old in _steps(root)[:-keep]:
-        _discard(old)
+    steps = [int(p.name) for p in _steps(root)]
+    # After a fall back there are damaged ones of later steps: they are no reason to drop what has just been written.
+    later = [s for s in steps if s > step and _damage(path(root, s))]
+    for old in (*[s for s in steps if s <= step][:-keep], *later):
+        _discard(path(root, old))
     return target
 
 
