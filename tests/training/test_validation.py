@@ -20,8 +20,7 @@ from vla_stack.methods.imitation.loss import loss
 from vla_stack.training.build import build
 from vla_stack.training.loop import Trainer
 from vla_stack.training.placement import Local
-from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe, SourceRecipe
-from vla_stack.training.run_dir import write_recipe
+from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe
 from vla_stack.training.validation import held_out_by, split, without_dropout
 
 FIELDS = ("width", "expert_width", "depth", "heads", "head_dim", "vision_channels", "chunk_size", "n_action_steps")
@@ -109,18 +108,26 @@ def test_resume_keeps_the_split_and_the_run(tmp_path: Path, ten: Path) -> None:
     assert logged[0] == logged[1] and [step for step, _ in logged[0]] == [2, 4]
 
 
-def test_what_a_run_held_out_is_known_from_its_recipe(tmp_path: Path, recipe: Recipe, ten: Path) -> None:
-    dataset, expected = open_dataset(ten), split(range(10), 0.3)[1]
-    for data, held_out in (
-        ({}, expected),
-        ({"validation": 0.0}, None),
-        ({"root": ("elsewhere",)}, None),
-        ({"episodes": (1, 3, 5, 7)}, split((1, 3, 5, 7), 0.3)[1]),
-        ({"root": (), "sources": (SourceRecipe(root=str(ten)),)}, expected),
-    ):
-        write_recipe(of(recipe, ten, **data), tmp_path)
-        assert held_out_by(tmp_path, dataset) == held_out
-    assert held_out_by(tmp_path / "nothing", dataset) is None
+def test_what_a_run_held_out_is_known_when_its_dataset_has_grown(
+    tmp_path: Path, recipe_file: Path, ten: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run = record(tmp_path / "data", episodes=4, frames=8), tmp_path / "run"
+    command = ["train", str(recipe_file), f"data.root={root}", "data.validation=0.2", f"output_dir={run}"]
+    assert main([*command, "method.steps=1"]) == 0
+    held_out = split(range(4), 0.2)[1]
+    record(root, episodes=2, frames=8, seed=1)
+    grown = open_dataset(root)
+    assert grown.num_episodes == 6 and held_out != split(range(6), 0.2)[1]
+    assert held_out_by(run, grown) == held_out
+    assert held_out_by(run, open_dataset(ten)) is None and held_out_by(tmp_path / "nothing", grown) is None
+
+    resumed = ["train", "--resume", str(run), "method.steps=2"]
+    assert main(resumed) == 1
+    assert f"{run} held out the episodes [2] of {root}, of {root} as it is now" in capsys.readouterr().err
+    assert main([*resumed, "data.episodes=[0, 1, 2, 3]"]) == 0
+    assert held_out_by(run, grown) == held_out
+    (run / "held_out.json").unlink()  # as of a run before there was this file
+    assert held_out_by(run, grown) is None
 
 
 def test_each_dataset_of_a_mixture_holds_some_out(tmp_path: Path, recipe: Recipe, ten: Path) -> None:

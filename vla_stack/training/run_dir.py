@@ -17,6 +17,7 @@ from vla_stack.training.recipe import Recipe
 from vla_stack.version import __version__
 
 RECIPE, REVISION = "recipe.yaml", "revision.txt"  # what a run is
+HELD_OUT = "held_out.json"  # which episodes it was not trained on, of each dataset
 
 
 def default_dir(recipe: Recipe) -> Path:
@@ -76,8 +77,8 @@ def _withdrawn_on_failure(run_dir: Path) -> Iterator[None]:
     except Exception:
         files = [p.relative_to(run_dir) for p in run_dir.rglob("*") if p.is_file() and p.stat().st_size]
         # TensorBoard writes a heading at once.
-        if all(str(p) in (RECIPE, REVISION, LOCK) or p.parts[0] == "tb" for p in files):
-            for name in (RECIPE, REVISION):
+        if all(str(p) in (RECIPE, REVISION, HELD_OUT, LOCK) or p.parts[0] == "tb" for p in files):
+            for name in (RECIPE, REVISION, HELD_OUT):
                 (run_dir / name).unlink(missing_ok=True)
             if fresh:
                 shutil.rmtree(run_dir, ignore_errors=True)

@@ -50,6 +50,7 @@ def _train(whole: Recipe, recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits 
     from vla_stack.training.loop import Trainer
     from vla_stack.training.memory import capacity, estimate
     from vla_stack.training.placement import native_precision, place, use_threads
+    from vla_stack.training.validation import check_held_out, note_held_out
 
     begin = time.monotonic()
     placement = place(recipe.device, recipe.sharded)
@@ -59,9 +60,12 @@ def _train(whole: Recipe, recipe: Recipe, loss: Loss, run_dir: Path, fits: Fits 
     threads = use_threads(recipe.threads)
     checkpoint = ckpt.latest(run_dir / "checkpoints")
     parts = build(recipe, loss, placement.device, placement.rank, checkpoint, fits)
+    if checkpoint is not None:
+        check_held_out(run_dir, parts.held_out)
     trainer = Trainer(recipe, parts, placement, run_dir, checkpoint)
     if placement.is_main:
         write_recipe(whole, run_dir)
+        note_held_out(run_dir, parts.held_out)
         millions = sum(p.numel() for p in trainer.parameters) / 1e6
         print(
             f"{recipe.method.name} on {recipe.policy.type}, {millions:.2f} M trainable parameters, {placement.device} "

@@ -12,12 +12,12 @@ import numpy as np
 from torch import nn
 
 from vla_stack.data.dataset import Dataset
+from vla_stack.data.layout import read_json, write_json
 from vla_stack.errors import UserError
 from vla_stack.lerobot_core import PreTrainedConfig
 from vla_stack.training.loaders import make_loader
 from vla_stack.training.recipe import Recipe
-from vla_stack.training.recipe_tree import read_tree
-from vla_stack.training.run_dir import RECIPE
+from vla_stack.training.run_dir import HELD_OUT
 from vla_stack.training.sources import Source
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ BATCHES = 32  # at most: a check is to cost little beside the steps between two
 def split(episodes: Sequence[int], share: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Episodes to train on and episodes to hold out, of each at least one, in ascending order.
 
-    It is a function of the episodes alone: all seeds and all recipes for a dataset hold out the same, and so does a run
-    that is resumed.
+    It is a function of the episodes alone: all seeds and all recipes for a dataset hold out the same.
 
     Args:
         episodes: Indices.
@@ -65,19 +64,39 @@ def hold_out(sources: Sequence[Source], share: float) -> tuple[list[Source], lis
 
 
 def held_out_by(run_dir: Path, dataset: Dataset) -> tuple[int, ...] | None:
-    """Episodes of a dataset that a run held out; None where it held none of this dataset out, or is no run.
-
-    Only the recipe's ``data`` is read. A dataset that has grown since is split otherwise than it was.
+    """Episodes of a dataset that a run noted as held out, whatever the dataset has got since; None where it noted none
+    of this dataset, or is no run.
     """
-    if not (run_dir / RECIPE).is_file():
-        return None
-    data = (read_tree(run_dir / RECIPE) or {}).get("data") or {}
-    roots = [data["root"]] if isinstance(data.get("root"), str) else data.get("root") or []
-    sources = data.get("sources") or [{"root": root, "episodes": data.get("episodes")} for root in roots]
-    for source in sources if data.get("validation") else []:
-        if Path(source["root"]).resolve() == dataset.root.resolve():
-            return split(source.get("episodes") or range(dataset.num_episodes), data["validation"])[1]
+    for source in read_json(run_dir / HELD_OUT) if (run_dir / HELD_OUT).is_file() else []:
+        here = Path(source["root"]).resolve() == dataset.root.resolve()
+        if here and max(source["held_out"]) < dataset.num_episodes:
+            return tuple(source["held_out"])
     return None
+
+
+def check_held_out(run_dir: Path, held_out: HeldOut | None) -> None:
+    """A run that is resumed holds out what it held out before, else it would be trained on it.
+
+    Raises:
+        UserError: The datasets have other episodes than they had.
+    """
+    if held_out is None or not (run_dir / HELD_OUT).is_file():
+        return
+    for before, now in zip(read_json(run_dir / HELD_OUT), held_out.episodes, strict=False):
+        if before["held_out"] != now["held_out"]:
+            raise UserError(
+                f"{run_dir} held out the episodes {before['held_out']} of {before['root']}, of {now['root']} as it is "
+                f"now data.validation holds out {now['held_out']}",
+                "resume with the data.validation and the data.episodes (or a source's) that it was started with",
+            )
+
+
+def note_held_out(run_dir: Path, held_out: HeldOut | None) -> None:
+    """Write down what a run holds out: its datasets may grow, and then they are split otherwise."""
+    if held_out is None:
+        (run_dir / HELD_OUT).unlink(missing_ok=True)
+    else:
+        write_json(run_dir / HELD_OUT, held_out.episodes)
 
 
 class HeldOut:
@@ -88,11 +107,15 @@ class HeldOut:
         sources: Its datasets, with the episodes that are held out.
         config: The policy's configuration, with features and embodiments filled in.
         loss: What the method minimises, without what other data adds to it.
+
+    Attributes:
+        episodes: Of each dataset, its root and the indices that are held out.
     """
 
     def __init__(self, recipe: Recipe, sources: Sequence[Source], config: PreTrainedConfig, loss: Loss) -> None:
         plain = replace(recipe, data=replace(recipe.data, weights="uniform", opening_weight=1.0))
         self.loss = loss
+        self.episodes = [{"root": s.recipe.root, "held_out": list(s.recipe.episodes or ())} for s in sources]
         self._loader = make_loader(plain, sources, config, rank=0)
         self._start = self._loader.state_dict()
         frames = sum(source.frames for source in sources)
