@@ -11,9 +11,11 @@ import pytest
 from training_fakes import SIDE, record
 
 from vla_stack.data.loader import ChunkLoader
+from vla_stack.errors import UserError
 from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.training.mixture import SOURCE, SOURCES, Layout, Mixture, Part, common_columns
 from vla_stack.training.sources import pooled
+from vla_stack.training.text_pairs import PairedLoader
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,23 @@ def test_a_restored_mixture_continues_with_the_same_rows(roots: list[Path]) -> N
         resumed.load_state_dict(state)
         assert all(equal(a, b) for a, b in zip(islice(whole, 9), islice(resumed, 9), strict=True))
         assert resumed.samples == whole.samples and sum(whole.samples.values()) == 8 * (cut + 9)
+
+
+def test_a_state_of_other_datasets_is_refused(roots: list[Path]) -> None:
+    two = mixture(roots)
+    one = ChunkLoader(roots[0], horizon=4, batch_size=8, seed=3, progress=False)
+    paired = PairedLoader(two, two, None)
+    for loader, state in (
+        (one, two.state_dict()),
+        (two, one.state_dict()),
+        (paired, two.state_dict()),
+        (two, paired.state_dict()),
+    ):
+        with pytest.raises(UserError, match="'data' is of another kind than what the run was started with"):
+            loader.load_state_dict(state)
+    state = two.state_dict()
+    with pytest.raises(UserError, match="the run was started with 3 datasets, 'data' names 2"):
+        two.load_state_dict({**state, "sources": [*state["sources"], state["sources"][0]]})
 
 
 def test_pooled_moments_are_those_of_the_union() -> None:

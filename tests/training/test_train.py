@@ -60,6 +60,37 @@ def test_resume_extends_a_run_and_equals_the_longer_one(recipe_file: Path, tmp_p
     assert served(tmp_path / "a") == served(tmp_path / "b")
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("data.root=[{0}, {0}]", "'data' is of another kind than what the run was started with"),
+        ("policy.type=act", "holds a policy of type 'vla' -- set policy.type=vla"),
+    ],
+)
+def test_a_refused_resumption_leaves_the_run_its_recipe(
+    recipe_file: Path, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, says: str
+) -> None:
+    run_dir = tmp_path / "a"
+    assert main(["train", str(recipe_file), f"output_dir={run_dir}", "method.steps=1"]) == 0
+    before = (run_dir / "recipe.yaml").read_bytes()
+    assert main(["train", "--resume", str(run_dir), change.format(dataset), "method.steps=2"]) == 1
+    assert says in capsys.readouterr().err
+    assert (run_dir / "recipe.yaml").read_bytes() == before
+    assert main(["train", "--resume", str(run_dir), "method.steps=2"]) == 0
+
+
+@pytest.mark.parametrize(("where", "steps"), [("build.build", 1), ("loop.Trainer.update", 2)])
+def test_a_resumption_that_breaks_leaves_the_recipe_by_which_anything_was_computed(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, steps: int
+) -> None:
+    run_dir = tmp_path / "a"
+    assert main(["train", str(recipe_file), f"output_dir={run_dir}", "method.steps=1"]) == 0
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(f"vla_stack.training.{where}", lambda *_: 1 / 0)
+        main(["train", "--resume", str(run_dir), "method.steps=2"])
+    assert load(run_dir / "recipe.yaml").method.steps == steps
+
+
 def test_a_run_killed_before_its_first_checkpoint_starts_over(recipe_file: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     text = recipe_file.read_text()
@@ -344,6 +375,7 @@ def test_a_full_disk_ends_a_run_in_one_line(recipe_file: Path, tmp_path: Path) -
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "File too large" in done.stderr.splitlines()[-1] and done.stderr.splitlines()[-1].startswith("vla train: ")
+    assert load(run_dir / "recipe.yaml").method.steps == 12  # what it was told to resume with goes on
     assert main(["train", "--resume", str(run_dir), "method.steps=8"]) == 0
 
 

@@ -23,6 +23,7 @@ from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, IMAGE_TOKENS, PAST_AGE, TASK, past_key
 
 Batch = dict[str, Any]
+RESUME_ALIKE = "resume with the data, episodes, weights and seed that the run was started with"
 AHEAD = 2  # batches that are decoded while one is trained on, where frames are decoded on demand
 
 
@@ -167,13 +168,14 @@ class ChunkLoader:
         """Continue where a loader with this state stood.
 
         Raises:
-            UserError: The state is of another seed or another set of frames.
+            UserError: The state is of another kind of loader, another seed or another set of frames.
         """
+        check_kind(state, self.state_dict())
         for key, mine in (("seed", self.seed), ("epoch_size", self.epoch_size)):
             if state[key] != mine:
                 raise UserError(
                     f"the loader's state has {key} {state[key]}, this loader has {mine}: the batches would differ",
-                    "resume with the data, episodes, weights and seed that the run was started with",
+                    RESUME_ALIKE,
                 )
         self._position = int(state["position"])
         for film in self._on_demand:
@@ -206,6 +208,17 @@ class ChunkLoader:
             self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}  # a batch may end in the next
             self._orders[epoch] = rng.permutation(drawn)
         return self._orders[epoch]
+
+
+def check_kind(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse a loader the state of another kind of loader, of one dataset where it has several, say.
+
+    Raises:
+        UserError: The two have other keys.
+    """
+    if state.keys() != own.keys():
+        what = "one dataset, several of them, or text pairs as well"
+        raise UserError(f"'data' is of another kind than what the run was started with ({what})", RESUME_ALIKE)
 
 
 def _pictures(

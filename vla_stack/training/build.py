@@ -220,7 +220,8 @@ def make_config(recipe: PolicyRecipe, device: torch.device, checkpoint: Path | N
     """
     source = str(checkpoint / PRETRAINED) if checkpoint else located(recipe).pretrained
     config = read_config(source, device.type) if source else new_config(recipe.type, device.type)
-    if not checkpoint and source and recipe.type not in (PolicyRecipe.type, config.type):
+    left_open = recipe.type == PolicyRecipe.type and bool(recipe.pretrained)
+    if source and recipe.type != config.type and not left_open:
         raise UserError(f"{source} holds a policy of type '{config.type}'", f"set policy.type={config.type}")
     options = without_base_weights(recipe.options) if checkpoint else recipe.options
     config = with_options(config, {**options, "device": device.type, "push_to_hub": False})

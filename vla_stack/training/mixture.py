@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.data.dataset import Dataset
-from vla_stack.data.loader import ChunkLoader
+from vla_stack.data.loader import RESUME_ALIKE, ChunkLoader, check_kind
+from vla_stack.errors import UserError
 from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.schema import ACTION, ACTION_IS_PAD, IMAGE_TOKENS, OBS_STATE, PAST_AGE, TASK, image_key, past_key
 
@@ -105,6 +106,10 @@ class Mixture:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        check_kind(state, self.state_dict())
+        if (count := len(state["sources"])) != len(self._sources):
+            message = f"the run was started with {count} datasets, 'data' names {len(self._sources)}"
+            raise UserError(message, RESUME_ALIKE)
         self._drawn, self._rows = state["drawn"], np.array(state["rows"], np.int64)
         for source, saved in zip(self._sources, state["sources"], strict=True):
             source.load_state_dict(saved)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from vla_stack.data.layout import replace_file
 from vla_stack.errors import UserError
 from vla_stack.locks import LOCK, writing
 from vla_stack.training.recipe import Recipe
@@ -48,7 +49,7 @@ def begun(recipe: Recipe, run_dir: Path, resume: bool) -> Iterator[None]:
     with writing(run_dir):
         if not resume and (run_dir / RECIPE).exists():
             raise UserError(f"{run_dir} already holds a run", f"vla train --resume {run_dir}, or another output_dir=")
-        with _kept_on_refusal(run_dir / RECIPE) if resume else _withdrawn_on_failure(run_dir):
+        with _kept_on_refusal(run_dir) if resume else _withdrawn_on_failure(run_dir):
             write_recipe(recipe, run_dir)
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             with (run_dir / REVISION).open("a") as f:
@@ -86,14 +87,24 @@ def _withdrawn_on_failure(run_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _kept_on_refusal(recipe: Path) -> Iterator[None]:
-    """Leave a run the recipe that it had where the overrides of a resumption are refused."""
-    before = recipe.read_bytes()
+def _kept_on_refusal(run_dir: Path) -> Iterator[None]:
+    """Leave a run the recipe that it had where a resumption fails before it has computed anything.
+
+    Later the recipe stays: what was computed by it goes on by it, after a full disk, say.
+    """
+    recipe, before = (run_dir / RECIPE).read_bytes(), _left(run_dir)
     try:
         yield
-    except UserError:
-        recipe.write_bytes(before)
+    except Exception:
+        if _left(run_dir) == before:
+            replace_file(run_dir / RECIPE, recipe)
         raise
+
+
+def _left(run_dir: Path) -> dict[Path, int]:
+    """Files of a run besides its own description, and when they were written: its logs are opened before a step."""
+    files = (path for path in run_dir.rglob("*") if path.name not in (RECIPE, REVISION, HELD_OUT, LOCK))
+    return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
 
 
 def revision() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_stack.data.loader import ChunkLoader
+from vla_stack.data.loader import ChunkLoader, check_kind
 from vla_stack.data.text_pairs import TextPairLoader
 from vla_stack.errors import UserError
 from vla_stack.lerobot_core import PreTrainedConfig, PreTrainedPolicy
@@ -51,6 +51,7 @@ class PairedLoader:
         return {"demonstrations": self.demonstrations.state_dict(), "text_pairs": self._pairs.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        check_kind(state, self.state_dict())
         self.demonstrations.load_state_dict(state["demonstrations"])
         self._pairs.load_state_dict(state["text_pairs"])
 
