@@ -222,6 +222,9 @@ def test_options_that_processors_read_are_never_ignored(
         ("data.cameras=[side]", "has no camera 'side' -- it has front"),
         ("device=cuda:77", "device 'cuda:77' is not available"),
         ("device=gpu", "device 'gpu' is not available"),
+        ("eval={every: 4, envs: [sim/pik-v0]}", "'eval.envs': there is no environment 'sim/pik-v0' -- "),
+        ("eval={every: 4, envs: [sim/pick-v0, a@sim/plce-v0]}", "'eval.envs': there is no environment 'sim/plce-v0'"),
+        ("eval.every=4; task=sim/pik-v0", "'task': there is no environment 'sim/pik-v0' -- "),
     ],
 )
 def test_mistakes_are_one_line_and_leave_no_run(

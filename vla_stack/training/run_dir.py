@@ -41,8 +41,10 @@ def begun(recipe: Recipe, run_dir: Path, resume: bool) -> Iterator[None]:
     Of the processes of one run the first alone writes.
 
     Raises:
-        UserError: The directory holds a run that is not to be resumed, or another process writes there.
+        UserError: The directory holds a run that is not to be resumed, another process writes there, or the recipe
+            evaluates in an environment that there is not.
     """
+    check_envs(recipe)
     if int(os.environ.get("RANK", "0")):
         yield
         return
@@ -55,6 +57,21 @@ def begun(recipe: Recipe, run_dir: Path, resume: bool) -> Iterator[None]:
             with (run_dir / REVISION).open("a") as f:
                 f.write(f"{now} {revision()} {' '.join(sys.argv)}\n")
             yield
+
+
+def check_envs(recipe: Recipe) -> None:
+    """Refuse an id that the first evaluation, perhaps hours later, would find to stand for nothing.
+
+    Raises:
+        UserError: There is no such environment; the nearest is named.
+    """
+    for entry in recipe.eval_envs if recipe.eval.every else ():
+        from vla_stack.envs.making import check_id  # it loads gymnasium, which a run without evaluations need not
+
+        try:
+            check_id(entry.rpartition("@")[2])
+        except UserError as e:
+            raise UserError(f"'{'eval.envs' if recipe.eval.envs else 'task'}': {e.message}", e.remedy) from None
 
 
 def write_recipe(recipe: Recipe, run_dir: Path) -> None:
