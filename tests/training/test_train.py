@@ -347,6 +347,15 @@ def test_a_run_is_not_overwritten(recipe_file: Path, tmp_path: Path, capsys: pyt
     assert served(tmp_path / "a") == before
 
 
+def test_graphs_are_not_written_into_a_run(recipe_file: Path, tmp_path: Path, capsys) -> None:
+    run_dir = tmp_path / "a"
+    assert main(["train", str(recipe_file), f"output_dir={run_dir}", "method.steps=1"]) == 0
+    before = sorted(run_dir.rglob("*"))
+    assert main(["export", "--policy", str(run_dir), "--out", str(run_dir)]) == 1
+    assert f"--out: {run_dir} is a run -- give a directory of its own: --out {run_dir}_onnx" in capsys.readouterr().err
+    assert sorted(run_dir.rglob("*")) == before
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_has_one_writer(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

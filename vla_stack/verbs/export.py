@@ -7,7 +7,9 @@ import contextlib
 import sys
 from pathlib import Path
 
+from vla_stack.errors import UserError
 from vla_stack.policies.directory import SIGNATURE, resolve_policy
+from vla_stack.training.run_dir import RECIPE
 
 HELP = "Write a policy as ONNX graphs, checked against the original: beside its weights, or without them."
 EXAMPLES = (
@@ -25,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.out is not None and (args.out / RECIPE).is_file():  # whose recipe and log a policy's files would hide
+        raise UserError(f"--out: {args.out} is a run", f"give a directory of its own: --out {args.out}_onnx")
     source = resolve_policy(args.policy)
     signed = args.out is None and (source / SIGNATURE).is_file()
     from vla_stack.policies.onnx_export import export, export_beside  # torch, for which a mistyped name need not wait
