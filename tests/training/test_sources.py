@@ -98,6 +98,17 @@ def test_datasets_of_one_robot_need_no_embodiments(roots: dict[str, str]) -> Non
     assert not is_plain(config, open_sources(DataRecipe(sources=(renamed,)), config))
 
 
+def test_roots_are_of_one_robot(roots: dict[str, str], tmp_path: Path) -> None:
+    other = record(tmp_path / "other", 3, {"front": 16, "wrist": 16})
+    robot = other / "meta/robot.json"
+    robot.write_text(robot.read_text().replace("test/arm", "test/leg"))
+    digests.seal(other)
+    with pytest.raises(UserError, match=r"data.root\[0\] and data.root\[1\] are of different robots, 'test/arm' and "):
+        open_sources(DataRecipe(root=(roots["small"], str(other))), new_config())
+    both = DataRecipe(sources=(SourceRecipe(roots["small"]), SourceRecipe(str(other))))
+    assert [s.embodiment.name for s in open_sources(both, new_config())] == ["test/arm", "test/leg"]
+
+
 def test_a_robot_joins_a_policy_that_has_room(roots: dict[str, str]) -> None:
     config = new_config()
     config.max_action_dim, config.max_state_dim = 8, 8

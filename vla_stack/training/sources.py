@@ -67,7 +67,7 @@ def open_sources(data: DataRecipe, config: PreTrainedConfig) -> list[Source]:
 
     Raises:
         UserError: A dataset cannot be opened, lacks a camera, or its robot has no name; or two sources go by one
-            embodiment and differ.
+            embodiment and differ, or two of ``data.root`` are of different robots.
     """
     cameras = None if data.cameras is None else {c: c for c in data.cameras}
     recipes = data.sources or tuple(SourceRecipe(root, cameras=cameras, episodes=data.episodes) for root in data.root)
@@ -86,6 +86,12 @@ def open_sources(data: DataRecipe, config: PreTrainedConfig) -> list[Source]:
         sources.append(Source(key, name, recipe, dataset, embodiment, trainable(dataset, data.interventions)))
     for n, source in enumerate(sources):
         for other in sources[:n]:
+            if not data.sources and other.embodiment.name != source.embodiment.name:
+                raise UserError(
+                    f"{other.key} and {source.key} are of different robots, '{other.embodiment.name}' and "
+                    f"'{source.embodiment.name}'",
+                    "list them in data.sources, which makes one policy of several robots, or train one for each",
+                )
             if other.embodiment.name == source.embodiment.name:
                 check_same(other.embodiment, source.embodiment, f"{other.key} and {source.key}")
     return sources
