@@ -131,6 +131,20 @@ def test_several_roots_and_a_pretrained_start(recipe_file: Path, dataset: Path, 
     assert main(["train", "--resume", str(tmp_path / "b"), "method.steps=3"]) == 0
 
 
+def test_a_start_from_weights_of_another_rate_is_said(
+    recipe_file: Path, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = record(tmp_path / "fast", rate_hz=20)
+    command = ["train", str(recipe_file), "method.steps=1"]
+    assert main([*command, f"output_dir={tmp_path / 'a'}"]) == 0
+    for root in (dataset, fast):
+        start = [f"policy.pretrained={tmp_path / 'a'}", f"data.root={root}", f"output_dir={tmp_path / root.name}-b"]
+        assert main([*command, *start]) == 0
+        said = f"{fast} is at 20 Hz, the weights were trained at 10 Hz: a chunk of 4 actions now takes 0.2 s instead of"
+        assert (said in capsys.readouterr().out) == (root == fast)
+    assert load_policy(tmp_path / "fast-b/checkpoints/last/pretrained_model").spec.robot.rate_hz == 20
+
+
 def test_the_shipped_policy_is_a_start_by_its_name() -> None:
     device = torch.device("cpu")
     config = make_config(PolicyRecipe(pretrained="shipped"), device)

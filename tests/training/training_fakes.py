@@ -85,10 +85,12 @@ def tiny_parts(recipe: Recipe, checkpoint: Path | None = None, poison: int | Non
     return Parts(policy, pre, post, MadeUp(recipe.method.batch_size, poison), loss)
 
 
-def record(root: Path, episodes: int = 3, frames: int = 12, seed: int = 0, task: str = "pick the red cube") -> Path:
+def record(
+    root: Path, episodes: int = 3, frames: int = 12, seed: int = 0, task: str = "pick the red cube", rate_hz: int = 10
+) -> Path:
     """A small dataset of smooth random motions."""
     dims = tuple(Dim(name, "m") for name in ("x", "y", "gripper"))
-    spec = RobotSpec("test/arm", (*dims, Dim("joint", "rad")), dims, (Camera("front", SIDE, SIDE),), rate_hz=10.0)
+    spec = RobotSpec("test/arm", (*dims, Dim("joint", "rad")), dims, (Camera("front", SIDE, SIDE),), rate_hz=rate_hz)
     rng = np.random.default_rng(seed)
     with EpisodeRecorder(root, spec, image_mode="image") as recorder:
         for _ in range(episodes):
@@ -96,7 +98,7 @@ def record(root: Path, episodes: int = 3, frames: int = 12, seed: int = 0, task:
             for step in range(frames):
                 image = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
                 action = state[:3] + rng.normal(0, 0.1, 3).astype(np.float32)
-                recorder.add_frame(Observation(state, {"front": image}, task, step, step * 10**8), action)
+                recorder.add_frame(Observation(state, {"front": image}, task, step, step * 10**9 // rate_hz), action)
                 state = np.append(action, state[3])
             recorder.save_episode(success=True)
     return root

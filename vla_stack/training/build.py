@@ -182,7 +182,8 @@ def located(recipe: PolicyRecipe) -> PolicyRecipe:
 
 
 def knows_robot(config: PreTrainedConfig, root: Path) -> bool:
-    """Whether weights were trained on the robot of a dataset: same state, actions and rate, whatever the cameras."""
+    """Whether weights were trained on the robot of a dataset: same state, actions and rate, whatever the cameras; says
+    where the rate alone is another."""
     source, described = config.pretrained_path, root / "meta" / "robot.json"
     known = getattr(base_config(config), "robot", None)
     if source is None or not Path(source).is_dir():  # the processors of a hub's repository are not read
@@ -191,10 +192,18 @@ def knows_robot(config: PreTrainedConfig, root: Path) -> bool:
         known = json.loads(file.read_text())
     if known is None or not described.is_file():
         return False
-    before, now = (
-        replace(spec, cameras=()).fingerprint() for spec in (RobotSpec.from_json(known), read_robot_spec(root))
-    )
-    return before == now
+    before, now = (replace(spec, cameras=()) for spec in (RobotSpec.from_json(known), read_robot_spec(root)))
+    if before.fingerprint() == now.fingerprint():
+        return True
+    if replace(before, rate_hz=now.rate_hz).fingerprint() == now.fingerprint():
+        steps = horizon(config)
+        print(
+            f"{root} is at {now.rate_hz:g} Hz, the weights were trained at {before.rate_hz:g} Hz: a chunk of {steps} "
+            f"actions now takes {steps / now.rate_hz:.2g} s instead of {steps / before.rate_hz:.2g} s, which training "
+            "has to make up for; they get new processors, with the statistics of these demonstrations",
+            flush=True,
+        )
+    return False
 
 
 def same_processing(config: PreTrainedConfig) -> bool:
