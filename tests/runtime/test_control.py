@@ -96,6 +96,23 @@ def test_server_loss_holds_then_stops_then_goes_on():
     assert log.states["run"] + log.states["hold"] + log.states["stop"] == 80
 
 
+def test_a_computer_that_was_suspended_stops_the_robot():
+    loop, driver, port = rig(orders=[(60, "rearm")], driver={"busy_ns": {}})
+    read = driver.read
+
+    def woken():
+        if driver.calls["reads"] == 20:
+            driver.clock.suspended = 3_600 * 10**9  # monotonic time has stood still
+        return read()
+
+    driver.read = woken
+    log = loop.run(seed=0, max_ticks=80)
+    assert [s for _, s in port.states] == ["run", "stop", "hold", "run"] and driver.calls["stop"] == 1
+    assert port.states[1][0] == 20 and log.safety["suspended"] == 1
+    loop.run(seed=1, max_ticks=20)
+    assert port.states[-1][1] == "run"  # another episode is another start
+
+
 def test_a_call_for_help_holds_without_a_stop_until_somebody_lets_it_go_on():
     loop, driver, port = rig(orders=[(20, Help("look here")), (40, Help("again")), (120, "rearm")])
     log = loop.run(seed=0, max_ticks=140)

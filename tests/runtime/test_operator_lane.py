@@ -33,9 +33,7 @@ def test_no_policy_action_is_dispatched_after_the_takeover_tick(takeover):
     assert set(log.rids[takeover:]) == {-1}
     np.testing.assert_array_equal(rig.sent[takeover:], np.repeat(rig.sent[takeover - 1 : takeover], 40 - takeover, 0))
     assert log.executor["rejected.epoch"] <= 1 and max(r.k_obs for r in rig.port.requests) < takeover
-    assert {row.step for row in rig.port.rows} == set(
-        range(1, takeover)
-    )  # holds, as the first wait, are not
+    assert {row.step for row in rig.port.rows} == set(range(1, takeover))  # holds, as the first wait, are not
 
 
 def test_a_cancelled_takeover_asks_the_policy_anew():

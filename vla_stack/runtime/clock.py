@@ -25,6 +25,10 @@ class Clock(Protocol):
         """Return at ``t_ns``, or at once where it has passed; ``beat`` is called all the while."""
         ...
 
+    def suspended_ns(self) -> int:
+        """How long the computer has been suspended, in which monotonic time stands still; only differences count."""
+        ...
+
 
 class RealClock:
     """``time.monotonic_ns`` with deadlines met by sleeping to about 1 ms before and spinning the rest."""
@@ -41,16 +45,25 @@ class RealClock:
         while time.monotonic_ns() < t_ns:
             pass
 
+    def suspended_ns(self) -> int:
+        if not hasattr(time, "CLOCK_BOOTTIME"):  # Linux has it
+            return 0
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+
 
 class VirtualClock:
     """Time that moves only when it is told to.
 
     Args:
         start_ns: First reading, nanoseconds.
+
+    Attributes:
+        suspended: What :meth:`suspended_ns` says.
     """
 
     def __init__(self, start_ns: int = 0) -> None:
         self._now = start_ns
+        self.suspended = 0
 
     def now_ns(self) -> int:
         return self._now
@@ -59,6 +72,9 @@ class VirtualClock:
         if beat is not None:
             beat()
         self._now = max(self._now, t_ns)
+
+    def suspended_ns(self) -> int:
+        return self.suspended
 
     def advance_ns(self, dt_ns: int) -> None:
         """Let ``dt_ns`` pass, e.g. to stand for work that took that long."""

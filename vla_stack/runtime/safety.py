@@ -35,6 +35,7 @@ from vla_stack.schema import RobotSpec
 FloatArray = NDArray[np.float64]
 TOOL_MARGIN = 1e-4  # m inside the tool's box that commands are kept to, for rounding on the way to rest
 ENTER_STEPS = 4  # of Newton's method, from outside the tool's box to its edge
+INSIDE = "move it inside (`vla robot release` lets go of it)"
 DIFFERENCE = 1e-4  # of an action, for the derivative of the tool's position
 REST_S = 0.5  # from any commanded velocity or force to zero
 
@@ -268,9 +269,9 @@ class SafetyEnvelope:
         if (beyond > 0.0).any():
             i = int(np.argmax(beyond))
             dim = self.robot.action[i]
-            return f"{dim.name} is {beyond[i]:.3g} {dim.unit} outside its limits: move it inside, or widen them"
+            return f"{dim.name} is {beyond[i]:.3g} {dim.unit} outside its limits: {INSIDE}, or widen them"
         if self._tool is not None and (by := self._outside(self._last)) > 0.0:
-            return f"the tool is {1000 * by:.1f} mm outside its box: move it inside, or widen the box"
+            return f"the tool is {1000 * by:.1f} mm outside its box: {INSIDE}, or widen the box"
         return ""
 
     def _enter(self) -> NDArray[np.float32] | None:

@@ -1,7 +1,8 @@
 """STOP of a robot, and what lets it go on.
 
 A robot is stopped where its plan has run out for too long (``runtime/executor.py``), where the envelope refuses to go
-on or the robot reports a fault (``runtime/safety.py``), and where an operator says so (``runtime/operator_lane.py``).
+on or the robot reports a fault (``runtime/safety.py``), where an operator says so (``runtime/operator_lane.py``), and
+where the computer was suspended for a while.
 The driver's ``stop`` is called once, when it begins. STOP ends in three ways, and in each the robot holds where it is
 until a new command comes:
 
@@ -27,6 +28,7 @@ from vla_stack.runtime.safety import SafetyEnvelope
 from vla_stack.schema import Observation
 
 REARM_S = 1.0  # between a STOP and re-arming
+SUSPENDED_NS = 100_000_000  # of a computer, after which nobody knows what is in front of the robot
 
 
 class Outlet:
@@ -59,6 +61,7 @@ class Outlet:
         self._clock, self._lane, self._announce = clock, lane, announce
         self._self_checking = driver if isinstance(driver, SelfChecking) else None
         self._dims = len(driver.spec.action)
+        self._suspended_ns = clock.suspended_ns()
         self.state = State.HOLD
         self.last: NDArray[np.float32] = np.zeros(self._dims, np.float32)
         self.limits: tuple[str, ...] = ()
@@ -66,6 +69,7 @@ class Outlet:
     def begin(self, obs: Observation) -> None:
         """An episode begins where the robot is."""
         self.state = State.HOLD
+        self._suspended_ns = self._clock.suspended_ns()
         self._hold_at(obs)
 
     def send(
@@ -89,10 +93,16 @@ class Outlet:
             fault = self._self_checking.fault if self._self_checking else None
             if fault and fault.stop:
                 self._envelope.stop(fault.kind)
+            slept_ns = self._clock.suspended_ns() - self._suspended_ns
+            if slept_ns > SUSPENDED_NS:  # by any other clock of ours no time has passed since the last command
+                self._suspended_ns += slept_ns
+                self._envelope.stop("suspended")
             verdict = self._envelope.filter(action if state is State.RUN else None, age_s, fault.kind if fault else "")
             sent, self.limits = verdict.command, verdict.changes
             if verdict.state is not state or fault:
                 state, why = verdict.state, fault.why if fault else ", ".join(verdict.changes)
+                if slept_ns > SUSPENDED_NS:
+                    why = f"the computer was suspended for {slept_ns * 1e-9:.1f} s"
         if sent is not None:
             sent = self.last = self._driver.write(sent)
         elif self.state is not State.STOP:
