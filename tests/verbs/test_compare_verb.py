@@ -1,13 +1,18 @@
 """``vla compare`` from the command line to its file, simulated and blind on a robot."""
 
+import argparse
 import json
 
 import eval_fakes
 import pytest
+from serving_fakes import TickPolicy
 
 from vla_stack.cli import main
+from vla_stack.errors import UserError
 from vla_stack.policies import chunk_policy, directory
+from vla_stack.runtime import node
 from vla_stack.verbs import compare as verb
+from vla_stack.verbs import run
 
 LINE = "eval_fakes:Line-v0"
 
@@ -50,7 +55,8 @@ def test_on_a_robot_the_policy_is_hidden_and_a_person_scores(monkeypatch, tmp_pa
         return "" if "Enter" in question else "y" if "5555" in drove[-1] else "n"
 
     monkeypatch.setattr(verb.secrets, "randbits", lambda bits: 1)
-    monkeypatch.setattr(verb, "drive", lambda args, server, seed: drove.append(server))
+    monkeypatch.setattr(run, "served", lambda server: TickPolicy().spec)
+    monkeypatch.setattr(verb, "drive", lambda args, server, version, seed: drove.append(server))
     monkeypatch.setattr("builtins.input", answer)
     servers = ["tcp://host:5555", "tcp://host:5556"]
     assert main(["compare", *servers, "--robot", "sim", "--budget", "50", "--out", str(tmp_path)]) == 0
@@ -59,6 +65,55 @@ def test_on_a_robot_the_policy_is_hidden_and_a_person_scores(monkeypatch, tmp_pa
     assert not any("tcp" in question for question in asked) and "tcp" not in out[: out.index("better") - 20]
     pairs = list(zip(drove[::2], drove[1::2], strict=True))
     assert all(set(pair) == set(servers) for pair in pairs) and len(set(pairs)) == 2  # either order occurs
+
+
+def test_another_policy_behind_the_same_port_begins_a_comparison_of_its_own(monkeypatch, tmp_path, capsys):
+    a, b = "tcp://host:5555", "tcp://host:5556"
+    versions = {a: "a1", b: "b1"}
+    monkeypatch.setattr("builtins.input", lambda question: "" if "Enter" in question else "y")
+    monkeypatch.setattr(run, "served", lambda server: TickPolicy(versions[server]).spec)
+    monkeypatch.setattr(verb, "drive", lambda *_: None)
+    command = ["compare", a, b, "--robot", "sim", "--budget", "1", "--out", str(tmp_path)]
+    assert main(command) == 0 and main(command) == 0  # of the same policies it is continued
+    for more, differs in (
+        (["--robot-arg", "image_size=96"], "robot arguments"),
+        (["--seconds", "3"], "seconds"),
+        (["--limits", str(limits(tmp_path))], "limits"),
+    ):
+        assert main([*command, *more]) == 1
+        assert f"with another {differs}, which is not continued" in capsys.readouterr().err
+    versions[b] = "b2"
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert f"of other policies (then {a} a1, {b} b1; now {a} a1, {b} b2)" in error and "give another --out" in error
+
+
+def limits(folder):
+    file = folder / "limits.yaml"
+    file.write_text("robot: sim/arm\n")
+    return file
+
+
+def test_a_policy_that_changes_meanwhile_ends_the_comparison(monkeypatch):
+    class Node:
+        model_version = "b2"
+
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(node, "RobotNode", Node)
+    monkeypatch.setattr(run, "served", lambda server: None)
+    parser = argparse.ArgumentParser()
+    verb.add_arguments(parser)
+    args = parser.parse_args(["tcp://a:1", "tcp://b:1", "--robot", "sim"])
+    with pytest.raises(UserError, match="tcp://b:1 serves another policy than when this began"):
+        verb.drive(args, "tcp://b:1", "b1", 0)
 
 
 def test_an_episode_that_went_wrong_is_repeated(monkeypatch):

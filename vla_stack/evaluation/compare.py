@@ -151,14 +151,27 @@ class Comparison:
             raise UserError(f"{path}: not a comparison ({e!r})", "remove it, or give another --out") from e
         own = json.loads(json.dumps({"margin": self.margin, "alpha": self.alpha, "about": self.about}))
         if settings != own:
-            differs = [k for k in own["about"] if own["about"][k] != settings["about"].get(k)]
+            asked, known = own["about"], settings["about"]
+            differs = [k for k in asked | known if k not in known or k not in asked or asked[k] != known[k]]
             differs += [k for k in ("margin", "alpha") if own[k] != settings[k]]
-            raise UserError(f"{path}: of a comparison with another {', '.join(differs)}", "give another --out")
+            what = f"with another {', '.join(differs)}"
+            if "policies" in differs:  # under the same names, for instance behind the same ports
+                what = f"of other policies (then {_versions(known)}; now {_versions(asked)})"
+            raise UserError(
+                f"{path}: of a comparison {what}, which is not continued",
+                "give another --out to begin a new one, or remove that file",
+            )
         self.outcomes = outcomes
 
     def _table(self) -> np.ndarray:
         known = sorted(set().union(*self.outcomes.values()))
         return np.array([[self.outcomes.get(n, {}).get(s, np.nan) for n in self.names] for s in known], float)
+
+
+def _versions(about: dict[str, Any]) -> str:
+    """Which policies a comparison is of, for a person."""
+    found = about.get("policies")
+    return ", ".join(f"{n} {v[:12] or 'without version'}" for n, v in found.items()) if found else "unknown"
 
 
 def sentences(comparison: Comparison) -> list[str]:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tqdm import tqdm
 
 from vla_stack.errors import UserError
@@ -128,7 +129,20 @@ def on_robot(args: argparse.Namespace, comparison: Comparison, path: Path) -> No
         raise UserError(
             f"{unlike[0]} is no endpoint of a policy server", "on a robot: `vla serve` each, give tcp://..."
         )
-    comparison.about = {"robot": args.robot, "task": args.task, "mode": args.mode, "execute": args.execute}
+    versions = {name: version_of(name) for name in args.policies}  # another policy may be served there by now
+    comparison.about = {
+        "robot": args.robot,
+        "robot arguments": sorted(args.robot_arg),
+        "task": args.task,
+        "limits": limits_of(args),
+        "seed": args.seed,
+        "seconds": args.seconds,
+        "mode": args.mode,
+        "execute": args.execute,
+        "hold_s": args.hold_s,
+        "interpolate": args.interpolate,
+        "policies": versions,
+    }
     comparison.resume(path)
     order = random.Random(secrets.randbits(64))
     print("Which policy drives is drawn anew at each start and not shown. Set the same scene for each of them.")
@@ -137,7 +151,9 @@ def on_robot(args: argparse.Namespace, comparison: Comparison, path: Path) -> No
             missing = [name for name in comparison.playing() if comparison.missing(name, [start])]
             for turn, name in enumerate(order.sample(missing, len(missing))):
                 title = f"start {start + 1} of at most {args.budget}, turn {turn + 1} of {len(missing)}"
-                comparison.note(name, start, scored(partial(drive, args, name, args.seed + start), title))
+                comparison.note(
+                    name, start, scored(partial(drive, args, name, versions[name], args.seed + start), title)
+                )
                 comparison.save(path)
             if not comparison.playing():
                 return
@@ -145,14 +161,39 @@ def on_robot(args: argparse.Namespace, comparison: Comparison, path: Path) -> No
         leave_holding(args, interrupted=False)
 
 
-def drive(args: argparse.Namespace, server: str, seed: int) -> None:
-    """One episode of the policy behind a server."""
+def version_of(server: str) -> str:
+    """Which policy is served there; empty where that has no version.
+
+    Raises:
+        UserError: Nobody answers.
+    """
+    from vla_stack.verbs.run import served
+
+    policy = served(server)
+    return policy.model_version if policy is not None else ""
+
+
+def limits_of(args: argparse.Namespace) -> Any:
+    """What the limits file says, checked; None without one."""
+    from vla_stack.verbs.robot_arguments import robot_limits
+
+    return yaml.safe_load(args.limits.read_text()) if robot_limits(args) else None
+
+
+def drive(args: argparse.Namespace, server: str, version: str, seed: int) -> None:
+    """One episode of the policy behind a server.
+
+    Raises:
+        UserError: It is another one than when the comparison began.
+    """
     from vla_stack.runtime.node import RobotNode
     from vla_stack.verbs.robot_arguments import driver_maker, execution, robot_safety
     from vla_stack.verbs.run import policy_options
 
     maker = driver_maker(args, **policy_options(args, server))
     with RobotNode(server, maker, execution(args, args.mode), robot_safety(args)) as node:
+        if node.model_version != version:
+            raise UserError(f"{server} serves another policy than when this began", "start it again with another --out")
         ticks = None if args.seconds is None else math.ceil(args.seconds * node.robot.rate_hz)
         node.run_episode(seed, ticks)
 

@@ -16,6 +16,7 @@ from typing import Any
 from vla_stack.errors import UserError
 from vla_stack.runtime.monitor import Monitor, Watch
 from vla_stack.runtime.node import RobotNode
+from vla_stack.schema import PolicySpec
 from vla_stack.serving.clients import open_client
 from vla_stack.serving.endpoint import OPENPI_SCHEMES, OpenpiAddress
 from vla_stack.serving.pictures import Pictures
@@ -146,12 +147,21 @@ def main(args: argparse.Namespace) -> int:
 def policy_options(args: argparse.Namespace, server: str | OpenpiAddress) -> dict[str, Any]:
     """Arguments of the driver that follow from the policy: its pictures and rate, a simulation's commands too."""
     like = capabilities(args).like
+    policy = served(server)
+    return like(policy.robot) if policy is not None else {}
+
+
+def served(server: str | OpenpiAddress) -> PolicySpec | None:
+    """The policy behind a server; None where that says nothing about it.
+
+    Raises:
+        UserError: It does not answer.
+    """
     client = open_client(server)
     try:
-        policy = client.hello(None)
+        return client.hello(None)
     finally:
         client.close()
-    return like(policy.robot) if policy is not None else {}
 
 
 def server_of(args: argparse.Namespace) -> str | OpenpiAddress:
