@@ -1,7 +1,10 @@
 """``vla eval`` from the command line to the files it leaves."""
 
 import argparse
+import errno
 import json
+import tempfile
+from pathlib import Path
 
 import eval_fakes
 import numpy as np
@@ -12,6 +15,7 @@ from vla_stack.errors import UserError
 from vla_stack.rollout.latency import Latency, parse_latencies
 from vla_stack.rollout.records import load_records
 from vla_stack.verbs import eval as verb
+from vla_stack.verbs.out_folder import policy_name
 
 LINE = "eval_fakes:Line-v0"
 
@@ -53,6 +57,46 @@ def test_what_is_measured_is_on_disk_before_anything_else_can_fail(fake_policy, 
         main(["eval", *arguments, "--env", LINE, "eval_fakes:Crash-v0"])
     (result,) = load_records(tmp_path / "report.json")
     assert (result.name, result.successes, len(result.episodes)) == (LINE, 3, 3)
+
+
+def test_evaluations_stand_beside_each_other(fake_policy, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--env", LINE, "--episodes", "2", "--workers", "0", "--videos", "0"]
+    for policy in ("shipped", "native_multitask", "shipped"):  # within one second or not
+        assert main(["eval", "--policy", policy, *arguments]) == 0
+    names = sorted(path.parent.name.partition("-")[0] for path in Path("outputs/eval").glob("*/report.json"))
+    assert names == ["native_multitask", "shipped", "shipped"]
+    capsys.readouterr()
+    assert main(["report", "outputs"]) == 0
+    assert "3 evaluated settings" in capsys.readouterr().out
+
+
+def test_a_place_that_takes_no_report_is_refused_first(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(verb, "_load", lambda *_: pytest.fail("it was loaded"))
+    (file := tmp_path / "taken").touch()
+    assert main(["eval", "--out", str(file)]) == 1
+    assert f"--out: nothing can be written to {file} (it is a file) -- give another --out" in capsys.readouterr().err
+
+    def refuse(**_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert main(["eval", "--out", str(tmp_path)]) == 1
+    assert f"--out: nothing can be written to {tmp_path} (Permission denied)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        ("shipped", "shipped"),
+        ("runs/pick/", "pick"),
+        ("owner/some policy", "some_policy"),
+        ("runs/pick/checkpoints/000500/pretrained_model", "pick-000500"),
+        ("/", "policy"),
+    ],
+)
+def test_a_policy_gives_its_evaluations_a_name(policy, name):
+    assert policy_name(policy) == name
 
 
 def test_errors_are_one_line(fake_policy, tmp_path, capsys):

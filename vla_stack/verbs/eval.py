@@ -33,6 +33,7 @@ from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.monitor import Monitor
 from vla_stack.statistics import success_interval
 from vla_stack.verbs.arguments import device, positive, whole
+from vla_stack.verbs.out_folder import out_folder
 
 if TYPE_CHECKING:
     from vla_stack.policies.chunk_policy import ChunkPolicy as LoadedPolicy
@@ -95,7 +96,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--weak", metavar="POLICY", help="a weaker policy, an early checkpoint for instance, that bid keeps away from")
     a("--monitor", type=Path, metavar="FILE", help="of `vla monitor fit`: when it would have called for help")
     a("--videos", type=whole, default=3, help="films of each outcome and setting (default: %(default)s)")
-    a("--out", type=Path, default=Path("outputs/eval"), help="directory of the report (default: %(default)s)")
+    a(
+        "--out",
+        type=Path,
+        help="directory of the report, which replaces one that is there (default: a new outputs/eval/POLICY-TIME)",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -106,7 +111,8 @@ def main(args: argparse.Namespace) -> int:
     check_robot(resolve_policy(args.policy), args.embodiment)  # before torch is loaded
     for env_id in args.env or ():
         check_id(env_id)
-    print(f"loading {args.policy}", file=sys.stderr, flush=True)  # which may take a while
+    args.out = out_folder(args.out, "outputs/eval", args.policy)  # not after hours of episodes
+    print(f"loading {args.policy}; results go to {args.out}", file=sys.stderr, flush=True)  # it may take a while
     import_torch()
     from vla_stack.policies.reading import find_device
 
@@ -188,7 +194,7 @@ def suite(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str, Any]) 
     found = {"settings": settings, "rows": [row.to_json() for row in rows]}
     write_json(args.out / "suite.json", {**provenance(), **about, **found})
     print(table_of_splits(rows))
-    print(f"\nFigures: {args.out / 'suite.json'}; a split that is done is not run again")
+    print(f"\nFigures: {args.out / 'suite.json'}; with --out {args.out} a split that is done is not run again")
     return 0
 
 

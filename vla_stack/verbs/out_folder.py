@@ -1,0 +1,58 @@
+"""The folder that a command's results go to: one of its own by default, made and tried before anything is computed."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+from vla_stack.errors import UserError
+
+
+def out_folder(given: Path | None, under: str, policy: str) -> Path:
+    """Make the folder of ``--out``, or a new one that is named after a policy and the time.
+
+    Args:
+        given: What ``--out`` says.
+        under: Where new ones are made.
+        policy: A policy as a person named it.
+
+    Raises:
+        UserError: It is a file, or cannot be written to.
+    """
+    path = given or Path(under, f"{policy_name(policy)}-{datetime.now():%Y%m%d-%H%M%S}")
+    try:
+        if given is None:
+            path = _new(path)
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):  # permissions alone do not say whether it works
+            pass
+    except OSError as e:
+        why = "it is a file" if path.is_file() else e.strerror
+        raise UserError(f"--out: nothing can be written to {path} ({why})", "give another --out") from None
+    return path
+
+
+def policy_name(policy: str) -> str:
+    """What files about a policy are called: its directory, or that of its run; of a checkpoint its step as well."""
+    *_, run, above, name = ("", "", "", *(part for part in _parts(policy) if part != "pretrained_model"))
+    return re.sub(r"[^\w.-]+", "_", f"{run}-{name}" if above == "checkpoints" else name) or "policy"
+
+
+def _parts(policy: str) -> tuple[str, ...]:
+    return Path(os.path.abspath(policy)).parts[1:]  # "." has no name of its own
+
+
+def _new(path: Path) -> Path:
+    """Make a folder that was not there, under this name or one with a number; two commands never share one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made, number = path, 1
+    while True:
+        try:
+            made.mkdir()
+            return made
+        except FileExistsError:
+            number += 1
+            made = path.with_name(f"{path.name}-{number}")
