@@ -49,13 +49,21 @@ def finite(array: NDArray[Any]) -> bool:
 
 
 def image_key(camera: str) -> str:
-    """Dataset feature key of a camera, e.g. ``observation.images.front``."""
-    return f"{OBS_IMAGES}.{camera}"
+    """Dataset feature key of a camera, e.g. ``observation.images.front``.
+
+    A camera whose key is another one, as LeRobot's ``observation.image``, goes by that key.
+    """
+    return camera if camera.startswith("observation.") else f"{OBS_IMAGES}.{camera}"
+
+
+def camera_name(key: str) -> str:
+    """Inverse of :func:`image_key`."""
+    return key.removeprefix(f"{OBS_IMAGES}.")
 
 
 def past_key(image: str) -> str:
     """Key of a camera's earlier pictures [b, p, ...] in a training batch, from that of the present one."""
-    return image.replace(OBS_IMAGES, "observation.past", 1)
+    return f"observation.past.{camera_name(image)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,27 @@ _READERS = 2  # files that are read at a time
 
 
 class Columns(dict[str, NDArray[Any]]):
-    """Column name -> [N, *shape], or [N] for scalars; empty until :func:`fill`."""
+    """Column name -> [N, *shape], or [N] for scalars; empty until :func:`fill`.
+
+    One that the dataset does not have is a :class:`~vla_stack.errors.UserError` that names it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._maps: list[mmap.mmap] = []
         self._files: dict[str, BinaryIO] = {}
+        self.root: Path | None = None  # for messages
+
+    def __missing__(self, name: str) -> NDArray[Any]:
+        raise UserError(
+            f"{self.root or 'the dataset'} has no column '{name}'", f"it has {', '.join(sorted(self)) or 'none'}"
+        )
 
     def without(self, name: str) -> Columns:
         """The others of these columns, where they are."""
         rest = Columns()
         rest.update({other: column for other, column in self.items() if other != name})
-        rest._maps, rest._files = self._maps, self._files
+        rest._maps, rest._files, rest.root = self._maps, self._files, self.root
         return rest
 
     def make(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], folder: Path | None) -> None:
@@ -100,7 +109,7 @@ def fill(
     """
     kinds = {name: feature for name, feature in features.items() if feature["dtype"] in NUMERIC}
     size = sum(frames * int(np.prod(ft["shape"])) * np.dtype(ft["dtype"]).itemsize for ft in kinds.values())
-    at = 0
+    columns.root, at = root, 0
     for path, table in _tables(files, read):
         if missing := [name for name in kinds if name not in table.column_names]:
             raise UserError(

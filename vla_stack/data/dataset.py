@@ -21,7 +21,7 @@ from vla_stack.data.columns import Columns, fill
 from vla_stack.data.features import NUMERIC
 from vla_stack.data.layout import INFO, ROBOT, SIDECAR, STATS, TASKS, place, read_info
 from vla_stack.errors import UserError
-from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
+from vla_stack.schema import ACTION, OBS_STATE, camera_name
 
 CAMERA_DTYPES = ("video", "image")
 BLOCK = 1 << 20  # frames that are checked at a time
@@ -75,10 +75,15 @@ class Dataset:
     def cameras(self) -> dict[str, str]:
         """Camera name -> column, in the dataset's order; depth maps are not cameras here."""
         return {
-            key.removeprefix(f"{OBS_IMAGES}."): key
+            camera_name(key): key
             for key, ft in self.features.items()
             if ft["dtype"] in CAMERA_DTYPES and 3 in (ft["shape"][0], ft["shape"][2])
         }
+
+    def image_size(self, camera: str) -> tuple[int, int]:
+        """Recorded height and width; some datasets name the channels first."""
+        a, b, c = self.features[self.cameras[camera]]["shape"]
+        return (a, b) if c == 3 else (b, c)
 
     def data_file(self, episode: int) -> Path:
         row = self.episodes[episode]

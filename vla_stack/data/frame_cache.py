@@ -91,9 +91,8 @@ class CameraFrames:
 
     @property
     def recorded(self) -> tuple[int, ...]:
-        """Height, width, 3 of the source; some datasets name the channels first."""
-        a, b, c = self.dataset.features[self.key]["shape"]
-        return (a, b, c) if c == 3 else (b, c, a)
+        """Height, width, 3 of the source."""
+        return (*self.dataset.image_size(self.camera), 3)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -55,9 +55,11 @@ def trainable(dataset: Dataset, mode: Trainable) -> NDArray[np.bool_] | None:
         return human
     if mode == "no_recovery":
         human &= kind != Segment.RECOVERY
+    # Where nobody recorded success, nothing is known to have succeeded alone; what a person did is trained on anyway.
+    success = dataset.columns.get(SUCCESS, np.zeros(len(kind), bool))
     alone = np.array(
         [
-            dataset.columns[SUCCESS][b - 1] and (kind[a:b] == Segment.AUTONOMOUS).all()
+            success[b - 1] and (kind[a:b] == Segment.AUTONOMOUS).all()
             for a, b in zip(dataset.episode_from, dataset.episode_to, strict=True)
         ]
     )

@@ -26,7 +26,7 @@ def view(root: Path, episode: int, save: Path | None = None) -> int:
         Frames shown.
 
     Raises:
-        UserError: There is no such episode, or Rerun is not installed.
+        UserError: There is no such episode, the dataset has no actions, or Rerun is not installed.
     """
     try:
         import rerun as rr
@@ -35,10 +35,10 @@ def view(root: Path, episode: int, save: Path | None = None) -> int:
     dataset = open_dataset(root)
     if not 0 <= episode < dataset.num_episodes:
         raise UserError(f"{root} has no episode {episode}", f"it has 0 … {dataset.num_episodes - 1}")
+    frames = np.arange(dataset.episode_from[episode], dataset.episode_to[episode])
+    loader = ChunkLoader(dataset, 1, len(frames), episodes=[episode])  # before a viewer opens: it may be refused
     recording = rr.RecordingStream("vla_data", recording_id=f"{root.name}-{episode}")
     recording.spawn() if save is None else recording.save(save)
-    frames = np.arange(dataset.episode_from[episode], dataset.episode_to[episode])
-    loader = ChunkLoader(dataset, 1, len(frames), episodes=[episode])
     for i, frame in enumerate(frames):
         row = loader.gather(frames[i : i + 1])
         recording.set_time("frame", sequence=i)

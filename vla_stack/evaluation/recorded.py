@@ -20,7 +20,7 @@ def recorded_robot(dataset: Dataset) -> RobotSpec:
     """The robot of a dataset, with the cameras that it has pictures of; nameless where nobody described it."""
     known = (dataset.root / ROBOT).is_file()
     robot = read_robot_spec(dataset.root) if known else nameless_robot(dataset, "")
-    return replace(robot, cameras=tuple(Camera(c, *image_size(dataset, c)) for c in dataset.cameras))
+    return replace(robot, cameras=tuple(Camera(c, *dataset.image_size(c)) for c in dataset.cameras))
 
 
 def nameless_robot(dataset: Dataset, name: str) -> RobotSpec:
@@ -34,12 +34,6 @@ def nameless_robot(dataset: Dataset, name: str) -> RobotSpec:
         return tuple(Dim(name, "1") for name in dimension_names(feature) or numbered)
 
     return RobotSpec(f"lerobot/{name or 'robot'}", dims(OBS_STATE), dims(ACTION), (), dataset.fps)
-
-
-def image_size(dataset: Dataset, camera: str) -> tuple[int, int]:
-    """Recorded height and width; some datasets name the channels first."""
-    a, b, c = dataset.features[dataset.cameras[camera]]["shape"]
-    return (a, b) if c == 3 else (b, c)
 
 
 def observations(

@@ -25,7 +25,7 @@ from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.policies.transformer import KeyValue, PrefixContext, rotate
 from vla_stack.policies.unrolled_backbone import UnrolledEncoder, UnrolledText
 from vla_stack.policies.vision import to_float
-from vla_stack.schema import IMAGE_TOKENS, OBS_IMAGES, OBS_STATE, SchemaError
+from vla_stack.schema import IMAGE_TOKENS, OBS_STATE, SchemaError, camera_name
 
 
 class Tap:
@@ -113,7 +113,7 @@ class PretrainedPrefix(nn.Module):
         present = [key for key in self.config.camera_keys if key in batch]
         words, per_image = batch[OBS_LANGUAGE_TOKENS], self.family.tokens_per_image
         if self.config.camera_keys and not present:
-            cameras = ", ".join(key.removeprefix(OBS_IMAGES + ".") for key in self.config.camera_keys)
+            cameras = ", ".join(camera_name(key) for key in self.config.camera_keys)
             raise SchemaError(f"the batch has none of the policy's cameras ({cameras})")
         encoded: dict[str, Tensor] = {}
         if present:

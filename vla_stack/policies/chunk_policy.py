@@ -30,7 +30,6 @@ from vla_stack.policies.reading import PolicyDirectory
 from vla_stack.schema import (
     ACTION,
     IMAGE_TOKENS,
-    OBS_IMAGES,
     OBS_STATE,
     PAST_AGE,
     Camera,
@@ -41,6 +40,7 @@ from vla_stack.schema import (
     PolicySpec,
     Reading,
     RobotSpec,
+    camera_name,
     image_key,
 )
 
@@ -307,7 +307,7 @@ def robot_spec(config: PreTrainedConfig, path: Path) -> RobotSpec:
         state=tuple(Dim(f"state_{i}", "1") for i in range(inputs[OBS_STATE].shape[0] if OBS_STATE in inputs else 0)),
         action=tuple(Dim(name, "1") for name in names or [f"action_{i}" for i in range(size)]),
         cameras=tuple(
-            Camera(key.removeprefix(f"{OBS_IMAGES}."), ft.shape[1], ft.shape[2])
+            Camera(camera_name(key), ft.shape[1], ft.shape[2])
             for key, ft in inputs.items()
             if ft.type is FeatureType.VISUAL
         ),

@@ -18,7 +18,7 @@ from vla_stack.policies.sentence_encoder import width
 from vla_stack.policies.text import DEPTH, TextEncoder
 from vla_stack.policies.transformer import PrefixContext, PrefixTransformer
 from vla_stack.policies.vision import ImageEncoder, to_float
-from vla_stack.schema import IMAGE_TOKENS, OBS_IMAGES, OBS_STATE, PAST_AGE, SchemaError, past_key
+from vla_stack.schema import IMAGE_TOKENS, OBS_IMAGES, OBS_STATE, PAST_AGE, SchemaError, camera_name, past_key
 
 
 class ScratchPrefix(nn.Module):
@@ -123,9 +123,9 @@ class ScratchPrefix(nn.Module):
         return tokens, seen
 
     def _image(self, batch: dict[str, Any], key: str) -> Tensor:
-        image, camera = batch.get(key), key.removeprefix(OBS_IMAGES + ".")
+        image, camera = batch.get(key), camera_name(key)
         if image is None:
-            have = sorted(k.removeprefix(OBS_IMAGES + ".") for k in batch if k.startswith(OBS_IMAGES + "."))
+            have = sorted(camera_name(k) for k in batch if k.startswith(OBS_IMAGES + "."))
             raise SchemaError(f"camera '{camera}' is missing; the batch has {have}")
         height, width = self.config.input_features[key].shape[-2:]
         size = tuple(image.shape[1:3] if image.dtype == torch.uint8 else image.shape[2:])
@@ -157,4 +157,4 @@ def read_text(encoder: TextEncoder, tokens: Tensor, mask: Tensor) -> tuple[Tenso
 
 def module_name(key: str) -> str:
     """Feature key of a camera as a module name, which may hold no dot."""
-    return key.removeprefix(OBS_IMAGES + ".").replace(".", "_")
+    return camera_name(key).replace(".", "_")

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from vla_stack.schema import OBS_IMAGES, PAST_AGE, past_key
+from vla_stack.schema import PAST_AGE, camera_name, past_key
 from vla_stack.training.recipe import Augmentation
 
 GAIN = 0.5  # brightness changes by at most this factor up or down
@@ -28,6 +28,11 @@ SYLLABLES, MADE_UP = 2, 3  # at most so many of a word, and of such words in an 
 
 
 NONE = Augmentation(strength=0.0)
+
+
+def is_picture(key: str, value: Any) -> bool:
+    """Whether an entry of a batch is a camera's pictures as recorded, uint8 [b, h, w, 3], whatever the camera's key."""
+    return key.startswith("observation.") and value.dtype == torch.uint8 and value.ndim == 4
 
 
 def augmented(batch: Mapping[str, Any], change: Augmentation, generator: torch.Generator) -> dict[str, Any]:
@@ -44,11 +49,10 @@ def augmented(batch: Mapping[str, Any], change: Augmentation, generator: torch.G
     if change.words and "task" in batch:
         out["task"] = [reworded(text, change.words) for text in batch["task"]]
     for key, images in batch.items():
-        camera = key.removeprefix(f"{OBS_IMAGES}.")
-        # `<camera>_is_pad` beside the pictures says which samples have none
-        if camera == key or camera.endswith("_is_pad") or change.strength == 0:
+        if not is_picture(key, images) or change.strength == 0:
             continue
-        pixels = change.strength * change.camera_shift.get(camera, change.shift) * images.shape[1] / REFERENCE
+        shift = change.camera_shift.get(camera_name(key), change.shift)
+        pixels = change.strength * shift * images.shape[1] / REFERENCE
         out[key] = relit(random_shift(images, round(pixels), generator), change.strength, generator)
         if (past := batch.get(past_key(key))) is not None:
             known = batch[PAST_AGE] > 0

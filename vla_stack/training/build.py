@@ -16,6 +16,7 @@ from vla_stack.data.features import read_robot_spec
 from vla_stack.data.stats import RELATIVE_ACTION, load_stats
 from vla_stack.errors import UserError, check_options, first_line
 from vla_stack.lerobot_core import (
+    FeatureType,
     NormalizationMode,
     PolicyFeature,
     PreTrainedConfig,
@@ -29,8 +30,8 @@ from vla_stack.policies.dataset_facts import relative_mask
 from vla_stack.policies.directory import resolve_source
 from vla_stack.policies.reading import read_config, read_processors
 from vla_stack.policies.registry import is_known, known_types, pads
-from vla_stack.schema import ACTION, IMAGE_TOKENS, OBS_IMAGES, OBS_STATE, RobotSpec
-from vla_stack.training.augmentation import NONE, Augmentation
+from vla_stack.schema import ACTION, IMAGE_TOKENS, OBS_STATE, RobotSpec, camera_name, image_key
+from vla_stack.training.augmentation import NONE, Augmentation, is_picture
 from vla_stack.training.cached_views import cached_views
 from vla_stack.training.checkpoint import PRETRAINED
 from vla_stack.training.embodiments import add_embodiments, is_plain, mixed_policy
@@ -155,7 +156,7 @@ def build(
         else:
             pre, post = new_processors(config, dataset_stats(sources, metas, config), metas)
     inputs = base_config(config).input_features or {}
-    cameras = [key.removeprefix(f"{OBS_IMAGES}.") for key in inputs if key.startswith(f"{OBS_IMAGES}.")]
+    cameras = [camera_name(key) for key, ft in inputs.items() if ft.type is FeatureType.VISUAL]
     if odd := set(recipe.data.augmentation.camera_shift) - set(cameras):
         message = f"data.augmentation.camera_shift: the policy has no camera '{sorted(odd)[0]}'"
         raise UserError(message, f"it has {', '.join(cameras)}")
@@ -309,7 +310,7 @@ def input_features(meta: LeRobotDatasetMetadata, cameras: tuple[str, ...]) -> di
         UserError: The dataset has no such camera.
     """
     features = dataset_to_policy_features(meta.features)
-    keys = [f"{OBS_IMAGES}.{camera}" for camera in cameras]
+    keys = [image_key(camera) for camera in cameras]
     if missing := [key for key in keys if key not in features]:
         raise UserError(f"{meta.root} has no camera '{missing[0]}'", f"it has {', '.join(meta.camera_keys)}")
     return {key: features[key] for key in (*keys, OBS_STATE)}
@@ -348,11 +349,7 @@ def with_float_images(batch: Batch) -> Batch:
 
     The permuted view keeps its strides through the conversion, so they arrive channels-last at no cost.
     """
-
-    def recorded(key: str) -> bool:
-        return key.startswith(OBS_IMAGES) and batch[key].dtype == torch.uint8
-
-    return {k: v.permute(0, 3, 1, 2).to(torch.float32).div_(255.0) if recorded(k) else v for k, v in batch.items()}
+    return {k: v.permute(0, 3, 1, 2).to(torch.float32).div_(255.0) if is_picture(k, v) else v for k, v in batch.items()}
 
 
 def preprocessed(batch: Batch, preprocess: Callable[[Batch], Batch]) -> Batch:

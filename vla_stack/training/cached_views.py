@@ -27,7 +27,7 @@ from vla_stack.data.layout import read_json, write_json
 from vla_stack.errors import UserError
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
-from vla_stack.schema import OBS_IMAGES, OBS_STATE, TASK
+from vla_stack.schema import OBS_STATE, TASK, camera_name, image_key
 from vla_stack.training.augmentation import augmented
 from vla_stack.training.optimizer import freeze_backbone
 from vla_stack.training.recipe import Recipe
@@ -72,12 +72,12 @@ def _views(
 ) -> NDArray[np.int16]:
     """The views of one dataset."""
     dataset, keys = source.dataset, base_config(policy.config).camera_keys
-    cameras = [key.removeprefix(f"{OBS_IMAGES}.") for key in keys]
+    cameras = [camera_name(key) for key in keys]
     pictures = open_frames(dataset, cameras)
     generator = torch.Generator(device)
 
     def encode(rows: NDArray[np.int64], view: int) -> Tensor:
-        raw: dict[str, Any] = {f"{OBS_IMAGES}.{c}": torch.from_numpy(p[rows]).to(device) for c, p in pictures.items()}
+        raw: dict[str, Any] = {image_key(c): torch.from_numpy(p[rows]).to(device) for c, p in pictures.items()}
         if OBS_STATE in dataset.columns:
             raw[OBS_STATE] = torch.from_numpy(dataset.columns[OBS_STATE][rows]).to(device)
         raw[TASK] = [dataset.tasks[i] for i in dataset.columns["task_index"][rows]]

@@ -24,7 +24,7 @@ from vla_stack.policies.embodiment import Embodiment
 from vla_stack.policies.processor_embodiment import EmbodimentInputStep
 from vla_stack.policies.reading import read_policy
 from vla_stack.policies.registry import policy_class
-from vla_stack.schema import ACTION, OBS_STATE, image_key
+from vla_stack.schema import ACTION, OBS_STATE, camera_name, image_key
 from vla_stack.training.lerobot_metadata import LeRobotDatasetMetadata
 from vla_stack.training.policies import new_processors, to_train
 from vla_stack.training.recipe import LoraRecipe
@@ -97,7 +97,7 @@ def check_fits(config: VlaConfig, embodiment: Embodiment) -> None:
         if size > room:
             remedy = f"pretrain with policy.options.max_{what}_dim={size} or more"
             raise UserError(f"embodiment '{name}' has {size} {what} entries, the policy has room for {room}", remedy)
-    slots = [key.removeprefix(image_key("")) for key in config.camera_keys]
+    slots = [camera_name(key) for key in config.camera_keys]
     if odd := [slot for slot in embodiment.cameras if slot not in slots]:
         raise UserError(
             f"embodiment '{name}' has a camera in slot '{odd[0]}', the policy has {', '.join(slots)}",

@@ -13,9 +13,9 @@ from vla_stack.data.loader import ChunkLoader
 from vla_stack.data.trainable import weights
 from vla_stack.data.valued import by_worth
 from vla_stack.errors import UserError
-from vla_stack.lerobot_core import PreTrainedConfig
+from vla_stack.lerobot_core import FeatureType, PreTrainedConfig
 from vla_stack.policies.configuration_moh import base_config
-from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
+from vla_stack.schema import ACTION, OBS_STATE, camera_name
 from vla_stack.training.mixture import Layout, Mixture, Part, common_columns
 from vla_stack.training.recipe import DataRecipe, Recipe
 from vla_stack.training.sources import Source
@@ -38,7 +38,7 @@ def make_loader(
         tokens: Of each source, what batches hold in place of pictures (:mod:`vla_stack.training.cached_views`).
     """
     inputs, outputs = config.input_features or {}, config.output_features or {}
-    slots = {k.removeprefix(f"{OBS_IMAGES}."): ft.shape[-2:] for k, ft in inputs.items() if k.startswith(OBS_IMAGES)}
+    slots = {camera_name(k): ft.shape[-2:] for k, ft in inputs.items() if ft.type is FeatureType.VISUAL}
     if tokens:
         slots = {}
     names = [e["name"] for e in getattr(config, "embodiments", ())]

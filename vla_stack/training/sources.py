@@ -15,10 +15,10 @@ from vla_stack.data.features import read_robot_spec
 from vla_stack.data.layout import ROBOT
 from vla_stack.data.trainable import trainable
 from vla_stack.errors import UserError
-from vla_stack.evaluation.recorded import image_size, nameless_robot
+from vla_stack.evaluation.recorded import nameless_robot
 from vla_stack.lerobot_core import PreTrainedConfig
 from vla_stack.policies.embodiment import Embodiment, relative_dims
-from vla_stack.schema import Camera
+from vla_stack.schema import ACTION, Camera
 from vla_stack.training.recipe import DataRecipe, SourceRecipe
 
 Stats = dict[str, dict[str, Any]]
@@ -76,6 +76,8 @@ def open_sources(data: DataRecipe, config: PreTrainedConfig) -> list[Source]:
     for i, (recipe, name) in enumerate(zip(recipes, names, strict=True)):
         key = f"data.sources[{i}]" if data.sources else f"data.root[{i}]"
         dataset = open_dataset(recipe.root)
+        if ACTION not in dataset.columns:
+            raise UserError(f"{key}: {dataset.root} has no column '{ACTION}'", "name a dataset that a robot acted in")
         if not data.branched:
             dataset.columns.pop(CHUNK, None)
         embodiment = embodiment_of(dataset, recipe, key, named=bool(data.sources))
@@ -115,7 +117,7 @@ def embodiment_of(dataset: Dataset, recipe: SourceRecipe, key: str, named: bool)
         raise UserError(
             f"{key}: {dataset.root} has no camera '{missing[0]}'", f"it has {', '.join(dataset.cameras) or 'none'}"
         )
-    robot = replace(robot, cameras=tuple(Camera(c, *image_size(dataset, c)) for c in cameras.values()))
+    robot = replace(robot, cameras=tuple(Camera(c, *dataset.image_size(c)) for c in cameras.values()))
     return Embodiment(recipe.embodiment or robot.name, robot, cameras, (False,) * len(robot.action))
 
 

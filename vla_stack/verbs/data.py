@@ -96,8 +96,8 @@ def _info(args: argparse.Namespace) -> int:
     if waiting := count_pending(root):
         print(f"  pending   {waiting} episodes that nobody has kept or discarded yet")
     for camera, key in dataset.cameras.items():
-        ft = dataset.features[key]
-        print(f"  camera    {camera}: {ft['shape'][1]}x{ft['shape'][0]}, {ft['dtype']}")
+        height, width = dataset.image_size(camera)
+        print(f"  camera    {camera}: {width}x{height}, {dataset.features[key]['dtype']}")
     if cache_folder(root).exists():
         print(f"  cache     {cache_folder(root)}, {_size(cache_folder(root))} of decoded frames; may be deleted")
     _print_tasks(dataset)
