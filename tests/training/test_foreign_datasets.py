@@ -103,3 +103,9 @@ def test_pictures_with_their_channels_first(tmp_path: Path, capsys: pytest.Captu
     root = written(tmp_path / "theirs", shape=(3, 48, 64))
     assert main(["data", "info", str(root)]) == 0
     assert f"{CAMERA}: 64x48, image" in capsys.readouterr().out
+
+
+def test_a_view_is_saved_into_a_folder_that_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "episode.rrd"
+    assert main(["data", "view", str(written(tmp_path / "theirs")), "--episode", "0", "--save", str(file)]) == 0
+    assert file.stat().st_size

@@ -180,6 +180,8 @@ def _compact(args: argparse.Namespace) -> int:
 
 
 def _view(args: argparse.Namespace) -> int:
+    if args.save:
+        args.save.parent.mkdir(parents=True, exist_ok=True)
     pair = (args.root[0] / PAIRS).is_file()
     frames = (view_pair if pair else view)(args.root[0], args.episode, args.save)
     print(
