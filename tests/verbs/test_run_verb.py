@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from toy_robot import make
 
 from vla_stack.errors import UserError
 from vla_stack.verbs import run, run_session
@@ -130,6 +131,29 @@ def test_recording_and_its_folder_need_each_other(tmp_path):
         with pytest.raises(UserError, match="--record and --root need each other"):
             run_session.recording_opener(arguments(*odd))
     assert run_session.recording_opener(arguments()) is None
+
+
+def test_a_recording_that_goes_on_takes_other_seeds(tmp_path, monkeypatch):
+    root = tmp_path / "runs"
+    recorded = ["--record", "episodic", "--root", str(root)]
+    assert run_session.first_seed(arguments()) == run_session.first_seed(arguments(*recorded)) == 0
+    make(root, lengths=(2, 2, 2))
+    assert run_session.first_seed(arguments(*recorded)) == 3
+    assert run_session.first_seed(arguments(*recorded, "--seed", "0")) == 0
+
+    class Started(Exception):
+        pass
+
+    def start(server, driver, how, *_, **__):
+        raise Started(how.seed)
+
+    monkeypatch.setattr(run, "RobotNode", start)
+    monkeypatch.setattr(run, "served", lambda server: None)
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    args = arguments("--robot", "sim", *recorded)
+    with pytest.raises(Started, match="3"):  # the policy's noise follows from it as well
+        run.main(args)
+    assert args.seed == 3
 
 
 def test_the_robot_side_imports_neither_torch_nor_lerobot_nor_mujoco():

@@ -33,7 +33,7 @@ from vla_stack.verbs.robot_arguments import (
     key_values,
     robot_safety,
 )
-from vla_stack.verbs.run_session import Session, log_opener, recording_opener
+from vla_stack.verbs.run_session import Session, first_seed, log_opener, recording_opener
 from vla_stack.verbs.terminal import Keys, wait_for_scene
 
 HELP = "Run a robot (simulated or real) in real time against a policy server."
@@ -74,7 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--episodes", type=count, default=1, help="how many (default: %(default)s)")
     add(
-        "--seed", type=whole, default=0, help="of the first episode; the next one takes the next (default: %(default)s)"
+        "--seed",
+        type=whole,
+        help="of the first episode; the next one takes the next (default: 0; with --record as many as --root holds)",
     )
     add("--seconds", type=positive, help="longest episode (default: until the task says that it is over)")
     add_execution_arguments(parser, "--mode")
@@ -97,8 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     key_values(args.robot_arg)
-    how, safety = execution(args, args.mode, args.seed), robot_safety(args)
     open_log, open_recording = log_opener(args.log), recording_opener(args)
+    args.seed = first_seed(args)
+    how, safety = execution(args, args.mode, args.seed), robot_safety(args)
     monitor = Monitor.load(args.monitor) if args.monitor else None
     can, pictures = capabilities(args), Pictures.parse(args.pictures)
     asks = (args.rearm or ("auto" if can.simulated else "ask")) == "ask"

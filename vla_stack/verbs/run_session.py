@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_stack.data.layout import INFO, read_info
 from vla_stack.errors import UserError
 from vla_stack.runtime.dispatch import NO_ACTION, State
 from vla_stack.runtime.episode_log import Episode
@@ -181,6 +182,16 @@ def recording_opener(args: argparse.Namespace) -> Callable[[RobotNode], RunRecor
     from vla_stack.console.run_recording import RunRecording
 
     return lambda node: RunRecording(args.root, node.robot, node.joints, args.record, args.last)
+
+
+def first_seed(args: argparse.Namespace) -> int:
+    """What was given; otherwise a recording that goes on takes up after its last episode.
+
+    The same seeds again would be the same scenes in simulation, and the same noise of the policy anywhere.
+    """
+    if args.seed is not None:
+        return int(args.seed)
+    return int(read_info(args.root)["total_episodes"]) if args.root and (args.root / INFO).exists() else 0
 
 
 def _recorded_line(recording: RunRecording) -> str:
