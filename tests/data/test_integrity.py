@@ -86,14 +86,59 @@ def test_lost_tasks_are_rebuilt_from_the_episodes(root: Path) -> None:
     assert open_dataset(root).tasks == tasks
 
 
-def test_a_dataset_without_a_good_episode_can_be_recorded_into(tmp_path: Path) -> None:
-    root = make(tmp_path / "d", (3,))
-    truncate(data(root, 0))
-    assert repair(root).episodes == 0
-    with pytest.raises(UserError, match="no episode yet"):
-        open_dataset(root)
-    make(root, (4,))
-    assert open_dataset(root).num_frames == 4
+def unchanged(root: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in root.rglob("*") if p.is_file() if p.name != "lock"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda r: video(r, 0).parents[1].rename(r.parent / "away"), "front holds no video, and all 3 .* put it back"),
+        (lambda r: (r / "data").rename(r.parent / "away"), "none of its 3 episodes can be read .* put back"),
+    ],
+)
+def test_what_was_moved_away_can_be_put_back(root: Path, damage, message: str) -> None:
+    whole = unchanged(root)
+    damage(root)
+    (root / ".recording").mkdir()
+    (root / ".recording/left.mp4").write_bytes(b"by a recorder that died")
+    before = unchanged(root)
+    for repairing in (lambda: repair(root), lambda: make(root, (2,))):
+        with pytest.raises(UserError, match=message):
+            repairing()
+        assert unchanged(root) == before
+    gone = next(path for path in whole if not path.exists())
+    while not gone.parent.exists():
+        gone = gone.parent
+    (root.parent / "away").rename(gone)
+    assert repair(root).episodes == 3
+    assert unchanged(root) == whole
+
+
+def test_a_recorder_drops_no_episode_that_was_saved(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = video(root, 2).read_bytes()
+    video(root, 2).unlink()
+    (root / ".recording").mkdir()
+    (root / ".recording/left.mp4").write_bytes(b"by a recorder that died")
+    with pytest.raises(UserError, match=r"of 3 episodes 1 cannot be read \(.*file-002.mp4 .*vla data repair"):
+        make(root, (2,), first=3)
+    assert open_dataset(root).num_episodes == 3
+    video(root, 2).write_bytes(good)
+    make(root, (2,), first=3)
+    assert "deleted the unfinished episode's left.mp4" in capsys.readouterr().out
+    assert open_dataset(root).num_episodes == 4 and check(root) == []
+
+
+def test_what_one_repair_has_set_aside_the_next_one_keeps(root: Path) -> None:
+    lost = [data(root, 2).read_bytes()]
+    video(root, 2).unlink()
+    repair(root)
+    make(root, (7,), first=2)
+    lost.append(data(root, 2).read_bytes())
+    video(root, 2).unlink()
+    repair(root)
+    kept = [root / folder / "data/chunk-000/file-002.parquet" for folder in (".damaged", ".damaged.2")]
+    assert [path.read_bytes() for path in kept] == lost and lost[0] != lost[1]
 
 
 @pytest.mark.parametrize("rows_per_file", [1, 2, 200])

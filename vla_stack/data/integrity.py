@@ -3,11 +3,14 @@
 A recording of ours that dies leaves at most files that ``meta/info.json`` does not count. A recording of LeRobot's own
 writer that dies leaves parquet files without a footer and an info.json that counts too many episodes. Both end here in
 the longest run of episodes 0, 1, … whose rows and pictures are all there. Removed files that belonged to a counted
-episode are kept under ``.damaged/``. Where only the newest rows of ``meta/episodes`` are lost they are made anew.
+episode are kept under ``.damaged/``, those of a later repair under ``.damaged.2/``. Where no episode would be left
+nothing is changed: what somebody moved away can be put back. Where only the newest rows of ``meta/episodes`` are lost
+they are made anew.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -76,8 +79,8 @@ def repair(root: str | Path) -> RepairReport:
         root: Dataset folder.
 
     Raises:
-        UserError: There is nothing to repair from, intact episodes follow a damaged one, an episode whose frames are
-            all there cannot be described anew, or it is being written to.
+        UserError: There is nothing to repair from, no episode would be left, intact episodes follow a damaged one, an
+            episode whose frames are all there cannot be described anew, or it is being written to.
     """
     root = Path(root)
     if not (root / INFO).exists():
@@ -118,15 +121,15 @@ def check(root: str | Path, deep: bool = False) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def repair_locked(root: Path) -> RepairReport:
-    """:func:`repair` for a caller that holds the dataset's lock."""
-    actions: list[str] = []
-    for path in (root / STAGING).iterdir():
-        if path.name != "lock":
-            actions.append(f"deleted the unfinished episode's {path.name}")
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+def repair_locked(root: Path, drop: bool = True) -> RepairReport:
+    """:func:`repair` for a caller that holds the dataset's lock.
+
+    Args:
+        root: Dataset folder.
+        drop: Whether damaged episodes that ``meta/info.json`` counts may go; otherwise they are an error.
+    """
     if not (root / INFO).exists():
-        return RepairReport(0, 0, 0, tuple(actions))
+        return RepairReport(0, 0, 0, tuple(_clear(root)))
     info = read_info(root)
     counted = int(info["total_episodes"])
     scan = _scan(root)
@@ -139,6 +142,9 @@ def repair_locked(root: Path) -> RepairReport:
             f"{root}: episode {keep} is damaged ({first}) but {len(good) - keep} episodes after it are intact",
             "restore that file from a copy; nothing was changed",
         )
+    if keep < counted and not (keep and drop):
+        raise _refusal(root, info, scan, keep, counted)
+    actions = _clear(root)
     actions += [f"took the damaged line {number} out of {DIGESTS}" for number in drop_damaged(root)]
     if rebuilt is not None:
         path = _file(root, EPISODES_PATH, rebuilt.slice(0, 1).to_pylist()[0], "meta/episodes")
@@ -153,6 +159,31 @@ def repair_locked(root: Path) -> RepairReport:
         write_json(root, INFO, fixed)
         actions.append(f"{INFO} now counts {keep} episodes, {frames} frames")
     return RepairReport(counted, keep, frames, tuple(actions))
+
+
+def _refusal(root: Path, info: dict[str, Any], scan: _Scan, keep: int, counted: int) -> UserError:
+    """Why counted episodes are not dropped, and what to do instead."""
+    why = _episode_problems(root, info, scan, keep)[0]
+    if keep:
+        remedy = f"put it back, or drop them with `vla data repair {root}`; nothing was changed"
+        return UserError(f"{root}: of {counted} episodes {counted - keep} cannot be read ({why})", remedy)
+    for key, feature in info["features"].items():
+        folder = root / "videos" / key
+        if feature["dtype"] == "video" and not any(folder.glob("*/*.mp4")):
+            what = f"{folder} holds no video, and all {counted} episodes have theirs there"
+            return UserError(what, "put it back; nothing was changed")
+    remedy = "put back what is missing, from a copy, or record into another folder; nothing was changed"
+    return UserError(f"{root}: none of its {counted} episodes can be read ({why})", remedy)
+
+
+def _clear(root: Path) -> list[str]:
+    """Delete what an episode that was never finished has left."""
+    actions = []
+    for path in (root / STAGING).iterdir():
+        if path.name != "lock":
+            actions.append(f"deleted the unfinished episode's {path.name}")
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return actions
 
 
 def _scan(root: Path) -> _Scan:
@@ -231,13 +262,15 @@ def count_frames(path: Path) -> int:
 def _truncate(root: Path, info: dict[str, Any], scan: _Scan, keep: int, counted: int) -> list[str]:
     """Remove every file and row that belongs to no episode below ``keep``."""
     actions = []
+    numbered = (root / (f"{DAMAGED}.{n}" if n > 1 else DAMAGED) for n in itertools.count(1))
+    aside = next(folder for folder in numbered if not folder.exists())
     for path, why in scan.unreadable.items():
-        actions.append(f"moved {_set_aside(root, path)} aside: it {why}")
+        actions.append(f"{_set_aside(root, path, aside)}: it {why}")
     for path, counts in scan.data_rows.items():
-        actions += _cut(root, path, counts, keep, counted)
+        actions += _cut(root, path, counts, keep, counted, aside)
     for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
         counts = dict.fromkeys(read_parquet(path, "episode_index".__eq__)["episode_index"].to_pylist(), 1)
-        actions += _cut(root, path, counts, keep, counted)
+        actions += _cut(root, path, counts, keep, counted, aside)
     rows = [scan.rows[e] for e in range(keep)]
     for key, feature in info["features"].items():
         if feature["dtype"] != "video":
@@ -245,11 +278,11 @@ def _truncate(root: Path, info: dict[str, Any], scan: _Scan, keep: int, counted:
         used = {_file(root, info["video_path"], row, f"videos/{key}", video_key=key) for row in rows}
         for path in sorted((root / "videos" / key).glob("*/*.mp4")):
             if path not in used:
-                actions.append(f"moved {_set_aside(root, path)} aside: no episode uses it")
+                actions.append(f"{_set_aside(root, path, aside)}: no episode uses it")
     return actions
 
 
-def _cut(root: Path, path: Path, counts: dict[int, int], keep: int, counted: int) -> list[str]:
+def _cut(root: Path, path: Path, counts: dict[int, int], keep: int, counted: int, aside: Path) -> list[str]:
     """Take the rows of episodes from ``keep`` on out of a parquet file."""
     name = path.relative_to(root)
     drop = sorted(e for e in counts if e >= keep)
@@ -258,7 +291,7 @@ def _cut(root: Path, path: Path, counts: dict[int, int], keep: int, counted: int
     table = read_parquet(path)
     kept = table.filter(pc.less(table["episode_index"], keep))
     if drop[0] < counted:
-        _keep_copy(root, path)
+        _keep_copy(root, path, aside)
     if kept.num_rows:
         write_parquet(root, name.as_posix(), kept)
     else:
@@ -268,18 +301,17 @@ def _cut(root: Path, path: Path, counts: dict[int, int], keep: int, counted: int
     return [f"took episode {drop[0]} out of {name}: it {why}"]
 
 
-def _keep_copy(root: Path, path: Path) -> None:
-    target = root / DAMAGED / path.relative_to(root)
+def _keep_copy(root: Path, path: Path, aside: Path) -> None:
+    target = aside / path.relative_to(root)
     make_folder(target.parent)
-    target.unlink(missing_ok=True)
     os.link(path, target)
 
 
-def _set_aside(root: Path, path: Path) -> Path:
-    _keep_copy(root, path)
+def _set_aside(root: Path, path: Path, aside: Path) -> str:
+    _keep_copy(root, path, aside)
     path.unlink()
     sync_folder(path.parent)
-    return path.relative_to(root)
+    return f"moved {path.relative_to(root)} to {aside.name}"
 
 
 def _fix_tasks(root: Path, info: dict[str, Any], scan: _Scan, keep: int) -> list[str]:

@@ -61,7 +61,8 @@ class EpisodeRecorder:
             ``labels.label_columns``, which is the recorder's.
 
     Raises:
-        UserError: The folder belongs to another robot, other columns or another process, or is not a dataset.
+        UserError: The folder belongs to another robot, other columns or another process, is not a dataset, or has lost
+            files of its episodes.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class EpisodeRecorder:
         self._staging = self._exit.enter_context(locked(root))
         try:
             if died:
-                repair_locked(root)
+                for action in repair_locked(root, drop=False).actions:
+                    print(f"{root}: {action}")
             self._store = EpisodeStore(root, spec, self._features)
             self._pending = PendingEpisodes(root, self._staging, self._last_uid())
         except BaseException:
