@@ -109,6 +109,16 @@ def test_in_place_and_again(tmp_path: Path) -> None:
     assert (open_dataset(root).columns["action"] == open_dataset(copy).columns["action"]).all()
 
 
+def test_a_linked_dataset_is_packed_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    root, link = make(tmp_path / "disk/real", LENGTHS), tmp_path / "link"
+    link.symlink_to(root)
+    done = compact(link)
+    assert done.after < done.before and link.is_symlink() and not root.is_symlink()
+    assert {p.name for p in tmp_path.iterdir()} == {"disk", "link"}
+    assert [p.name for p in root.parent.iterdir()] == ["real"] and check(link, deep=True) == []
+
+
 def test_a_recording_goes_on_in_a_packed_dataset(tmp_path: Path) -> None:
     root = make(tmp_path / "d", (6, 4))
     compact(root)

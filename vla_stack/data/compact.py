@@ -7,11 +7,11 @@ gets its name at the end, so that whoever kills it finds what was there before.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
@@ -25,6 +25,7 @@ from av.container import InputContainer
 from tqdm import tqdm
 
 from vla_stack.data import digests
+from vla_stack.data.building import built
 from vla_stack.data.dataset import read_parquet
 from vla_stack.data.layout import (
     CHUNK_SIZE,
@@ -37,14 +38,13 @@ from vla_stack.data.layout import (
     sync_file,
     sync_folder,
 )
-from vla_stack.data.store import clear_staging, locked
+from vla_stack.data.store import locked
 from vla_stack.data.video import unreadable
 from vla_stack.errors import UserError
 
 DATA_MB, VIDEO_MB = 100, 200  # LeRobot's defaults, where meta/info.json names no size
 _PACKED = ("data", "videos", "meta/episodes")
 _AHEAD = 64  # files that are read while others are written
-_EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 
 
 @dataclass(frozen=True)
@@ -67,29 +67,12 @@ def compact(root: Path, into: Path | None = None, progress: bool = True) -> Comp
     Raises:
         UserError: The dataset is damaged, or the new folder exists.
     """
-    root = Path(os.path.abspath(root))
-    target = root if into is None else Path(os.path.abspath(into))
+    root = root.resolve()  # a link stays one
     read_info(root)  # a folder that is no dataset is left as it is
-    if into is not None and target.exists():
+    if into is not None and into.exists():
         raise UserError(f"{into} exists", "compact into a new folder, or in place without --into")
-    work = target.with_name(f".{target.name}.compacting")
-    with locked(work):
-        for left in work.iterdir():  # by one that was killed
-            if left.name != STAGING:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-        if into is not None:
-            done = _Packing(root, work, progress).run()
-            clear_staging(work)
-            os.rename(work, target)
-        else:
-            with locked(root):
-                done = _Packing(root, work, progress).run()
-                clear_staging(work)
-                _exchange(work, root)
-    sync_folder(target.parent)
-    if into is None:
-        shutil.rmtree(work)
-    return done
+    with locked(root) if into is None else nullcontext(), built(into or root, "compacting") as work:
+        return _Packing(root, work, progress).run()
 
 
 class _Packing:
@@ -299,18 +282,6 @@ def _joined(sources: Sequence[Path], path: Path) -> list[Fraction]:
                     out.mux(packet)
                 begin = end
     return begins
-
-
-def _exchange(new: Path, old: Path) -> None:
-    """Two folders change places at once, where the system can; elsewhere one after the other."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    at = ctypes.c_int(-100)  # AT_FDCWD
-    if call is not None and call(at, os.fsencode(new), at, os.fsencode(old), ctypes.c_uint(_EXCHANGE)) == 0:
-        return
-    aside = old.with_name(f".{old.name}.before")
-    os.rename(old, aside)
-    os.rename(new, old)
-    os.rename(aside, new)
 
 
 def _count(root: Path) -> int:

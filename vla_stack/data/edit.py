@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from vla_stack.data import stats as statistics
+from vla_stack.data.building import built
 from vla_stack.data.chunks import without_chunks
 from vla_stack.data.dataset import (
     CHUNK,
@@ -142,17 +143,17 @@ def relabel(root: Path, episode: int, frames: range, segment: Segment) -> int:
 def merge(roots: Sequence[Path], target: Path) -> int:
     """Write the episodes of several datasets of one robot into a new one.
 
-    Label columns, and chunk labels (empty ones), are added to those without where another one has them.
+    Label columns, and chunk labels (empty ones), are added to those without where another one has them. The new one is
+    there with all its episodes or not at all.
 
     Returns:
         Episodes written.
 
     Raises:
-        UserError: The datasets differ in robot, rate or columns, the target exists, or a source packs several episodes
-            into a video file.
+        UserError: The datasets differ in robot, rate or columns, the target exists, two of them hold the same episode,
+            or a source packs several episodes into a video file.
     """
-    if (target / INFO).exists():
-        raise UserError(f"{target} exists", "merge into a new folder")
+    _require_free(target, "merge")
     datasets = [open_dataset(root) for root in roots]
     robot = read_robot_spec(roots[0])
     labelled = any(SEGMENT_TYPE in d.features for d in datasets)
@@ -173,23 +174,13 @@ def merge(roots: Sequence[Path], target: Path) -> int:
         if lacking := chunked.keys() - dataset.features.keys():
             empty = without_chunks(dataset.num_frames, chunked[CHUNK]["shape"][0])
             fill.update({key: empty[key] for key in lacking})
-    if labelled:
-        uids = [np.unique((d.columns | fill)[EPISODE_UID]) for d, fill in zip(datasets, fills, strict=True)]
-        values, counts = np.unique(np.concatenate(uids), return_counts=True)
-        if (counts > 1).any():
-            raise UserError(f"episode {values[counts > 1][0]} is in more than one of the datasets", "name each once")
-    with locked(target) as staging:
-        store = EpisodeStore(target, robot, features)
-        for dataset, fill in zip(datasets, fills, strict=True):
-            rows, facts = read_episode_rows(dataset.root, with_stats=True), read_facts(dataset.root)
-            for e in range(dataset.num_episodes):
-                store.commit(_episode(dataset, e, features, fill, rows[e], facts, staging))
-    clear_staging(target)
+    _require_distinct(datasets)
+    _write(target, robot, features, [(d, range(d.num_episodes), fill) for d, fill in zip(datasets, fills, strict=True)])
     return sum(d.num_episodes for d in datasets)
 
 
 def select(root: Path, episodes: Sequence[int], target: Path) -> int:
-    """Write some episodes of a dataset into a new one.
+    """Write some episodes of a dataset into a new one, which is there with all of them or not at all.
 
     Returns:
         Episodes written.
@@ -197,18 +188,49 @@ def select(root: Path, episodes: Sequence[int], target: Path) -> int:
     Raises:
         UserError: There is no such episode, the target exists, or a video file holds several episodes.
     """
-    if (target / INFO).exists():
-        raise UserError(f"{target} exists", "select into a new folder")
+    _require_free(target, "select")
     dataset, robot = open_dataset(root), read_robot_spec(root)
     if odd := [e for e in episodes if not 0 <= e < dataset.num_episodes]:
         raise UserError(f"{root} has no episode {odd[0]}", f"it has 0 … {dataset.num_episodes - 1}")
-    rows, facts = read_episode_rows(root, with_stats=True), read_facts(root)
-    with locked(target) as staging:
-        store = EpisodeStore(target, robot, dataset.features)
-        for e in episodes:
-            store.commit(_episode(dataset, e, dataset.features, {}, rows[e], facts, staging))
-    clear_staging(target)
+    _write(target, robot, dataset.features, [(dataset, episodes, {})])
     return len(episodes)
+
+
+def _require_free(target: Path, verb: str) -> None:
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise UserError(f"{target} exists", f"{verb} into a new folder")
+
+
+def _require_distinct(datasets: Sequence[Dataset]) -> None:
+    """Raise :class:`UserError` where two datasets hold an episode of one uid or of the same motion: it is learnt twice,
+    and judged by what was learnt from itself."""
+    seen: dict[int, Dataset] = {}
+    for dataset in datasets:
+        named = [dataset.columns[EPISODE_UID][dataset.episode_from]] if EPISODE_UID in dataset.columns else []
+        for uids in (content_uids(dataset), *named):
+            for e, uid in enumerate(uids.tolist()):
+                if (other := seen.setdefault(uid, dataset)) is not dataset:
+                    what = f"episode {e} of {dataset.root} is in more than one of the datasets, also in {other.root}"
+                    raise UserError(what, "name each once")
+
+
+def _write(
+    target: Path,
+    robot: RobotSpec,
+    features: Features,
+    sources: Sequence[tuple[Dataset, Sequence[int], dict[str, NDArray[Any]]]],
+) -> None:
+    """A new dataset of some episodes of others; with the columns that each of those lacks."""
+    rows = [read_episode_rows(dataset.root, with_stats=True) for dataset, _, _ in sources]
+    for (dataset, episodes, _), of in zip(sources, rows, strict=True):
+        for e in episodes:
+            _check_videos(dataset, e, of[e])
+    with built(target, "merging") as work:
+        store = EpisodeStore(work, robot, features)
+        for (dataset, episodes, fill), of in zip(sources, rows, strict=True):
+            facts = read_facts(dataset.root)
+            for e in episodes:
+                store.commit(_episode(dataset, e, features, fill, of[e], facts, store.staging))
 
 
 def with_labels(features: Features, robot: RobotSpec) -> Features:
@@ -270,16 +292,24 @@ def _episode(
             stats.setdefault(key, {})[name.split("/")[2]] = np.asarray(value)
     videos = {}
     for key in (k for k, ft in features.items() if ft["dtype"] == "video"):
-        source = dataset.video_file(e, key)
-        if row[f"videos/{key}/from_timestamp"] != 0.0 or count_frames(source) != b - a:
-            raise UserError(
-                f"{source} holds several episodes", "merge with `lerobot-edit-dataset --operation.type merge`"
-            )
         videos[key] = staging / f"merge-{key}.mp4"
-        shutil.copyfile(source, videos[key])
+        shutil.copyfile(dataset.video_file(e, key), videos[key])
     uid = int(columns[EPISODE_UID][0]) if EPISODE_UID in columns else None
     known = None if uid is None else facts.get(uid) or facts_row(EpisodeFacts(), uid, 0, 0)
     return Episode(table, videos, stats, tuple(dataset.tasks[i] for i in used), known)
+
+
+def _check_videos(dataset: Dataset, e: int, row: dict[str, Any]) -> None:
+    """Raise :class:`UserError` where an episode's video is not there, or is not its alone."""
+    for key in (k for k, ft in dataset.features.items() if ft["dtype"] == "video"):
+        source = dataset.video_file(e, key)
+        frames = count_frames(source)
+        if frames < row["length"]:
+            what = f"{source} holds {frames} frames, {row['length']} are needed"
+            raise UserError(what, f"run `vla data check {dataset.root}`")
+        if row[f"videos/{key}/from_timestamp"] != 0.0 or frames != row["length"]:
+            remedy = "merge with `lerobot-edit-dataset --operation.type merge`, or merge before you compact"
+            raise UserError(f"{source} holds several episodes", remedy)
 
 
 def _add_row_stats(root: Path, dataset: Dataset, columns: dict[str, NDArray[Any]]) -> None:

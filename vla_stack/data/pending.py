@@ -171,3 +171,9 @@ def count_pending(root: Path) -> int:
     """Episodes that wait for a decision in a dataset that may be in use."""
     folder = root / PENDING
     return sum(path.suffix != _DISCARDED for path in folder.iterdir()) if folder.exists() else 0
+
+
+def left_out(root: Path) -> str:
+    """A line about pending episodes of a dataset that was copied from; empty where there are none."""
+    waiting = count_pending(root)
+    return f"{root}: left out {waiting} pending episodes that nobody has kept or discarded yet\n" if waiting else ""

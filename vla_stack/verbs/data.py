@@ -16,7 +16,7 @@ from vla_stack.data.frame_cache import cache_folder
 from vla_stack.data.integrity import check, repair
 from vla_stack.data.labels import CONTROL_SOURCE, SEGMENT_TYPE
 from vla_stack.data.layout import ROBOT, read_info
-from vla_stack.data.pending import count_pending
+from vla_stack.data.pending import count_pending, left_out
 from vla_stack.data.preference_view import view_pair
 from vla_stack.data.preferences import PAIRS
 from vla_stack.data.store import clear_staging, locked
@@ -169,7 +169,8 @@ def _relabel(args: argparse.Namespace) -> int:
 def _merge(args: argparse.Namespace) -> int:
     if args.into is None or len(args.root) < 2:
         raise UserError("merge needs two datasets and --into", EXAMPLES[7])
-    print(f"{args.into}: {merge(args.root, args.into)} episodes. Next: vla data check {args.into}")
+    count = merge(args.root, args.into)
+    print("".join(map(left_out, args.root)) + f"{args.into}: {count} episodes. Next: vla data check {args.into}")
     return 0
 
 

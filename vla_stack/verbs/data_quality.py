@@ -12,6 +12,7 @@ from tqdm import tqdm
 from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.edit import select
 from vla_stack.data.layout import write_json
+from vla_stack.data.pending import left_out
 from vla_stack.data.quality import quality, table
 from vla_stack.errors import UserError
 from vla_stack.verbs.arguments import device, positive
@@ -40,14 +41,15 @@ def judge(args: argparse.Namespace) -> int:
     dataset = open_dataset(root)
     count = None if args.keep is None else _count(args.keep, dataset.num_episodes)
     found = quality(dataset, policy_error=_policy_error(args, dataset) if args.policy else None)
-    written = {"data": str(root), "score": found.score.tolist(), "why": found.why, "copy_of": found.copy_of.tolist()}
-    write_json(folder / "quality.json", {**written, "scores": {k: v.tolist() for k, v in found.scores.items()}})
+    about = {"data": str(root), "score": found.score.tolist(), "why": found.why, "copy_of": found.copy_of.tolist()}
+    write_json(folder / "quality.json", {**about, "scores": {k: v.tolist() for k, v in found.scores.items()}})
     deviations = dict(zip(found.scores, found.deviations.tolist(), strict=True))
     (folder / "quality.svg").write_text(quality_plot(deviations))
     print(f"{root}: {dataset.num_episodes} episodes, the worst first\n\n{table(found)}\n")
     print(f"Figures: {folder / 'quality.json'}   picture: {folder / 'quality.svg'}")
     if count is not None:
-        print(f"{args.into}: {select(root, found.best(count), args.into)} episodes. Next: vla data check {args.into}")
+        written = select(root, found.best(count), args.into)
+        print(left_out(root) + f"{args.into}: {written} episodes. Next: vla data check {args.into}")
     return 0
 
 
