@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from toy_robot import HEIGHT, WIDTH, make
 
+from vla_stack import cli
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.frame_cache import cache_folder
 from vla_stack.data.loader import ChunkLoader
@@ -245,6 +248,48 @@ def test_cache_elsewhere(root: Path, tmp_path: Path) -> None:
     loader(root, cache_dir=tmp_path / "fast disk")
     assert (tmp_path / "fast disk/front.u8").stat().st_size == 15 * HEIGHT * WIDTH * 3
     assert not cache_folder(root).exists()
+
+
+def test_cache_of_a_dataset_that_is_named_by_dots(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = cache_folder(root)
+    for name, folder in ((".", root), ("..", root / "meta"), ("../toy", root)):
+        monkeypatch.chdir(folder)
+        assert cache_folder(Path(name)).resolve() == beside
+    monkeypatch.chdir(root)
+    loader(Path())
+    assert cli.main(["data", "info", "."]) == 0
+    assert {path.name for path in root.parent.iterdir()} == {"toy", "toy.frames"}
+
+
+def test_cache_of_a_link_lies_beside_the_link(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (link := tmp_path / "links/link").symlink_to(root)
+    assert cache_folder(link) == tmp_path / "links/toy.frames"
+
+
+def test_cache_of_a_dataset_beside_which_nothing_can_be_written(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = loader(root).gather(np.arange(15))["observation.images.front"]
+    shutil.rmtree(beside := cache_folder(root))
+    access, locked = os.access, {tmp_path}
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in locked and access(path, mode))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    np.testing.assert_array_equal(loader(root).gather(np.arange(15))["observation.images.front"], want)
+    folder = cache_folder(root)
+    assert folder.is_relative_to(tmp_path / "home/vla_stack") and (folder / "front.u8").exists()
+    assert not beside.exists()
+    other = make(tmp_path / "other/toy")
+    locked.add(other.parent)
+    assert cache_folder(other) not in (folder, cache_folder(root))  # of the same name
+    beside.mkdir()
+    assert cache_folder(root) == beside  # somebody made it for us
+    locked.add(beside)
+    assert cache_folder(root) == folder
+    shutil.rmtree(tmp_path / "home")
+    (tmp_path / "home").write_text("no folder")
+    with pytest.raises(UserError, match="cannot be created .* set XDG_CACHE_HOME to a folder"):
+        loader(root)
 
 
 # On demand ----------------------------------------------------------------------------------------------------------

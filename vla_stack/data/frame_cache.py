@@ -1,9 +1,10 @@
 """Decoded frames on the disk: each camera's pictures as one flat uint8 file that batches are gathered from.
 
 Decoding a frame costs a hundred times more than copying it, and training reads every frame many times. The cache lies
-beside the dataset in ``<root>.frames/``, can be deleted at any time, and is memory-mapped: the kernel keeps in memory
-what fits. It is keyed by the source file (name, size, time of change) of every episode, so appended episodes are added
-to it and changed ones make it stale. Where it would be too large, a loader decodes on demand (``on_demand.py``).
+beside the dataset in ``<root>.frames/`` or, where nothing can be written there, in the user's own cache; it can be
+deleted at any time, and is memory-mapped: the kernel keeps in memory what fits. It is keyed by the source file (name,
+size, time of change) of every episode, so appended episodes are added to it and changed ones make it stale. Where it
+would be too large, a loader decodes on demand (``on_demand.py``).
 """
 
 from __future__ import annotations
@@ -34,8 +35,14 @@ _THREADS = min(8, os.cpu_count() or 1)
 
 
 def cache_folder(root: Path) -> Path:
-    """Where the decoded frames of a dataset are kept."""
-    return root.with_name(f"{root.resolve().name}.frames")
+    """Where the decoded frames of a dataset are kept: beside it, or in the user's cache where that is not possible."""
+    real = root.resolve()
+    beside = (real if root.name in ("", "..") else root).with_name(f"{real.name}.frames")
+    if os.access(beside if beside.exists() else beside.parent, os.W_OK | os.X_OK):
+        return beside
+    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "vla_stack" / f"{real.name}-{digest}.frames"
 
 
 def open_frames(
@@ -50,7 +57,7 @@ def open_frames(
     Args:
         dataset: An open dataset of N frames.
         cameras: Camera names.
-        folder: Where the cache lies; ``<root>.frames`` if not given.
+        folder: Where the cache lies; :func:`cache_folder` if not given.
         progress: Show a progress bar while building.
         sizes: Height and width to which a camera's pictures are brought (:func:`vla_stack.images.fit_image`), once,
             when they are decoded; as recorded where a camera is not named.
@@ -115,7 +122,8 @@ class CameraFrames:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise UserError(f"{self.folder} cannot be created ({e.strerror})", "pass cache_dir=...") from None
+            remedy = "make its place writable, or set XDG_CACHE_HOME to a folder that is"
+            raise UserError(f"{self.folder} cannot be created ({e.strerror})", remedy) from None
         size = int(np.prod(self.shape))
         want = self.fingerprints()
         with (self.folder / f"{self.name}.lock").open("w") as lock:
@@ -162,7 +170,7 @@ class CameraFrames:
         if need > free:
             raise UserError(
                 f"decoding '{self.camera}' needs {need / 1e9:.1f} GB in {self.folder}, {free / 1e9:.1f} are free",
-                "free disk space, pass cache_dir=..., or record at a smaller size",
+                "free disk space, record at a smaller size, or train with data.cache_gb=0 (videos only)",
             )
         groups: dict[Path, list[int]] = {}
         for episode in range(first, dataset.num_episodes):

@@ -57,7 +57,7 @@ class ChunkLoader:
         weights: float [N] over all frames of the dataset, non-negative; frames of weight 0 are never drawn.
         trainable: bool [N], which frames may be trained on; all where it is not given.
         history: Ages of earlier observations (``PolicySpec.history``) whose pictures are to be gathered, too.
-        cache_dir: Folder of decoded frames; ``<root>.frames`` by default.
+        cache_dir: Folder of decoded frames; :func:`~vla_stack.data.frame_cache.cache_folder` by default.
         cache_gb: What decoded frames may take there; where they would take more, those of videos are decoded when they
             are sampled. The batches are the same.
         progress: Show a progress bar while frames are decoded for the first time.
