@@ -12,9 +12,11 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from toy_robot import HEIGHT, WIDTH, make
 
 from vla_stack import cli
+from vla_stack.data.compact import compact
 from vla_stack.data.dataset import open_dataset
-from vla_stack.data.frame_cache import cache_folder
+from vla_stack.data.frame_cache import cache_folder, open_frames
 from vla_stack.data.loader import ChunkLoader
+from vla_stack.data.on_demand import in_passing
 from vla_stack.data.stats import load_stats
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
@@ -341,6 +343,35 @@ def test_what_cannot_be_sought_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     sparse = make(tmp_path / "sparse", (40,))
     loader(sparse, cache_gb=0.0)
     assert all(cache_folder(root).exists() for root in (images, small, sparse))
+
+
+@pytest.mark.parametrize("kind", ["video", "image", "sparse", "packed", "packed images", "theirs", "their images"])
+def test_what_is_looked_at_once_is_what_the_cache_holds(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written for it, wherever an episode lies in its file and however few key frames that has."""
+    from vla_stack.data import video
+
+    monkeypatch.setattr(video, "KEYFRAME_INTERVAL", 250 if kind == "sparse" else 2)
+    if kind.startswith("their"):
+        root = lerobot_written(tmp_path / "d", videos=kind == "theirs")
+    else:
+        root = make(tmp_path / "d", (5, 70, 33), "image" if "image" in kind else "video")
+    if kind.startswith("packed"):
+        compact(root)
+    dataset = open_dataset(root)
+    spans = list(enumerate(zip(dataset.episode_from.tolist(), dataset.episode_to.tolist(), strict=True)))
+    got = {
+        (camera, every, episode): list(in_passing(dataset, camera, episode, range(first, end, every)))
+        for camera in dataset.cameras
+        for every in (1, 7)
+        for episode, (first, end) in reversed(spans)
+    }
+    assert not cache_folder(root).exists()
+    for camera, kept in open_frames(dataset, list(dataset.cameras), progress=False).items():
+        for every in (1, 7):
+            for episode, (first, end) in spans:
+                np.testing.assert_array_equal(got[camera, every, episode], kept[first:end:every])
 
 
 def test_a_damaged_video_is_named_when_it_is_sampled(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from vla_stack.data.dataset import open_dataset
 from vla_stack.data.labels import demo_labels, frame_labels, label_columns
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
+from vla_stack.evaluation import recorded
 from vla_stack.intervention import Control, Segment
 from vla_stack.methods.on_flow import live
 from vla_stack.methods.on_flow.live import LiveLoop
@@ -116,6 +117,13 @@ def test_what_a_person_did_is_kept_with_the_demonstrations_and_gaps_are_not_brid
     assert torch.equal(kept.actions[-3:], taken)
     seen = loop.learner.offline.seen[kept.at[-3:]]
     assert torch.equal(seen, data.decisions.seen[data.decisions.at[2:5]]) and live_data.num_episodes == 3
+
+
+def test_pictures_that_are_looked_at_once_are_not_kept(given, robot, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded, "open_frames", lambda *a: pytest.fail("two cameras would fill a disk within a day"))
+    robot.live(True)
+    loop = LiveLoop(load(CONFIG, [*given, f"method.live={robot.root}"]), tmp_path / "run")
+    assert loop.practise([0]).decisions.at.tolist() == [*range(8)]
 
 
 def test_an_update_is_for_a_chunk_and_not_for_each_of_its_frames(given, robot, tmp_path, monkeypatch):

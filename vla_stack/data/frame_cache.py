@@ -222,14 +222,27 @@ class CameraFrames:
         rows = range(int(self.dataset.episode_from[episodes[0]]), int(self.dataset.episode_to[episodes[-1]]))
         count = 0
         for row, data in zip(rows, _encoded_images(self.dataset.root, path, self.key), strict=False):
-            image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-            if image is None:
-                raise UserError(f"{path}: the '{self.camera}' picture of row {row} is damaged", "copy the file again")
-            self._write(fd, row, cv2.cvtColor(image, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False), path)
+            self._write(fd, row, self._picture(data, row, path), path)
             count += 1
         if count != len(rows):
             raise UserError(f"{path} holds {count} pictures for {len(rows)} rows", "run `vla data repair`")
         done(count)
+
+    def from_parquet(self, episode: int, rows: range) -> Iterator[NDArray[np.uint8]]:
+        """The pictures of some rows of an episode whose data file holds them."""
+        path, first = self.source(episode), episode
+        while first and self.source(first - 1) == path:
+            first -= 1
+        images = _encoded_images(self.dataset.root, path, self.key, rows.start - int(self.dataset.episode_from[first]))
+        for row, data in zip(range(rows.start, rows.stop), images, strict=False):
+            if row in rows:
+                yield self.fitted(self._picture(data, row, path), path)
+
+    def _picture(self, data: bytes, row: int, path: Path) -> NDArray[np.uint8]:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        if image is None:
+            raise UserError(f"{path}: the '{self.camera}' picture of row {row} is damaged", "copy the file again")
+        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
 
     def fitted(self, frame: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
         """A frame in the size that is kept.
@@ -249,8 +262,8 @@ class CameraFrames:
             raise UserError(f"writing {self.folder} failed ({e.strerror})", "free disk space") from e
 
 
-def _encoded_images(root: Path, path: Path, key: str) -> Iterator[bytes]:
-    column = read_parquet(path, key.__eq__)[key]
+def _encoded_images(root: Path, path: Path, key: str, skip: int = 0) -> Iterator[bytes]:
+    column = read_parquet(path, key.__eq__)[key].slice(skip)
     for chunk in column.chunks:
         for value in chunk:
             image = value.as_py()

@@ -30,6 +30,7 @@ from vla_stack.errors import UserError
 _THREADS = min(8, os.cpu_count() or 1)
 _OPEN = 32  # files that are kept open, each with its decoder: a few MB
 _NEAR = 4  # frames: what follows so soon is decoded on to, not sought
+_TOGETHER = 32  # frames of an episode that are decoded while those before them are looked at
 SPARSE = 16  # frames between key frames, from where on a frame anywhere is too far from one
 
 
@@ -148,6 +149,33 @@ class FramesOnDemand:
         for spare in (old, oldest):
             if spare is not None:
                 spare.close()
+
+
+def in_passing(dataset: Dataset, camera: str, episode: int, rows: range) -> Iterator[NDArray[np.uint8]]:
+    """Pictures of an episode one after the other, for whoever looks at each once: nothing is written to the disk.
+
+    Args:
+        dataset: An open dataset.
+        camera: One of its cameras.
+        episode: Index of the episode.
+        rows: Some of its rows, ascending; the nearer to each other, the faster.
+
+    Yields:
+        uint8 [H, W, 3], as recorded.
+
+    Raises:
+        UserError: A file is missing, damaged, or lacks a frame.
+    """
+    source = CameraFrames(dataset, camera)
+    if dataset.features[source.key]["dtype"] != "video":
+        yield from source.from_parquet(episode, rows)
+        return
+    film = FramesOnDemand(dataset, camera)
+    for start in range(0, len(rows), _TOGETHER):
+        pictures = film.take(np.array(rows[start : start + _TOGETHER]))
+        if len(following := rows[start + _TOGETHER : start + 2 * _TOGETHER]):
+            film.ahead(np.array(following))
+        yield from pictures
 
 
 def raw_bytes(dataset: Dataset, cameras: Sequence[str], sizes: Mapping[str, tuple[int, int]]) -> int:

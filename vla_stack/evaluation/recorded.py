@@ -11,6 +11,7 @@ from vla_stack.data.dataset import Dataset
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import open_frames
 from vla_stack.data.layout import ROBOT
+from vla_stack.data.on_demand import in_passing
 from vla_stack.history import History
 from vla_stack.policies.dataset_facts import dimension_names
 from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, Observation, PolicySpec, RobotSpec
@@ -37,7 +38,7 @@ def nameless_robot(dataset: Dataset, name: str) -> RobotSpec:
 
 
 def observations(
-    dataset: Dataset, policy: PolicySpec, episodes: Iterable[int], every: int
+    dataset: Dataset, policy: PolicySpec, episodes: Iterable[int], every: int, once: bool = False
 ) -> Iterator[tuple[int, Observation]]:
     """What a policy that decides every ``every`` frames would have been asked, in recording order.
 
@@ -46,15 +47,18 @@ def observations(
         policy: What the policy reads; its history is of those decisions.
         episodes: Indices.
         every: Frames between decisions; the first is an episode's first frame.
+        once: Nobody will look at these episodes again: their pictures are not kept on the disk.
 
     Yields:
         Row of the dataset, and the observation there.
     """
-    pictures = open_frames(dataset, [camera.name for camera in policy.robot.cameras])
+    cameras = [camera.name for camera in policy.robot.cameras]
+    kept = {} if once else open_frames(dataset, cameras)
     states = dataset.columns.get(OBS_STATE, np.zeros((dataset.num_frames, 0), np.float32))
     for episode in episodes:
         first, history = int(dataset.episode_from[episode]), History(policy.history)
-        for row in range(first, int(dataset.episode_to[episode]), every):
-            images = {camera: frames[row] for camera, frames in pictures.items()}
-            task = dataset.tasks[dataset.columns["task_index"][row]]
-            yield row, history.beside(Observation(states[row].astype(np.float32), images, task, row - first))
+        rows = range(first, int(dataset.episode_to[episode]), every)
+        films = (in_passing(dataset, c, episode, rows) if once else map(kept[c].__getitem__, rows) for c in cameras)
+        for row, *images in zip(rows, *films, strict=True):
+            task, seen = dataset.tasks[dataset.columns["task_index"][row]], dict(zip(cameras, images, strict=True))
+            yield row, history.beside(Observation(states[row].astype(np.float32), seen, task, row - first))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -224,10 +225,10 @@ def _recorded(explorer: Explorer, dataset: Dataset, number: int) -> tuple[list[D
     success = np.flatnonzero(dataset.columns[SUCCESS][first:end])
     end = first + int(success[0]) + 1 if len(success) else end
     commands = np.asarray(dataset.columns.get(COMMAND_SENT, dataset.columns[ACTION])[first:end], np.float32)
-    seen = [observation for frame, observation in recorded(dataset, policy.spec, [number], 1) if frame < end]
+    seen = recorded(dataset, policy.spec, [number], 1, once=True)
     made, actions = [], []
-    for batch in _batches(len(seen)):
-        some = [seen[i] for i in batch]
+    for batch in _batches(len(commands)):
+        some = [observation for _, observation in islice(seen, len(batch))]
         decided = explorer.decide(some, [first + int(i) for i in batch])
         ahead = np.minimum(batch[:, None] + np.arange(policy.spec.horizon), len(commands) - 1)
         done = policy.preprocess(some, commands[ahead])[ACTION].flatten(1)[:, : decided.actions.shape[1]]
