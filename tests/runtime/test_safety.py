@@ -169,6 +169,21 @@ def test_a_robot_a_step_outside_is_brought_inside_first():
     assert verdict.command[0] <= 0.7 and verdict.state is State.HOLD
 
 
+def test_an_arm_on_its_stops_is_brought_inside_by_small_steps():
+    dims = (Dim("a.pos", "rad", -1.7, 1.7, 6.0), Dim("b.pos", "rad", -1.7, 1.7, 6.0))
+    spec = RobotSpec("test/arm", dims, dims, (), 120.0)  # 30 Hz, four commands a step
+    e = SafetyEnvelope(spec, SafetyConfig(max_acceleration={"a.pos": 20.0, "b.pos": 20.0}))
+    e.reset(np.array([1.75, -0.5]))
+    verdicts = [e.filter(np.array([1.75, -0.5])) for _ in range(60)]
+    sent = np.array([v.command for v in verdicts], np.float64)
+    steps = np.diff(np.concatenate([[[1.75, -0.5]], sent]), axis=0)
+    assert (np.abs(steps) <= 20.0 / 120.0**2 + 1e-6).all() and sent[-1, 0] == np.float32(e.limits(0)[1])
+    assert (np.diff(sent[:, 0]) <= 1e-7).all() and np.abs(sent[:, 1] + 0.5).max() < 1e-6
+    assert verdicts[0].changes == ("outside",) and "outside" not in verdicts[-1].changes
+    e.reset(np.array([1.9, 0.0]))  # more than a twentieth of its range
+    assert e.filter(None).state is State.STOP
+
+
 def test_a_robot_further_outside_is_not_armed():
     e = envelope()
     e.reset(np.array([0.9, 0, 0, 1.0]))

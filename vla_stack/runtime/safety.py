@@ -34,6 +34,7 @@ from vla_stack.schema import RobotSpec
 
 FloatArray = NDArray[np.float64]
 TOOL_MARGIN = 1e-4  # m inside the tool's box that commands are kept to, for rounding on the way to rest
+ENTER = 0.05  # of its range that a dimension may be beyond its limits when the robot is armed
 ENTER_STEPS = 4  # of Newton's method, from outside the tool's box to its edge
 INSIDE = "move it inside (`vla robot release` lets go of it)"
 DIFFERENCE = 1e-4  # of an action, for the derivative of the tool's position
@@ -172,7 +173,7 @@ class SafetyEnvelope:
                 self._stopped = True
                 return Verdict(None, State.STOP, (away,))
             self._last, self._u = entered.astype(np.float64), entered - self._last
-            self._entering = False
+            self._entering = bool(self._away())
             return Verdict(entered, State.HOLD if command is None or trouble else State.RUN, ("outside",))
         self._entering = False
         self._armed_for += 1
@@ -275,7 +276,11 @@ class SafetyEnvelope:
         return ""
 
     def _enter(self) -> NDArray[np.float32] | None:
-        """The command that brings a robot at rest inside in one step; None where no step within its limits does."""
+        """The next command on a robot's way inside, from rest; None where it is too far outside.
+
+        A dimension beyond its limits may take several steps for a small share of its range, each small enough to end in
+        one: an arm that rests on its stops reads a little more than they are. All else is one step.
+        """
         last = self._last
         assert last is not None
         q = np.clip(last, self._low, self._high)
@@ -287,10 +292,14 @@ class SafetyEnvelope:
             jacobian = np.stack([(self._tool(q + d) - at) / DIFFERENCE for d in DIFFERENCE * np.eye(len(q))], axis=1)
             q = np.clip(q + np.linalg.pinv(jacobian) @ way, self._low, self._high)
         sent = q.astype(np.float32)
-        step = np.abs(sent - last)
+        way, step = sent - last, np.minimum(self._step, self._brake)
         inside = bool((sent >= self._low).all() and (sent <= self._high).all())
         inside &= self._tool is None or self._outside(sent.astype(np.float64)) == 0.0
-        return sent if inside and (step <= np.minimum(self._step, self._brake)).all() else None
+        beyond = (last < self._low) | (last > self._high)
+        reach = np.where(beyond & np.isfinite(self._high - self._low), ENTER * (self._high - self._low), 0.0)
+        if not inside or (np.abs(way) > np.maximum(step, reach)).any():
+            return None
+        return sent if (np.abs(way) <= step).all() else (last + np.clip(way, -step, step)).astype(np.float32)
 
     def _outside(self, q: FloatArray) -> float:
         """How far outside its box the tool is at ``q``, metres; 0 inside."""
