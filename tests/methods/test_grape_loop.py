@@ -174,6 +174,14 @@ def test_the_noise_of_a_rollout_is_its_own_whoever_shares_its_batch(policy):
     np.testing.assert_array_equal(alone["chain"], chain[0].numpy())
 
 
+def test_rollouts_begin_with_the_noise_that_the_policy_is_deployed_with(policy):
+    chunks = load_policy(policy)
+    chunks.policy.noise_scale = 0.2
+    observation = Observation(np.zeros(len(chunks.spec.robot.state), np.float32), {}, "pick", 0, 0)
+    (reply,) = Sampler(chunks, sigma=0.5)._sample([observation], [2])
+    np.testing.assert_array_equal(reply["chain"][0], chunks.noise([2])[0].numpy())
+
+
 def test_a_policy_that_is_not_there_leaves_no_run(tmp_path, capsys):
     assert cli.main(["train", str(CONFIG), "policy=no/such/policy", f"output_dir={tmp_path / 'x'}"]) == 1
     assert "'no/such/policy' holds no policy (there is no such directory)" in capsys.readouterr().err

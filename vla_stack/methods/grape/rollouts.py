@@ -96,6 +96,7 @@ class Sampler:
             generators = [torch.Generator().manual_seed(s) for s in seeds]
             shape = (network.horizon, network.noise_dim)
             noise = standard_noise(torch.empty(len(seeds), *shape, device=network.config.device), generators)
+            noise *= network.noise_scale  # as the policy is deployed
             std = torch.full((1, network.inference_steps, 1, 1), self.sigma, device=noise.device)
             chain = sample_chain(network, context, noise, std, generators)
             commands = self.policy.postprocessor(chain[:, -1, :, : network.action_dim]).float().numpy()
