@@ -17,6 +17,7 @@ import sim  # noqa: F401  registers its tasks
 from vla_stack import cli, envs
 from vla_stack.data.layout import read_json
 from vla_stack.data.preferences import read_pairs, read_rollout, read_scores, rollout_files
+from vla_stack.errors import UserError
 from vla_stack.evaluation import video
 from vla_stack.evaluation.evaluate import evaluate
 from vla_stack.evaluation.report import note_lines
@@ -28,7 +29,7 @@ from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.schema import ACTION, OBS_STATE, Observation
+from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE, Observation
 from vla_stack.training.recipe import load
 
 CONFIG = Path(__file__).parents[2] / "vla_stack" / "configs" / "grape_safety.yaml"
@@ -186,6 +187,15 @@ def test_a_policy_that_is_not_there_leaves_no_run(tmp_path, capsys):
     assert cli.main(["train", str(CONFIG), "policy=no/such/policy", f"output_dir={tmp_path / 'x'}"]) == 1
     assert "'no/such/policy' holds no policy (there is no such directory)" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_a_policy_with_a_history_is_refused_before_anything_is_rolled_out(tmp_path):
+    features = {OBS_STATE: PolicyFeature(FeatureType.STATE, (5,)),
+                f"{OBS_IMAGES}.front": PolicyFeature(FeatureType.VISUAL, (3, 32, 32))}  # fmt: skip
+    VlaConfig(device="cpu", push_to_hub=False, history=2, input_features=features).save_pretrained(tmp_path / "policy")
+    with pytest.raises(UserError, match="reads earlier observations") as raised:
+        grape.GrapeLoop(load(CONFIG, [*TOY, f"policy={tmp_path / 'policy'}"]), tmp_path / "run")
+    assert raised.value.remedy == "train it with history=0"
 
 
 @pytest.mark.parametrize(

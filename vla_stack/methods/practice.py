@@ -6,13 +6,14 @@ model that imagines the task. Experts act, and evaluations are made, in the task
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from vla_stack.envs.vector import EnvStep
+from vla_stack.errors import UserError
 from vla_stack.rollout.records import IDLE, EpisodeRecord
 from vla_stack.training.recipe import TaskRecipe
 
@@ -52,6 +53,17 @@ def time_limit(env: Any) -> int | None:
     while env is not None and not isinstance(env, TimeLimit):
         env = getattr(env, "env", None)
     return None if env is None else env._max_episode_steps
+
+
+def check_no_history(name: str, history: Sequence[int]) -> None:
+    """Raise a :class:`UserError` where a policy reads earlier observations, which a method keeps none of.
+
+    Args:
+        name: Of the policy, as the recipe has it.
+        history: The policy's ``spec.history``.
+    """
+    if history:
+        raise UserError(f"{name} reads earlier observations, which are not kept", "train it with history=0")
 
 
 def paid(reward: Reward, after: EnvStep) -> tuple[float, bool, bool]:

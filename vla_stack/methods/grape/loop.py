@@ -34,9 +34,11 @@ from vla_stack.evaluation.constraints.trace import Trace
 from vla_stack.methods.grape.pair_training import calibrate, self_scores, train_on_pairs
 from vla_stack.methods.grape.rollouts import Sampler, roll_out
 from vla_stack.methods.iterations import IterationFolder, table
+from vla_stack.methods.practice import check_no_history
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.directory import resolve_policy
-from vla_stack.policies.reading import find_device
+from vla_stack.policies.reading import find_device, read_config
 from vla_stack.rollout.plan import Start
 from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.runtime.executor import ExecutorConfig
@@ -67,7 +69,8 @@ class GrapeLoop:
         run_dir: Where it lies: ``iteration-k/`` holds rollouts, scores, pairs, training and record.
 
     Raises:
-        UserError: There is no such policy or device, or the constraints cannot be read.
+        UserError: There is no such policy or device, the policy reads earlier observations, or the constraints cannot
+            be read.
     """
 
     def __init__(self, recipe: Recipe, run_dir: Path) -> None:
@@ -76,6 +79,8 @@ class GrapeLoop:
         self.spec = load_spec(Path(self.method.constraints)).with_objective(self.method.objective)
         self.start = resolve_policy(recipe.policy.pretrained)
         self.device = find_device(recipe.device)
+        config = base_config(read_config(self.start, str(self.device)))
+        check_no_history(recipe.policy.pretrained, getattr(config, "history_ages", ()))
         self.executor = ExecutorConfig(mode="sync", execute=self.method.execute)
 
     def run(self) -> list[dict[str, Any]]:

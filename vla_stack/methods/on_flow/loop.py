@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from vla_stack.errors import UserError
 from vla_stack.methods.episodes_loop import EpisodesLoop
 from vla_stack.methods.off_policy import learner as learners
 from vla_stack.methods.on_flow.decisions import joined
 from vla_stack.methods.on_flow.learner import FlowLearner, means
 from vla_stack.methods.on_flow.rollouts import Explorer, Lived, demonstrations
+from vla_stack.methods.practice import check_no_history
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.schema import PolicySpec
@@ -32,10 +32,7 @@ class FlowLoop(EpisodesLoop[Lived]):
         super().__init__(recipe, run_dir)
         base, r = self.policy.policy.requires_grad_(False).eval(), self.method
         steps = int(self.policy.spec.extras["n_action_steps"])
-        if self.policy.spec.history:
-            raise UserError(
-                f"{recipe.policy.pretrained} reads earlier observations, which are not kept", "train it with history=0"
-            )
+        check_no_history(recipe.policy.pretrained, self.policy.spec.history)
         first = self.first()
         with torch.no_grad():
             seen = base.observed(base.encode(first), first).shape[-1]
