@@ -24,7 +24,7 @@ from vla_stack.policies.plain_export import plain_of
 from vla_stack.policies.plain_policy import TOKENS, TOKENS_MASK, Plain, PlainPolicy, load_plain
 from vla_stack.policies.processor_gripper import BinaryGripperStep
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
-from vla_stack.schema import Continuation, SchemaError
+from vla_stack.schema import Continuation, Observation, SchemaError
 from vla_stack.verbs.serve import load_directory
 
 pytestmark = pytest.mark.slow
@@ -86,6 +86,30 @@ def test_without_torch_it_is_the_same_policy(both, plain):
     some = plain.infer(observations, seeds, [None, plans[1], None]).actions  # a batch may mix them
     np.testing.assert_allclose(some[[0, 2]], first[[0, 2]], atol=1e-5)
     np.testing.assert_allclose(some[1, :2], plans[1].actions[:2], atol=1e-5)
+
+
+def test_without_torch_actions_may_be_more_than_states(plain):
+    robot, few = plain.spec.robot, 3
+    short = replace(plain.spec, robot=replace(robot, state=robot.state[:few], cameras=()))
+    rows = {"state_mean": plain._plain.state_mean[:few], "state_std": plain._plain.state_std[:few]}
+    rows["relative"] = 0 * plain._plain.relative
+    around = Plain.from_json(replace(plain._plain, spec=short, **rows).to_json())
+    manifest = replace(plain._manifest, inputs=("observation.state",), max_delay=0)
+    chunk = np.ones((1, short.horizon, len(robot.action)), np.float32)
+    policy = PlainPolicy(manifest, around, SimpleNamespace(run=lambda _, given: [chunk]))
+    got = policy.infer([Observation(np.ones(few, np.float32), {}, "push")], [0]).actions
+    np.testing.assert_allclose(got, chunk * around.action_std + around.action_mean)
+
+
+def test_a_policy_that_would_be_another_one_without_torch_does_not_export(beside, tmp_path, monkeypatch):
+    def wrong(chunks):
+        found = plain_of(chunks)
+        return replace(found, state_mean=found.state_mean + 10, action_mean=found.action_mean[::-1] - 10)
+
+    monkeypatch.setattr(onnx_export, "plain_of", wrong)
+    with pytest.raises(UserError, match="without torch the policy is another one"):
+        onnx_export.export(beside, tmp_path / "out")
+    assert not (tmp_path / "out" / "onnx.json").exists()
 
 
 def test_without_torch_it_refuses_what_the_other_refuses(both, plain):

@@ -43,10 +43,21 @@ from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_state import StateFlowPolicy, StateGaussianPolicy
 from vla_stack.policies.modeling_steered import SteeredPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
-from vla_stack.policies.onnx_files import CHUNK, FIXED, IS_FIXED, MANIFEST, PREFIX, STEP, Manifest, read_manifest
+from vla_stack.policies.onnx_files import (
+    CHUNK,
+    FIXED,
+    IS_FIXED,
+    MANIFEST,
+    PREFIX,
+    STEP,
+    Manifest,
+    open_graph,
+    read_manifest,
+)
 from vla_stack.policies.onnx_policy import OnnxPolicy
 from vla_stack.policies.onnx_write import REMEDY, Graph, write
 from vla_stack.policies.plain_export import plain_of
+from vla_stack.policies.plain_policy import Plain, PlainPolicy
 from vla_stack.policies.reading import find_weights, read_config
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.schema import ACTION_DIM_IS_PAD, Observation
@@ -123,8 +134,7 @@ def export(source: Path, out: Path, int8: bool = False) -> Manifest:
     beside = source if _has_graph(source, chunks.policy, int8) else None
     manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), out, int8, beside)
     if plain is not None and manifest.graphs == [CHUNK]:
-        manifest = replace(manifest, plain=plain.to_json())
-        _save(manifest, out)
+        manifest = _with_plain(manifest, plain, chunks, out)
     weights = find_weights(source)
     for file in source.iterdir():
         kept = file.is_file() and file not in (weights, source / MANIFEST)
@@ -154,12 +164,29 @@ def export_beside(source: Path, int8: bool = False) -> Manifest:
     weights = check_manifest(source)[WEIGHTS]
     with tempfile.TemporaryDirectory(prefix=f".{source.name}-", dir=source.parent) as name:
         manifest = write_graphs(chunks.policy, example(chunks, max(COMPARED)), Path(name), int8)
-        manifest = replace(manifest, plain=plain.to_json(), weights=weights)
-        _save(manifest, Path(name))
+        manifest = _with_plain(replace(manifest, weights=weights), plain, chunks, Path(name))
         for file in sorted(Path(name).iterdir()):
             os.replace(file, source / file.name)
     write_manifest(source)
     (source / SIGNATURE).unlink(missing_ok=True)
+    return manifest
+
+
+def _with_plain(manifest: Manifest, plain: Plain, chunks: ChunkPolicy, out: Path) -> Manifest:
+    """The manifest with what surrounds its graph; UserError if that is not what the policy's processors do."""
+    around = ChunkPolicy(OnnxPolicy(out, chunks.policy.config), chunks.preprocessor, chunks.postprocessor, chunks.spec)
+    asked, seeds = observations(chunks, max(COMPARED)), list(range(max(COMPARED)))
+    wanted = torch.from_numpy(around.infer(asked, seeds).actions)
+    try:
+        served = PlainPolicy(manifest, Plain.from_json(plain.to_json()), open_graph(out / CHUNK, "cpu", 1))
+        cosine = _cosine(wanted, torch.from_numpy(served.infer(asked, seeds).actions))
+        if not cosine >= LEAST_COSINE:
+            raise UserError(f"without torch the policy is another one (cosine {cosine:.4f})", REMEDY)
+    except BaseException:
+        (out / MANIFEST).unlink()  # nothing here may look like an exported policy
+        raise
+    manifest = replace(manifest, plain=plain.to_json())
+    _save(manifest, out)
     return manifest
 
 
@@ -332,10 +359,10 @@ def merge_adapters(policy: nn.Module) -> None:
             policy.set_submodule(name, module.get_base_layer())
 
 
-def example(chunks: ChunkPolicy, n: int = 2) -> dict[str, Any]:
-    """A preprocessed batch of random observations."""
+def observations(chunks: ChunkPolicy, n: int) -> list[Observation]:
+    """Random ones of a policy's robot."""
     rng, robot = np.random.default_rng(0), chunks.spec.robot
-    observations = [
+    return [
         Observation(
             rng.normal(size=len(robot.state)).astype(np.float32),
             {c.name: rng.integers(0, 256, (c.height, c.width, 3), np.uint8) for c in robot.cameras},
@@ -343,5 +370,9 @@ def example(chunks: ChunkPolicy, n: int = 2) -> dict[str, Any]:
         )
         for _ in range(n)
     ]
+
+
+def example(chunks: ChunkPolicy, n: int = 2) -> dict[str, Any]:
+    """A preprocessed batch of :func:`observations`."""
     with torch.no_grad():
-        return chunks.preprocess(observations)
+        return chunks.preprocess(observations(chunks, n))

@@ -135,7 +135,9 @@ class PlainPolicy:
             observation.check(self.spec.robot, self.spec.reads)
         plain, m = self._plain, self._manifest
         states = np.stack([o.state for o in observations])
-        origin = (states[:, : len(plain.relative)] * plain.relative)[:, None]
+        n = min(states.shape[1], len(plain.relative))  # where states are fewer than actions, none is relative
+        origin = np.zeros((len(states), 1, len(plain.relative)), np.float32)
+        origin[:, 0, :n] = states[:, :n] * plain.relative[:n]
         given = self._seen(observations, states)
         given["noise"] = np.stack([randn(seed, m.horizon, m.noise_dim) for seed in seeds]) * np.float32(m.noise_scale)
         if m.max_delay:
