@@ -84,6 +84,16 @@ def make_data(learner: Learner, rows: int = 6, seed: int = 0) -> Experience:
     )
 
 
+def test_dimensions_that_a_robot_does_not_have_do_not_count() -> None:
+    learner = make_learner(bc=1.0)
+    data = make_data(learner)
+    has = torch.arange(learner.policy.action_dim).expand(6, -1) < torch.tensor([5, 3] * 3)[:, None]
+    data = replace(data, context=replace(data.context, has_dim=has))
+    rows = torch.tensor([1, 0])
+    counted = learner.counted(data, rows)
+    assert counted.sum((1, 2)).tolist() == [3 * 3, 4 * 5] and not counted[0, :, 3:].any()
+
+
 def processors_of(policy):
     if policy.name == "vla":
         return make_vla_pre_post_processors(policy.config, None)

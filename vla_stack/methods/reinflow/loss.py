@@ -220,10 +220,13 @@ class Learner(nn.Module):
         return self.std(data.inputs[: self.config.minibatch]).mean()
 
     def counted(self, data: Experience, rows: Tensor) -> Bool[Tensor, "b h w"]:
-        """Entries of a chunk that were carried out; padding of actions, and steps after the episode's end, were not."""
+        """Entries of a chunk that were carried out; padding of actions, dimensions that the robot does not have, and
+        steps after the episode's end, were not."""
         _, _, h, w = data.chain.shape
         steps = torch.arange(h, device=data.chain.device) < data.executed[rows, None]
         dims = torch.arange(w, device=data.chain.device) < self.policy.action_dim
+        if (has_dim := data.context.has_dim) is not None:
+            dims = dims & F.pad(has_dim[rows], (0, w - has_dim.shape[1]))[:, None]
         return steps[:, :, None] & dims
 
 
