@@ -61,6 +61,20 @@ def test_views_equal_brute_force(h, capacity):
         assert batch.next_obs[i].tolist() == after.tolist()
 
 
+def test_of_an_episode_that_succeeded_every_step_may_be_drawn():
+    lengths, ends = [150, 20, 30], ["terminated", "truncated", "terminated"]
+    store = filled(lengths, ends, slots=2, capacity=256, tail=-1 / (1 - GAMMA), open_steps=10)
+    again = ReplayBuffer(512, 3, 1, 2, GAMMA, store.tail)
+    again.load_state_dict(store.state_dict())
+    for kept in (store, again):
+        batch = kept.sample(4000, 2, np.random.default_rng(0), succeeded=True)
+        drawn = {(int(episode), int(step)) for _, episode, step in batch.obs.tolist()}
+        assert drawn == {(0, t) for t in range(150)} | {(2, t) for t in range(30)}
+    wrapped = filled(lengths, ends, capacity=40, open_steps=10)
+    of = wrapped.sample(200, 1, np.random.default_rng(0), succeeded=True).obs[:, 1]
+    assert set(of.tolist()) == {2.0}
+
+
 def test_a_time_limit_bootstraps_from_the_final_observation_and_an_end_does_not():
     for end, discount in (("truncated", GAMMA**2), ("terminated", 0.0)):
         store = filled([5], [end])

@@ -131,6 +131,7 @@ class ReplayBuffer:
         self.columns: dict[str, NDArray] = {name: np.zeros((n, *s), t) for name, (s, t) in shapes.items()}
         self._extras = tuple(extras or ())
         self._tensors = {name: torch.from_numpy(self.columns[name]) for name in ("obs", "action", "next_obs")}
+        self._won = np.zeros(n, np.bool_)  # of each step, whether its episode has ended with the task
         self._base = np.arange(slots) * capacity
         self.steps = np.zeros(slots, np.int64)  # of each environment, ever added
         self._since = np.zeros(slots, np.int64)  # step at which each environment's open episode began
@@ -151,6 +152,7 @@ class ReplayBuffer:
         for name in self._extras:
             self.columns[name][at] = t.extras[name]
         self.columns["returns"][at] = np.nan
+        self._won[at] = False
         self.steps[slots] += 1
         for slot in np.arange(self.slots)[slots][np.logical_or(t.terminated, t.truncated)]:
             self._close(int(slot))
@@ -189,7 +191,8 @@ class ReplayBuffer:
             horizon: h.
             rng: Source of the draw.
             closed: From finished episodes alone, whose Monte-Carlo returns are known.
-            succeeded: From those alone that earned more than an endless failure, ``tail``.
+            succeeded: From finished episodes alone that the task ended and no time limit did; for rewards under which
+                nothing but success ends an episode.
 
         Raises:
             ValueError: There is nothing to draw.
@@ -202,8 +205,8 @@ class ReplayBuffer:
                 bad = ~self._whole(index, horizon)
                 if closed:
                     bad |= np.isnan(self.columns["returns"][index])
-                if succeeded:  # the returns of failures are rounded sums
-                    bad |= ~(self.columns["returns"][index] > self.tail + 1e-3 * abs(self.tail))
+                if succeeded:
+                    bad |= ~self._won[index]
                 if not (count := int(bad.sum())):
                     break
                 index[bad] = self._draw(count, rng)
@@ -260,6 +263,12 @@ class ReplayBuffer:
             column.reshape(self.slots, self.capacity, *column.shape[1:])[:, :kept] = rows[:, :kept]
         self.steps[:] = steps
         self._since[:] = state["since"].numpy()
+        for slot in range(self.slots):
+            rows = self.rows(slot)
+            ends = np.flatnonzero(self.columns["terminated"][rows] | self.columns["truncated"][rows])
+            closed = rows[: ends[-1] + 1] if len(ends) else rows[:0]
+            last = rows[ends[np.searchsorted(ends, np.arange(len(closed)))]]
+            self._won[closed] = self.columns["terminated"][last]
 
     # Internals ------------------------------------------------------------------------------------------------------
 
@@ -286,7 +295,7 @@ class ReplayBuffer:
         return self._window(index, horizon)[1] <= available
 
     def _close(self, slot: int) -> None:
-        """Fill in the Monte-Carlo returns of the episode that the newest step ended."""
+        """Fill in the Monte-Carlo returns of the episode that the newest step ended, and whether it succeeded."""
         end = int(self.steps[slot])
         start = max(int(self._since[slot]), end - self.capacity)
         rows = self._base[slot] + np.arange(start, end) % self.capacity
@@ -294,6 +303,7 @@ class ReplayBuffer:
         for row in rows[::-1]:
             value = float(self.columns["reward"][row]) + self.gamma * value
             self.columns["returns"][row] = value
+        self._won[rows] = self.columns["terminated"][rows[-1]]
         self._since[slot] = end
 
 
