@@ -12,9 +12,12 @@ from vla_stack.errors import UserError
 from vla_stack.history import History
 from vla_stack.methods.imitation import loss as imitation
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.configuration_moh import MohConfig
+from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.modeling_vla import VlaPolicy
 from vla_stack.policies.onnx_export import export
 from vla_stack.policies.past import PAST_TOKENS
+from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import ACTION, ACTION_IS_PAD, OBS_STATE, PAST_AGE, Observation, PolicySpec, image_key, past_key
 
@@ -176,6 +179,22 @@ def test_select_action_recalls_what_the_engine_does(policy, chunks):
             policy.select_action(plain, torch.zeros(1, 8, ACTIONS))
     torch.testing.assert_close(torch.cat(got), torch.cat(wanted))
     policy.reset()
+
+
+def test_a_mixture_around_it_remembers_as_well():
+    base = make_config(history=3)
+    policy = MohPolicy(MohConfig(base=base, horizons=(5, 8), device="cpu", push_to_hub=False)).eval()
+    policy.base.load_state_dict(make_policy(history=3).state_dict())
+    pre, _ = make_moh_pre_post_processors(policy.config, make_stats())
+    noise, now = torch.zeros(1, 8, ACTIONS), {k: v for k, v in make_batch(1).items() if k != ACTION}
+
+    def play(steps: int) -> torch.Tensor:
+        return torch.cat([policy.select_action(pre(now), noise) for _ in range(steps)])
+
+    once = play(base.n_action_steps + 1)
+    assert not torch.equal(once[0], once[-1])  # what is seen is the same, and by now it has been seen before
+    policy.reset()
+    assert torch.equal(once, play(base.n_action_steps + 1))
 
 
 def test_what_has_no_history_says_so(policy, saved, tmp_path):

@@ -26,6 +26,7 @@ from vla_stack.policies.mixture_of_horizons import (
     packed_states,
     vote_steps,
 )
+from vla_stack.policies.past import Recollection
 from vla_stack.policies.reading import read_policy
 from vla_stack.policies.registry import blank_policy, policy_class
 from vla_stack.policies.weights import parameter_groups
@@ -125,7 +126,7 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
         self.max_delay, self.noise_scale = self.base.max_delay, self.base.noise_scale
         self.gate = Gate(self.state_width)
         self.horizons = Horizons(config.horizons)
-        self._queue = ActionQueue()
+        self._queue, self._past = ActionQueue(), Recollection(getattr(config.base, "history_ages", ()))
 
     # --- FlowPolicy -----------------------------------------------------------------------------------------------
 
@@ -308,20 +309,25 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
     def select_action(self, batch: dict[str, Any], noise: Tensor | None = None, **_: Any) -> Float[Tensor, "b a"]:
         """The next action of a queue, refilled after ``n_action_steps`` calls, or as dynamic inference says.
 
-        A batch is one queue: it is refilled when the first of its samples wants to be.
+        A batch is one queue: it is refilled when the first of its samples wants to be. Each refill is remembered where
+        the base has a history.
         """
 
         def refill() -> Tensor:
-            chunk, disagreement = self.sample(batch, noise)
+            past = self._past.beside(self.image_tokens(batch)) if getattr(self.config.base, "history", 0) else {}
+            chunk, disagreement = self.sample({**batch, **past}, noise)
             steps = self.execute_steps(disagreement)
             return chunk[:, : self.config.n_action_steps if steps is None else int(steps.min())]
 
         origin = batch[ACTION][:, 0] if ACTION in batch else torch.zeros((), device=batch[OBS_STATE].device)
-        return self._queue.next(origin, refill)
+        action = self._queue.next(origin, refill)
+        self._past.step += 1
+        return action
 
     def reset(self) -> None:
-        """Forget the queued actions."""
+        """Forget the queued actions and the episode."""
         self._queue.clear()
+        self._past.clear()
 
     def get_optim_params(self) -> list[dict[str, Any]]:
         """Parameter groups for LeRobot's training loop."""
