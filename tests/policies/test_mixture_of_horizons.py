@@ -610,6 +610,8 @@ def test_loading_a_mixture_reads_no_weights_of_its_base_s_backbone(cases, tmp_pa
         ({"horizons": (5, 2, 8)}, r"horizons are \[5, 2, 8\], expected whole numbers in ascending order"),
         ({"horizons": (2, 6)}, "longest horizon is 6, the base 'vla' predicts 8 actions.*chunk_size=6"),
         ({"horizons": ()}, "ascending order"),
+        ({"consensus_min_steps": 0}, "consensus_min_steps is 0, expected at least 1"),
+        ({"consensus_max_steps": 0}, "consensus_max_steps is 0, expected at least 1"),
     ],
 )
 def test_horizons_that_do_not_fit_are_named(native, options, message):

@@ -29,7 +29,7 @@ class MohConfig(OnBase):
             predictions are no longer those of its weights, so it has to be trained.
         consensus_ratio: r of dynamic inference: how far branches may disagree, relative to their disagreement over the
             first ``consensus_min_steps``, for a further action to be executed; null executes ``n_action_steps``.
-        consensus_min_steps: Actions that are executed in any case, n.
+        consensus_min_steps: Actions that are executed in any case, n; at least 1.
         consensus_min_active: Branches that must predict an action, m.
         consensus_rule: ``code`` or ``paper``, see :func:`~vla_stack.policies.mixture_of_horizons.consensus_steps`; for
             one-step branches also ``votes``, see :func:`~vla_stack.policies.mixture_of_horizons.vote_steps`, which
@@ -63,6 +63,11 @@ class MohConfig(OnBase):
             )
         if self.base.type == self.type:
             raise UserError("the base of a mixture of horizons is one itself", "give another base.type")
+        for name in ("consensus_min_steps", "consensus_max_steps"):
+            if (steps := getattr(self, name)) is not None and steps < 1:
+                raise UserError(
+                    f"{name} is {steps}, expected at least 1", "some action of a chunk is executed: set 1 or more"
+                )
         self.share()
 
     def __getattr__(self, name: str) -> Any:
