@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +20,7 @@ from vla_stack import envs
 from vla_stack.cli import main
 from vla_stack.errors import UserError
 from vla_stack.world_model import model as world
+from vla_stack.world_model import quality
 from vla_stack.world_model.clips import clip_batch, clip_index, open_recording
 from vla_stack.world_model.memory import history_chunks
 from vla_stack.world_model.model import load
@@ -97,6 +100,26 @@ def test_data_that_are_too_few_or_of_another_task_are_refused(tmp_path: Path, ca
         words = [f"data.root={data}", f"output_dir={tmp_path / 'run'}", override]
         assert main(["train", str(tmp_path / "r.yaml"), *words]) == 1 and not (tmp_path / "run").exists()
         assert re.search(why, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("future", [4, 6, 17])
+def test_a_strip_shows_as_many_imagined_frames_as_recorded_ones(
+    future: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, some = 40, np.zeros((40, 1, SIZE, SIZE, 3), np.uint8)
+    recording: Any = SimpleNamespace(
+        start=np.zeros(n, int), end=np.full(n, n), held_out=np.ones(n, bool), stacked=lambda frames: some[frames]
+    )
+
+    def imagine(model: object, recording: object, starts: np.ndarray, frames: int) -> tuple[np.ndarray, None]:
+        whole = frames // future * future
+        return np.zeros((len(starts), whole, 1, SIZE, SIZE, 3), np.uint8), None
+
+    monkeypatch.setattr(quality, "imagine_along", imagine)
+    monkeypatch.setattr(quality, "decode", lambda model, latents: latents)
+    model: Any = SimpleNamespace(horizon=future, cameras=("front",))
+    quality.write_strip(model, recording, tmp_path / "strip.png")
+    assert (tmp_path / "strip.png").is_file()
 
 
 def test_a_clip_is_what_a_rollout_would_remember(root: Path) -> None:

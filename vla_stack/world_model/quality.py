@@ -167,7 +167,8 @@ def write_strip(
     starts = held_out_starts(recording, frames)[:episodes]
     if not len(starts):
         return
-    imagined = decode(model, imagine_along(model, recording, starts, frames)[0])
+    whole = -(-frames // model.horizon) * model.horizon
+    imagined = decode(model, imagine_along(model, recording, starts, whole)[0][:, :frames])
     real = np.stack([recording.stacked(starts + 1 + k) for k in range(frames)], 1)
     rows = []
     for b in range(len(starts)):
