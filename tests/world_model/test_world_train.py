@@ -19,6 +19,7 @@ from sim.so101 import SO101
 from vla_stack import envs
 from vla_stack.cli import main
 from vla_stack.errors import UserError
+from vla_stack.training import recipe as recipes
 from vla_stack.world_model import model as world
 from vla_stack.world_model import quality
 from vla_stack.world_model.clips import clip_batch, clip_index, open_recording
@@ -120,6 +121,26 @@ def test_a_strip_shows_as_many_imagined_frames_as_recorded_ones(
     model: Any = SimpleNamespace(horizon=future, cameras=("front",))
     quality.write_strip(model, recording, tmp_path / "strip.png")
     assert (tmp_path / "strip.png").is_file()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "generated=0",
+        "dynamics.future=0",
+        "dynamics.history=-1",
+        "dynamics.members=0",
+        "dynamics.steps=0",
+        "dynamics.sigma_min=0",
+        "dynamics.held=2",
+        "vae.widths=[8, 0]",
+        "heads.judges=0",
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(wrong: str, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    with pytest.raises(UserError, match=rf"'method\.{wrong.partition('=')[0]}' is .*, expected "):
+        recipes.load(tmp_path / "r.yaml", [f"method.{wrong}"])
 
 
 def test_a_clip_is_what_a_rollout_would_remember(root: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vla_stack.training.recipe_tree import Count, Natural, NotNegative, Positive, Share
+
 PARTS = ("vae", "dynamics", "heads")  # of a world model, in the order in which they are trained
 
 
@@ -22,12 +24,12 @@ class VaeConfig:
             pixels, and their colour is what a policy is told.
     """
 
-    channels: int = 8
-    stem: int = 2
-    widths: tuple[int, ...] = (32, 64, 128)
-    ssim: float = 0.1
-    kl: float = 1e-4
-    object_weight: float = 5.0
+    channels: Count = 8
+    stem: Count = 2
+    widths: tuple[Count, ...] = (32, 64, 128)
+    ssim: NotNegative = 0.1
+    kl: NotNegative = 1e-4
+    object_weight: NotNegative = 5.0
 
 
 @dataclass(frozen=True)
@@ -53,24 +55,24 @@ class DynamicsConfig:
         guidance: Scale of classifier-free guidance at the last frame; 1 is none.
     """
 
-    history: int = 4
-    future: int = 4
-    width: int = 192
-    blocks: int = 6
-    heads: int = 6
-    patch: int = 2
-    members: int = 3
+    history: Natural = 4
+    future: Count = 4
+    width: Count = 192
+    blocks: Count = 6
+    heads: Count = 6
+    patch: Count = 2
+    members: Count = 3
     conditioning: Literal["per_frame", "mean", "flat", "none"] = "per_frame"
     sigma_mean: float = 0.3
-    sigma_std: float = 1.4
-    history_noise: float = 0.3
-    anchor_noise: float = 0.2
-    dropout: float = 0.05
-    held: float = 0.25
-    steps: int = 5
-    sigma_max: float = 20.0
-    sigma_min: float = 0.01
-    guidance: float = 1.0
+    sigma_std: NotNegative = 1.4
+    history_noise: NotNegative = 0.3
+    anchor_noise: NotNegative = 0.2
+    dropout: Share = 0.05
+    held: Share = 0.25
+    steps: Count = 5
+    sigma_max: Positive = 20.0
+    sigma_min: Positive = 0.01
+    guidance: NotNegative = 1.0
 
     @property
     def frames(self) -> int:
@@ -90,10 +92,10 @@ class HeadsConfig:
             episode, as pictures and doubt of its end are others than of its beginning.
     """
 
-    width: int = 192
-    judges: int = 3
-    window: int = 12
-    rollout: int = 40
+    width: Count = 192
+    judges: Count = 3
+    window: Count = 12
+    rollout: Count = 40
 
 
 @dataclass(frozen=True)

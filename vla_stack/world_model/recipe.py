@@ -79,7 +79,7 @@ class World:
     train_dynamics: Stage = field(default_factory=Stage)
     train_heads: Stage = field(default_factory=Stage)
     optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
-    generated: Natural = 96
+    generated: Count = 96
     vae_from: str = ""
     log_every: Count = 20
     save_every: Count = 250
