@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from world_toys import RECIPE, SIZE, record
 
 from sim.so101 import SO101
@@ -20,13 +22,13 @@ from vla_stack import envs
 from vla_stack.cli import main
 from vla_stack.errors import UserError
 from vla_stack.training import recipe as recipes
+from vla_stack.world_model import heads_data, quality
 from vla_stack.world_model import model as world
-from vla_stack.world_model import quality
 from vla_stack.world_model.clips import clip_batch, clip_index, open_recording
 from vla_stack.world_model.memory import history_chunks
 from vla_stack.world_model.model import load
 from vla_stack.world_model.tool import tool_of
-from vla_stack.world_model.train import WorldTraining
+from vla_stack.world_model.train import WorldTraining, _check_recording
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +96,39 @@ def test_data_that_are_too_few_or_of_another_task_are_refused(tmp_path: Path, ca
     (tmp_path / "r.yaml").write_text(RECIPE)
     for name, episodes, frames, override, why in (
         ("few", 9, 4, "seed=0", "has 9 episodes, of which every 10th is kept"),
-        ("short", 10, 2, "seed=0", "the longest episode of .* has 2 frames"),
+        ("short", 10, 2, "seed=0", "the longest training episode of .* has 2 frames"),
         ("other", 10, 4, "task=sim/stack-v0", "was recorded with 'pick up the red cube', sim/stack-v0 asks for"),
     ):
         data = record(tmp_path / name, episodes, frames)
         words = [f"data.root={data}", f"output_dir={tmp_path / 'run'}", override]
         assert main(["train", str(tmp_path / "r.yaml"), *words]) == 1 and not (tmp_path / "run").exists()
         assert re.search(why, capsys.readouterr().err)
+
+
+def test_episodes_that_are_held_out_last_a_chunk_as_well(root: Path, tmp_path: Path) -> None:
+    recording = open_recording(root)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    recipe = recipes.load(tmp_path / "r.yaml", [f"data.root={root}"])
+    _check_recording(recording, recipe)
+    short = replace(recording, end=np.where(recording.held_out, recording.start + 2, recording.end))
+    with pytest.raises(UserError, match="the longest held-out episode of .* has 2 frames"):
+        _check_recording(short, recipe)
+
+
+def test_guards_are_set_by_rollouts_of_episodes_that_last_a_chunk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = open_recording(root)
+    held_out = recording.start >= 64  # the last two episodes; the first of them has fewer frames than a chunk
+    recording = replace(recording, held_out=held_out, end=np.where(recording.start == 64, 66, recording.end))
+    began: list[int] = []
+
+    def imagine(model: object, recording: object, starts: np.ndarray, frames: int, seed: int) -> tuple[Tensor, Tensor]:
+        began.extend(starts)
+        return torch.zeros(len(starts), frames), torch.zeros(len(starts), frames // 2)
+
+    monkeypatch.setattr(heads_data, "imagine_along", imagine)
+    model: Any = SimpleNamespace(horizon=2, config=SimpleNamespace(heads=SimpleNamespace(rollout=6)))
+    heads_data.imagine_rollouts(model, recording, 16, 0, held_out=True)
+    assert began == [72] * 16
 
 
 @pytest.mark.parametrize("future", [4, 6, 17])

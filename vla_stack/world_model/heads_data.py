@@ -15,7 +15,7 @@ from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.heads import strict_threshold
 from vla_stack.world_model.model import Limits, WorldModel
-from vla_stack.world_model.quality import decode, imagine_along
+from vla_stack.world_model.quality import decode, held_out_starts, imagine_along
 
 BANK = 2000  # recorded (pose, command) pairs that a model carries
 SOME = 10  # rollouts that last as long, without which nothing is said of that length
@@ -51,13 +51,15 @@ def imagine_rollouts(
 ) -> dict[str, Tensor]:
     """Rollouts along recorded poses, from the first frames of episodes, of which every second one succeeds if any does.
 
+    Those of held-out episodes last a chunk at least: guards are set by whole ones.
+
     Returns:
         ``latents`` [n, T, V, C, h, w] with T the heads' rollout rounded to chunks, ``index`` int64 [n, T] of the frames
         that were recorded there, ``length`` int64 [n] of them within the episode, and ``spread`` [n, chunks].
     """
     length = _whole(model, model.config.heads.rollout)
     rng = np.random.default_rng([seed, held_out])
-    first = np.unique(recording.start[recording.held_out == held_out])
+    first = held_out_starts(recording, model.horizon) if held_out else np.unique(recording.start[~recording.held_out])
     winning = first[np.isin(first, recording.start[recording.success])]
     starts = rng.choice(first, n)
     if len(winning):

@@ -71,10 +71,10 @@ class StageParts:
 
 def _check_recording(recording: Recording, recipe: Recipe) -> None:
     """Raise a :class:`UserError` where there is too little to learn from or to measure on."""
-    lengths = (recording.end - recording.start)[np.unique(recording.start)]
-    if len(lengths) < HELD_OUT:
+    starts = np.unique(recording.start)
+    if len(starts) < HELD_OUT:
         raise UserError(
-            f"{recipe.data.root[0]} has {len(lengths)} episodes, of which every {HELD_OUT}th is kept for validation",
+            f"{recipe.data.root[0]} has {len(starts)} episodes, of which every {HELD_OUT}th is kept for validation",
             f"record at least {HELD_OUT}, better hundreds: vla collect --mixed",
         )
     known = next((task.instructions for task in TASKS.values() if task.id == recipe.task.id), recording.tasks)
@@ -84,11 +84,13 @@ def _check_recording(recording: Recording, recipe: Recipe) -> None:
             "set task to that of the data, or task='' for a real robot",
         )
     shortest = recipe.method.shapes().dynamics.future + 1
-    if lengths.max() < shortest:
-        raise UserError(
-            f"the longest episode of {recipe.data.root[0]} has {lengths.max()} frames",
-            f"a chunk needs {shortest} (method.dynamics.future + 1)",
-        )
+    for kind, chosen in (("training", ~recording.held_out), ("held-out", recording.held_out)):
+        longest = (recording.end - recording.start)[chosen].max()
+        if longest < shortest:
+            raise UserError(
+                f"the longest {kind} episode of {recipe.data.root[0]} has {longest} frames",
+                f"a chunk needs {shortest} (method.dynamics.future + 1), and every {HELD_OUT}th episode is held out",
+            )
 
 
 def _calibration(recipe: Recipe, robot: RobotSpec) -> Calibration | None:
