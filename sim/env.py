@@ -104,7 +104,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._film = Renderer(self.model, *render_size)
 
         self._variant = self._stage = self._world_seed = 0
-        self._instruction, self._delay = "", 0.0
+        self._instruction, self._given, self._delay = "", "", 0.0  # given: in place of the task's own
         self._drives = Drives(self._joints + 1, self.arm.interpolates)  # of the first actuators
         self._tool_command: NDArray[np.float64] = np.zeros(5)
 
@@ -194,7 +194,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         if "variant" in options:
             self._variant = self._find_variant(options["variant"])
         self._delay = self._randomiser.apply(self._world_seed, self.furnish)
-        self._instruction = str(options.get("instruction", self.sentence()))
+        self._given = str(options.get("instruction", ""))
+        self._instruction = self._given or self.sentence()
         mujoco.mj_resetData(self.model, self.data)
         tool = np.append(np.array(self.config.start) + self._level.start * jitter, 0.0)
         self._put_arm(self._ik.solve(tool, np.array(self.arm.posture)))
@@ -325,7 +326,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._variant, self._world_seed, self._stage = (int(c) for c in counters)
         self._drives.targets = drives.reshape(self._drives.targets.shape)
         self._delay = self._randomiser.apply(self._world_seed, self.furnish)
-        self._instruction = self.sentence()
+        self._instruction = self._given or self.sentence()
         mujoco.mj_setState(self.model, self.data, physics, _STATE)
         mujoco.mj_forward(self.model, self.data)
         # The forward pass filled in positions and contacts, but also renewed the solver's warm start: restore it.

@@ -133,6 +133,7 @@ class MetaworldEnv(BenchmarkEnv):
 
     def advance(self, action: NDArray[np.float64]) -> tuple[float, bool]:
         reward = 0.0
+        self._env.curr_path_length = 0  # our time limit counts, the package's own would be an error
         for left in range(self._repeat, 0, -1):
             self.privileged, reward, _, _, info = self._env.step(self._native_action(action, left))
             if success := bool(info["success"]):

@@ -31,6 +31,7 @@ TRAY, TRAY_FLOOR, RIM = 0.066, 0.004, 0.024  # m, half its inside, its floor, th
 ASIDE = 0.12  # m, from a thing to what is put to its left or right
 CLEAR = 0.04  # m, at least so much farther left or right it has to be
 BESIDE = 0.06  # m, how far it may be in front or behind
+NEARLY = 0.02  # m, farther away than that from where it is wanted a thing is at the start
 ROOM = 0.115  # m, from where a thing is put to the middles of others
 
 
@@ -68,7 +69,8 @@ class PlaceRelation(Tabletop):
         objects.lay(self, "tray", self.tray)
 
     def wishes(self, rng: np.random.Generator) -> list[Wish]:
-        beside = [(0, side, k) for k in (1, 2) for side in ("left", "right") if self._is_room(side, k)]
+        sides = [(side, k) for k in (1, 2) for side in ("left", "right")]
+        beside = [(0, *at) for at in sides if self._is_room(*at) and not self._is_there(*at)]
         wishes: list[Wish] = [(0, "on", -1), (0, "in", -1), *beside]
         wishes = [wishes[i] for i in rng.permutation(len(wishes))]
         return [*wishes, (1, *wishes[0][1:])] if wishes[0][2] < 0 else wishes
@@ -77,6 +79,11 @@ class PlaceRelation(Tabletop):
         spot = self.spots[k] + [0.0, -ASIDE if side == "left" else ASIDE]
         others = [self.plate, self.tray, *(s for i, s in enumerate(self.spots) if i not in (0, k))]
         return abs(spot[1]) < 0.26 and all(np.hypot(*(spot - other)) > ROOM for other in others)
+
+    def _is_there(self, side: str, k: int) -> bool:
+        """Whether the thing lies there already, or nearly."""
+        off = np.abs(self.spots[0] - self.spots[k] - [0.0, -ASIDE if side == "left" else ASIDE])
+        return bool(off[0] < BESIDE + NEARLY and off[1] < ASIDE - CLEAR + NEARLY)
 
     def ask(self, rng: np.random.Generator, wish: Wish) -> str:
         slot, relation, k = wish

@@ -75,6 +75,7 @@ class Push(ArmEnv):
         behind, aside = self._behind()
         left = float(np.hypot(*(self.zone - cube)))
         resting = bool(np.hypot(*self.data.joint("cube").qvel[:2]) < 0.05)
+        resting &= bool(self.position("cube")[2] < objects.CUBE + 0.01)  # nobody carries it
         reached = 0.0 < behind < 0.08 and abs(aside) < 0.02 and self.tool[2] < 0.04
         return reached, left < 0.08, left < INSIDE and resting
 

@@ -67,7 +67,7 @@ def test_what_is_done_is_not_run_again_unless_something_differs(tmp_path):
     assert run(tmp_path, ["darker"]) == (before, [])
     (tmp_path / f"{LINE.replace(':', '_')}_darker.json").unlink()  # a command that was stopped before
     assert run(tmp_path, ["darker"]) == (before, [f"{LINE} darker"])
-    for terms in (Terms(6, 1), Terms(5, 0), Terms(6, 0, latency=Latency(0.1))):
+    for terms in (Terms(6, 1), Terms(5, 0), Terms(6, 0, latency=Latency(0.1)), Terms(6, 0, continued="exp 5.0")):
         _, seen = run(tmp_path, ["darker"], terms)
         assert len(seen) == 2
     other = Seeing()

@@ -152,6 +152,26 @@ def test_actions_that_are_none_are_refused(action):
         env.step(action.astype(np.float32))
 
 
+def test_a_state_keeps_an_instruction_that_was_given():
+    env = make("pick")
+    env.reset(seed=1, options={"instruction": "pick up the moon"})
+    env.set_state(env.get_state())
+    assert env.task == "pick up the moon"
+    env.reset(seed=1)
+    assert env.task != "pick up the moon"
+
+
+def test_a_cube_that_is_carried_is_not_pushed():
+    env = make("push")
+    env.reset(seed=1)
+    zone = env.zone
+    for height, done in ((0.12, False), (env.position("cube")[2], True)):
+        joint = env.data.joint("cube")
+        joint.qpos[:3], joint.qvel[:] = [*zone, height], 0.0
+        mujoco.mj_forward(env.model, env.data)
+        assert env.progress()[-1] == done
+
+
 def test_instruction_changes_the_text_and_nothing_else():
     env = make("pick")
     plain, _ = env.reset(seed=1)

@@ -46,6 +46,13 @@ def test_a_state_brings_back_things_sentence_and_picture(task):
     assert (seen[0] == seen[1]).all()
 
 
+def test_nothing_is_asked_for_that_is_so_already():
+    env = make("place_relation")
+    for seed in range(1000, 1100):
+        env.reset(seed=seed)
+        assert not any(env.achieved(text) for text in env.task_variants)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_sentences_of_a_scene_are_as_many_as_its_wishes_and_one_is_fulfilled(task):
     env = make(task)

@@ -134,6 +134,7 @@ class Terms:
         latency: Of the policy.
         options: Of all environments.
         instruct: See :func:`~vla_stack.evaluation.evaluate.evaluate`.
+        continued: How the policy continues plans, where a mode leaves it open.
     """
 
     episodes: int
@@ -142,6 +143,7 @@ class Terms:
     latency: Latency = Latency()
     options: Mapping[str, Any] = field(default_factory=dict)
     instruct: Instruct = None
+    continued: str = ""
 
 
 Progress = Callable[[str], AbstractContextManager[OnEpisode]]

@@ -187,7 +187,8 @@ def suite(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str, Any]) 
     def progress(title: str) -> AbstractContextManager[OnEpisode]:
         return _progress(title, args.episodes)
 
-    terms = Terms(args.episodes, args.seed, executor, latency, limit)
+    continued = f"{args.schedule} {args.beta} {args.weak}"
+    terms = Terms(args.episodes, args.seed, executor, latency, limit, continued=continued)
     how = {"num_envs": args.num_envs, "workers": _workers(args), "rollouts": args.rollouts}
     rows = run_suite(policy, splits, terms, args.out / "splits", progress, **how)
     settings = {"suite": args.suite, "mode": executor.mode, "latency_s": latency.mean_s, "seed": args.seed}
