@@ -45,6 +45,7 @@ class Guarding:
 
     def __init__(self, name: str, buses: list[GuardedBus], patience_s: float) -> None:
         self._plan = json.dumps({"name": name, "buses": [asdict(bus) for bus in buses]})
+        self._buses = [guardian.GuardianBus(**asdict(bus)) for bus in buses]  # for this process, see brake()
         self._fd = os.memfd_create("guardian")
         os.ftruncate(self._fd, guardian.WORDS * 8)
         self._words = memoryview(mmap.mmap(self._fd, guardian.WORDS * 8)).cast("Q")
@@ -61,9 +62,14 @@ class Guarding:
         return int(self._words[guardian.TRIPS])
 
     @property
+    def tripped(self) -> bool:
+        """It had to act, and goes on until :meth:`rest` takes note of that."""
+        return bool(self._words[guardian.NOTED] != self._words[guardian.TRIPS])
+
+    @property
     def trouble(self) -> str:
         """Why no command may be sent before the robot is stopped and re-armed; empty where all is well."""
-        if self._words[guardian.NOTED] != self._words[guardian.TRIPS]:
+        if self.tripped:
             silent_s = self._words[guardian.SILENT_NS] * 1e-9
             return f"the guardian brought it to rest: the process that drives it was silent for {silent_s:.2f} s"
         if self._process.poll() is not None:
@@ -87,6 +93,12 @@ class Guarding:
         self._words[guardian.STATE] = guardian.RESTING
         if self._process.poll() is not None:
             self._start()
+
+    def brake(self) -> bool:
+        """Command rest once from here, as the guardian does: zero velocities first. Whether the buses confirm it."""
+        for bus in self._buses:
+            bus.forget()
+        return all([bus.rest() for bus in self._buses])
 
     def end(self) -> None:
         """The robot stands still and nobody drives it any more; may be called twice."""

@@ -165,6 +165,11 @@ def silence(device: Any) -> None:
             serial.reset_input_buffer()
 
 
+def one_line(error: Exception) -> str:
+    """What an error of LeRobot or of an SDK says, for people."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def _ports(device: Any) -> list[Any]:
     found = [getattr(getattr(arm, "bus", None), "port_handler", None) for arm in arms(device).values()]
     return [port for port in found if port is not None]

@@ -8,6 +8,7 @@ then the motors hold all the while. So here a port is opened and asked, and noth
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from robot_drivers.lerobot_port import arms, buses, insist, unhurried
@@ -46,23 +47,33 @@ def join(robot: Any) -> None:
             _switch_on(arms(robot)[prefix], bus)
 
 
-def reopen(robot: Any) -> None:
+def reopen(robot: Any, brake: Callable[[], object] | None = None) -> None:
     """Open a robot that was connected once more; motors that hold go on holding.
 
     Motors that have all lost their power are configured and switched on as LeRobot does it; one that is off among
     others that hold is switched on where it is.
+
+    Args:
+        robot: Whose ports it opens.
+        brake: Brings it to rest as far as that goes without answers; called as soon as the ports are open.
 
     Raises:
         Exception: It cannot be opened, or has another calibration; LeRobot's errors have no common class.
     """
     let_go(robot)
     with unhurried(robot):  # no control loop waits for these answers
-        _open(robot)
+        _open(robot, brake)
 
 
-def _open(robot: Any) -> None:
+def _open(robot: Any, brake: Callable[[], object] | None) -> None:
     found = buses(robot)
-    if all(hasattr(bus, "connect") for bus in found.values()) and len(found) == len(arms(robot)):
+    if brake is not None:  # a wheel turns until it is told otherwise, and motors may hear that cannot be heard
+        for bus in found.values():
+            bus.connect(handshake=False)
+        brake()
+        for bus in found.values():
+            bus._handshake()
+    elif all(hasattr(bus, "connect") for bus in found.values()) and len(found) == len(arms(robot)):
         for bus in found.values():
             bus.connect()
     elif not robot.is_connected:  # who has no bus that we know opens itself, or is still open

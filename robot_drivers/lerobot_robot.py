@@ -25,7 +25,7 @@ from robot_drivers.guarding import Guarding
 from robot_drivers.lerobot_build import make_lerobot, take_cameras
 from robot_drivers.lerobot_guard import guarded_buses, release
 from robot_drivers.lerobot_health import JUMP_S, Health, impossible
-from robot_drivers.lerobot_port import QUIET_S, arms, buses, hasten, insist, silence
+from robot_drivers.lerobot_port import QUIET_S, arms, buses, hasten, insist, one_line, silence
 from robot_drivers.lerobot_reopen import join, let_go, reopen
 from robot_drivers.lerobot_units import calibrated_range, check_units, describe, factors
 from vla_stack.errors import UserError
@@ -104,6 +104,7 @@ class LeRobotRobot:
         # What a reading may take, half a step, less the silence after it where it fails.
         self._budget_s = 0.5 / rate_hz - QUIET_S
         self._lost = False
+        self._rest_due = False  # it was to stand still, and has not been told to where it is
         self._blind_since = 0.0
         self._ended = threading.Event()
         self.read_errors = self.reconnects = 0
@@ -142,9 +143,7 @@ class LeRobotRobot:
         """
         robot = self._robot
         lerobot_cameras = take_cameras(robot)
-        for attempt in range(
-            CONNECT_ATTEMPTS
-        ):  # LeRobot repeats no packet while it connects, and one in ten may be lost
+        for attempt in range(CONNECT_ATTEMPTS):  # LeRobot repeats no packet here, and one in ten may be lost
             try:
                 join(robot)
                 calibrated = robot.is_calibrated  # asks the motors
@@ -155,7 +154,7 @@ class LeRobotRobot:
                     with contextlib.suppress(Exception):
                         robot.disconnect()
                 if attempt == CONNECT_ATTEMPTS - 1:
-                    text = f"{robot.name} cannot be connected: {_line(e)}"
+                    text = f"{robot.name} cannot be connected: {one_line(e)}"
                     raise UserError(text, "check port, power and cables") from e
                 time.sleep(DRAIN_S * (attempt + 1))
         if not calibrated:
@@ -193,8 +192,8 @@ class LeRobotRobot:
             t_ns = (before + after) // 2
             if self._health is not None:
                 self._health.check(state, (after - before) * 1e-9)
-            if self._write_misses > 1:  # nobody may write while that is a fault: see whether it is over
-                self._rest(raw)
+            if self._rest_due or self._write_misses > 1:  # nobody may write while that is a fault: is it over?
+                self._settle(raw)
         except Exception as e:  # serial, CAN and SDK errors have no common class
             if self._newest is None:
                 raise self._unread(e) from e
@@ -225,7 +224,7 @@ class LeRobotRobot:
             return self._in_force(action)
         finally:
             self._lock.release()
-        self._write_misses = 0
+        self._write_misses, self._rest_due = 0, False
         out = (np.array([sent.get(k, v) for k, v in goal.items()]) * self._factors[:dims]).astype(np.float32)
         self._sent = out
         if self._health is not None:
@@ -237,11 +236,11 @@ class LeRobotRobot:
             self._guarding.beat()
 
     def hold(self) -> None:
+        """Stand still; where that cannot be said now, the next readings or whoever opens the bus again say it."""
+        self._rest_due = True
         if not self._lost:  # whoever opens the bus again has the lock, for up to seconds, and brings it to rest then
             with self._lock:
                 self._stand_still()
-        if self._guarding is not None:
-            self._guarding.rest()
 
     def stop(self) -> None:
         """Stand still with the motors on: an arm without brakes falls when they are off."""
@@ -272,19 +271,32 @@ class LeRobotRobot:
                 release(self._robot)
         except Exception as e:
             raise UserError(
-                f"{self._robot.name} cannot be released: {_line(e)}", "use its power switch, a hand under it"
+                f"{self._robot.name} cannot be released: {one_line(e)}", "use its power switch, a hand under it"
             ) from e
 
     def _stand_still(self) -> bool:
         """Command the measured position; zero where a velocity is commanded. Whether it was sent."""
         if self._lost:
             return False
+        # Zero needs no answer, so it comes first, unless the guardian has seen to it and holds newer positions.
+        if self._sent is not None and self.spec.rate_mask.any() and not (self._guarding and self._guarding.tripped):
+            self._rest(dict(zip(self._names, (self._sent / self._factors[: len(self._sent)]).tolist(), strict=False)))
         try:
             raw, _ = self._measure()
         except Exception as e:
             self._missed(e)
             return False
-        return self._rest(raw)
+        return self._settle(raw)
+
+    def _settle(self, raw: Mapping[str, Any]) -> bool:
+        """Command the measured position ``raw``; a rest that was due is over then. Whether it was sent."""
+        if not self._rest(raw):
+            return False
+        if self._rest_due:
+            self._rest_due = False
+            if self._guarding is not None:  # not before: until then it counts as moving
+                self._guarding.rest()
+        return True
 
     def _rest(self, raw: Mapping[str, Any]) -> bool:
         """Command the position ``raw``, as LeRobot gave it; whether it was sent."""
@@ -317,14 +329,14 @@ class LeRobotRobot:
         return raw, state
 
     def _unread(self, error: Exception) -> UserError:
-        return UserError(f"{self._robot.name} cannot be read: {_line(error)}", "check power and cables")
+        return UserError(f"{self._robot.name} cannot be read: {one_line(error)}", "check power and cables")
 
     def _missed(self, error: Exception, writing: bool = False) -> None:
         """Note a failed exchange; after some in a row, or when the port itself is gone, reconnect."""
         self.read_errors += not writing
         self._misses += not writing
         self._write_misses += writing
-        self._miss = _line(error)
+        self._miss = one_line(error)
         silence(self._robot)
         # A camera's picture that is late is a TimeoutError, and no reason to touch the port.
         gone = not isinstance(error, (ConnectionError, RuntimeError, TimeoutError))
@@ -340,15 +352,14 @@ class LeRobotRobot:
                 if self._ended.is_set():
                     return
                 try:
-                    reopen(self._robot)
-                    self._rest(self._measure()[0])
-                    if self._write_misses:
+                    reopen(self._robot, self._guarding.brake if self._guarding is not None else None)
+                    if not self._settle(self._measure()[0]):
                         raise ConnectionError(self._miss)
                     self._misses, self._lost = 0, False
                     self.reconnects += 1
                     return
                 except Exception as e:
-                    self._miss = _line(e)
+                    self._miss = one_line(e)
             self._ended.wait(RECONNECT_S)
 
     def _images(self, raw: Mapping[str, Any]) -> tuple[dict[str, NDArray[np.uint8]], dict[str, int]]:
@@ -384,7 +395,3 @@ class LeRobotRobot:
             cameras=tuple(Camera(name, int(height), int(width)) for name, (height, width) in sizes.items()),
             rate_hz=self._rate_hz,
         )
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from robot_drivers.lerobot_build import make_lerobot
 from robot_drivers.lerobot_health import JUMP_S, impossible
-from robot_drivers.lerobot_port import QUIET_S, hasten, insist, silence, unhurried
+from robot_drivers.lerobot_port import QUIET_S, hasten, insist, one_line, silence, unhurried
 from robot_drivers.lerobot_reopen import let_go
 from robot_drivers.lerobot_units import UNITS, check_units, factors, unit_of
 from robot_drivers.teleop import Intent
@@ -84,7 +84,7 @@ class LeRobotLeader:
         try:
             self._leader.connect(calibrate=False)
         except Exception as e:
-            raise UserError(f"{self._type}: {_line(e)}", "check port, power and cables") from e
+            raise UserError(f"{self._type}: {one_line(e)}", "check port, power and cables") from e
         if not self._leader.is_calibrated:
             self._leader.disconnect()
             raise UserError(
@@ -98,7 +98,7 @@ class LeRobotLeader:
             hasten(self._leader, self._leader.get_action)
         except Exception as e:
             self._leader.disconnect()
-            raise UserError(f"{self._type} cannot be read: {_line(e)}", "check power and cables") from e
+            raise UserError(f"{self._type} cannot be read: {one_line(e)}", "check power and cables") from e
         if (keyboard := terminal_keyboard()) is not None:
             keyboard.connect()
             self._keyboard, self.HELP = keyboard, f"the robot follows the leader; {EVENTS_HELP}, Ctrl-C stops recording"
@@ -133,7 +133,7 @@ class LeRobotLeader:
         gone = not isinstance(error, (ConnectionError, RuntimeError, TimeoutError))
         if gone or self._misses > max(MISSES, LOST_S / self._robot.dt):
             self._lost, self._misses = True, MISSES + 1
-            self.trouble = f"{self._type} is lost, trying to reconnect: {_line(error)}"
+            self.trouble = f"{self._type} is lost, trying to reconnect: {one_line(error)}"
             print(f"\n{self.trouble}; the robot holds", file=sys.stderr, flush=True)
             threading.Thread(target=self._reconnect, daemon=True, name="reconnect leader").start()
 
@@ -164,9 +164,5 @@ class LeRobotLeader:
                     print(f"{self._type} answers again", file=sys.stderr, flush=True)
                     return
                 except Exception as e:
-                    self.trouble = f"{self._type} is lost, trying to reconnect: {_line(e)}"
+                    self.trouble = f"{self._type} is lost, trying to reconnect: {one_line(e)}"
             self._ended.wait(RECONNECT_S)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -211,3 +211,52 @@ def test_a_base_is_told_to_stand_still_when_its_driver_ends(tmp_path):
         for _ in in_steps():
             if abs(arm.status()["velocity"][0]) <= 1e-3:
                 break
+
+
+@pytest.fixture
+def rolling(tmp_path):
+    """A LeKiwi that drives ahead, and its driver."""
+    with Emulator(tmp_path / "arm", image_size=0, base=True) as arm:
+        driver = make_driver("lerobot", robot_type="lekiwi", rate_hz=30.0, cameras={}, **arm.device())
+        driver.connect()
+        ahead = driver.read().state.copy()
+        ahead[[d.name for d in driver.spec.action].index("x.vel")] = 0.3
+        for _ in in_steps():
+            if driver.fault is not None:
+                driver.stop()  # a busy machine held this process up
+            driver.read(), driver.write(ahead), driver.beat()
+            if arm.status()["velocity"][0] > 0.25:
+                break
+        yield arm, driver
+        arm.mend()
+        driver.disconnect()
+
+
+def test_a_stop_whose_answers_are_all_spoilt_stops_the_base_and_holds_the_arm_once_it_is_heard(rolling):
+    arm, driver = rolling
+    arm.inject("corruption", 1.0)
+    count = len(arm.written())
+    driver.stop()
+    for _ in in_steps():  # nothing is said to it any more
+        driver.beat()
+        if abs(arm.status()["velocity"][0]) <= 1e-3:
+            break
+    assert driver._rest_due
+    arm.mend()
+    read_until(driver, lambda: driver.beat() or not driver._rest_due)
+    last = {
+        i: (int.from_bytes(data, "little"), at) for _, i, address, data, at in arm.written()[count:] if address == GOAL
+    }
+    assert set(last) == {1, 2, 3, 4, 5, 6} and all(abs(goal - at) < TICKS // 100 for goal, at in last.values())
+
+
+def test_a_base_on_a_bus_that_was_lost_is_stopped_though_its_motors_are_not_heard(rolling):
+    arm, driver = rolling
+    arm.inject("corruption", 1.0)
+    read_until(driver, lambda: driver.beat() or driver._lost)
+    driver.stop()
+    for _ in in_steps():
+        driver.beat()
+        if abs(arm.status()["velocity"][0]) <= 1e-3:
+            break
+    assert driver._lost and driver.reconnects == 0
