@@ -30,6 +30,8 @@ def calibrate(kind: str, name: str, config: dict[str, Any], module: str | None =
     try:
         device.connect(calibrate=False)
         device.calibrate()
+    except UserError:  # another program has its port
+        raise
     except (KeyboardInterrupt, EOFError):
         raise UserError("calibration was interrupted: nothing was written", "start it again") from None
     except Exception as e:

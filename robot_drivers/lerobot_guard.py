@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from robot_drivers.guarding import GuardedBus
-from robot_drivers.lerobot_port import arms, buses, insist
+from robot_drivers.lerobot_port import arms, buses, insist, shared
 from robot_drivers.lerobot_reopen import let_go, registers
 
 POSITION, VELOCITY = 0, 1  # values of Feetech's Operating_Mode that have a rest without letting go
@@ -55,7 +55,8 @@ def release(robot: Any) -> None:
     try:
         for prefix, bus in found.items():
             if not bus.is_connected:
-                bus.connect()
+                with shared(bus):  # a person's wish counts, whoever drives it
+                    bus.connect()
             insist(arms(robot)[prefix], bus.disable_torque)
     finally:
         let_go(robot)

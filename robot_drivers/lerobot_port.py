@@ -5,6 +5,9 @@ processor away from who spins, for tens of milliseconds; back on it, the SDK loo
 port, and calls an answer late that lies there. Who sleeps until bytes come is woken with them. They also wait tens of
 milliseconds for what comes after three or never, which is longer than a control loop can.
 
+A serial port can be opened twice, and two programs that drive one arm throw it to and fro. So a port is claimed for as
+long as it is open. The guardian, which acts when its owner does not, and who lets an arm go open it all the same.
+
 They also forget nothing: answers to an attempt that was given up are taken for those to the next request, LeRobot's
 own retries included, and from then on every reading is one request old.
 """
@@ -12,10 +15,16 @@ own retries included, and from then on every reading is one request old.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from vla_stack.errors import UserError
 
 ATTEMPTS = 3  # of a reading
 WAIT_S = 0.002  # longest sleep before the SDK looks at its clock again
@@ -74,13 +83,55 @@ class Patience:
 
 
 def prepare(device: Any) -> None:
-    """Let a LeRobot device sleep, not spin, while it waits for an answer, and leave retries to :func:`insist`."""
+    """Let a LeRobot device sleep, not spin, while it waits for an answer, and leave retries to :func:`insist`.
+
+    From now on its ports open for this program alone: ``UserError`` where another has one.
+    """
     for arm in arms(device).values():
         if hasattr(getattr(arm, "config", None), "num_read_retries"):
             arm.config.num_read_retries = 0
     for port in _ports(device):
         if hasattr(port, "readPort") and not hasattr(port, "patience"):
             Patience(port)
+        if hasattr(port, "setupPort"):
+            port.setupPort = partial(_set_up, port, port.setupPort)
+
+
+@contextlib.contextmanager
+def shared(bus: Any) -> Iterator[None]:
+    """Inside, a bus can be opened beside a program that drives it."""
+    bus.port_handler.shared = True
+    try:
+        yield
+    finally:
+        bus.port_handler.shared = False
+
+
+def _set_up(port: Any, set_up: Callable[[int], bool], baud: int) -> bool:
+    """Open a port as its SDK does, and claim it; the kernel lets go of the claim when the port is closed."""
+    done = set_up(baud)
+    if not getattr(port, "shared", False):
+        fd = port.ser.fileno()
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = _owner(os.fstat(fd))
+            port.closePort()
+            raise UserError(
+                f"{port.port_name} is in use by {owner}", "end that program: two fight over one arm"
+            ) from None
+    return done
+
+
+def _owner(port: os.stat_result) -> str:
+    """Who has claimed a port, as far as the system says."""
+    file = f"{os.major(port.st_dev):02x}:{os.minor(port.st_dev):02x}:{port.st_ino}"
+    with contextlib.suppress(OSError):  # Linux alone has such a list
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1:2] == ["FLOCK"] and words[5:6] == [file] and int(words[4]) > 0:  # 0: in another container
+                return f"process {words[4]}"
+    return "another program"
 
 
 def hasten(device: Any, read: Callable[[], Any]) -> None:

@@ -148,6 +148,9 @@ class LeRobotRobot:
                 join(robot)
                 calibrated = robot.is_calibrated  # asks the motors
                 break
+            except UserError:  # another program drives it
+                let_go(robot)
+                raise
             except Exception as e:
                 let_go(robot)
                 if len(buses(robot)) < len(arms(robot)):  # it has not moved yet: its own way is as good

@@ -79,10 +79,13 @@ class LeRobotLeader:
         """Connect and check the calibration.
 
         Raises:
-            UserError: It does not answer, is not calibrated, or is a leader of another robot.
+            UserError: It does not answer, is not calibrated, is a leader of another robot, or another program has it.
         """
         try:
             self._leader.connect(calibrate=False)
+        except UserError:  # another program has its port
+            let_go(self._leader)
+            raise
         except Exception as e:
             raise UserError(f"{self._type}: {one_line(e)}", "check port, power and cables") from e
         if not self._leader.is_calibrated:

@@ -1,5 +1,6 @@
 """LeRobot's SO-101 driver behind ours, on a bus that is spoilt or lost: nothing is misread, and no motor let go."""
 
+import os
 import shutil
 import threading
 import time
@@ -12,6 +13,7 @@ from robot_drivers.feetech_servo import REGISTERS, TICKS
 from robot_drivers.lerobot_reopen import reopen
 from robot_drivers.so101_emulator import Emulator
 from robot_drivers.teleop import make_teleop
+from vla_stack.errors import UserError
 from vla_stack.runtime.driver import Guard
 
 READINGS = 150
@@ -179,6 +181,31 @@ def test_a_program_that_ends_leaves_the_arm_held_and_the_next_one_takes_it_so(ar
     assert len(torque_off(arm)) == before
     second.release()
     assert len(torque_off(arm)) == before + len(SERVOS)
+
+
+def test_one_program_drives_an_arm_and_another_is_told_which(arm, driver):
+    options = {"robot_type": "so101_follower", "rate_hz": 30.0, **arm.device()}
+    second = make_driver("lerobot", **options)
+    driver.read()
+    count = len(arm.written())
+    with pytest.raises(UserError, match=f"follower is in use by process {os.getpid()} -- end that program"):
+        second.connect()
+    leader = make_teleop("lerobot", driver.spec, "", teleop_type="so101_leader", **arm.device())
+    with pytest.raises(UserError, match=f"is in use by process {os.getpid()}"):
+        leader.connect()
+    assert len(arm.written()) == count
+    arm.inject("unplug")
+    read_until(driver, lambda: driver._lost)
+    arm.mend()
+    read_until(driver, lambda: not driver._lost)
+    with pytest.raises(UserError, match="is in use by"):  # opened again it is claimed again
+        second.connect()
+    second.release()
+    assert len(torque_off(arm)) >= len(SERVOS)
+    driver.disconnect()
+    second.disconnect()
+    second.connect()  # it was left
+    second.disconnect()
 
 
 def test_a_trip_is_a_fault_that_stops_and_no_command_is_sent_before_the_stop(arm, driver):
