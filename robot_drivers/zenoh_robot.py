@@ -119,6 +119,7 @@ class ZenohRobot:
         self._odd: dict[str, str] = {}  # topic -> what was wrong with its last message
         self._fresh, self._step = False, -1
         self._sent: Topic | None = None
+        self._last: NDArray[np.float32] | None = None  # the command in force
         self._attachments = Attachments()
         self._session: Any = None
         self._spec: RobotSpec | None = None
@@ -198,11 +199,18 @@ class ZenohRobot:
         else:
             payload = ros.floats(positions)
         self._session.put(self._sent.key(self._domain), payload, attachment=self._attachments.next(time.time_ns()))
+        self._last = sent
         return sent
 
     def hold(self) -> None:
-        """Command where it is."""
-        self.write(self._state())
+        """Command where it is; where that is not known, the last command again, and nothing where there was none.
+
+        A reading that is old says where the robot was: to command that would be a jump back.
+        """
+        if time.monotonic_ns() - self._oldest() <= LOST_STEPS * self.spec.dt * 1e9:
+            self.write(self._state())
+        elif self._last is not None:
+            self.write(self._last)
 
     def stop(self) -> None:
         self.hold()
@@ -210,7 +218,7 @@ class ZenohRobot:
     def disconnect(self) -> None:
         if self._session is None:
             return
-        if self._spec is not None:
+        if self._last is not None:  # who never commanded it leaves it to whoever does
             self.hold()
         session, self._session = self._session, None
         session.close()

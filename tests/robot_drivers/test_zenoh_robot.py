@@ -115,6 +115,11 @@ def robot(tmp_path) -> Iterator[Callable]:
         driver.disconnect()
 
 
+def positions(payload: bytes) -> list[float]:
+    """Of a trajectory of one point."""
+    return list(ros.decoder(ros.TRAJECTORY)(payload).points[0].positions)
+
+
 def picture() -> np.ndarray:
     return np.dstack([np.full((6, 8), 10 * c, np.uint8) for c in (1, 5, 9)])
 
@@ -223,6 +228,40 @@ def test_silence_is_a_fault_and_its_end_is_none(node, robot):
         driver.read()
         assert time.monotonic() < deadline
     driver.disconnect()
+
+
+def test_standing_still_is_no_jump_back_where_the_joints_are_silent(node, robot):
+    driver = robot(node)
+    driver.connect()
+    assert driver.read().state[0] == pytest.approx(0.1)
+    node.silent = True
+    deadline = time.monotonic() + WAIT_S
+    while driver.fault is None:
+        driver.read()
+        assert time.monotonic() < deadline
+    driver.stop()  # it was not driven: there is nothing to stop
+    driver.write(np.array([0.5, -0.4, 0.75], np.float32))
+    driver.stop()
+    for _ in range(2):
+        np.testing.assert_allclose(positions(node.next_command()[0]), [0.5, -0.4, 0.03], atol=1e-7)
+    node.silent = False
+    while driver.fault is not None:
+        driver.read()
+        assert time.monotonic() < deadline
+    driver.stop()
+    np.testing.assert_allclose(positions(node.next_command()[0]), node.positions, atol=1e-7)
+
+
+def test_who_never_commanded_it_sends_nothing_when_it_leaves(node, robot):
+    for commands in (0, 1):
+        driver = robot(node)
+        driver.connect()
+        for _ in range(commands):
+            driver.write(driver.read().state)
+        driver.disconnect()
+    for _ in range(2):  # of the second one
+        node.next_command()
+    assert not node.commands
 
 
 def test_damaged_messages_change_nothing_and_are_named_once_they_are_all_there_is(node, robot):
