@@ -182,6 +182,7 @@ class RobotSpec:
         if self.action_kind == "delta":
             same = np.array([a.unit == s.unit for a, s in zip(self.action, self.state, strict=False)])
             held[~(self.gripper_mask & same)] = 0.0
+        held[self.rate_mask] = 0.0
         return np.clip(held, self.action_low, self.action_high)
 
     def to_json(self) -> dict[str, Any]:

@@ -11,9 +11,12 @@ import numpy as np
 from lerobot.robots import Robot, RobotConfig
 
 from robot_drivers import EpisodicDriver, make_driver
-from vla_stack.runtime.driver import SelfChecking
-from vla_stack.runtime.limits import make_envelope
+from vla_stack.runtime.clock import RealClock
+from vla_stack.runtime.dispatch import Dispatch, State
+from vla_stack.runtime.driver import Driver
+from vla_stack.runtime.limits import SOFT_START_S, make_envelope
 from vla_stack.runtime.safety import SafetyConfig
+from vla_stack.runtime.stopping import Outlet
 from vla_stack.schema import Camera, RobotSpec
 
 logger = logging.getLogger(__name__)
@@ -38,7 +41,11 @@ class VlaRobotConfig(RobotConfig):
 
 
 class VlaRobot(Robot):
-    """One driver behind the safety envelope. The control rate is the driver's: run LeRobot's loop at the same one."""
+    """One driver behind the safety envelope. The control rate is the driver's: run LeRobot's loop at the same one.
+
+    A fault, or an envelope that refuses to go on, stops it, and it stays so until it is connected again: LeRobot's
+    loops have nobody whom they could ask.
+    """
 
     config_class = VlaRobotConfig
     name = "vla_robot"
@@ -46,10 +53,9 @@ class VlaRobot(Robot):
     def __init__(self, config: VlaRobotConfig) -> None:
         super().__init__(config)
         self.config = config
-        self._driver = make_driver(config.driver, task=config.task, **config.options)
-        self._episodic = self._driver if isinstance(self._driver, EpisodicDriver) else None
+        self._driver = self._make()
         self._seed = config.seed
-        self._connected = False
+        self._connected = self._left = False
         self._sent = 0
 
     @cached_property
@@ -80,7 +86,12 @@ class VlaRobot(Robot):
         return True  # a driver that needs a calibration has it when it is connected
 
     def connect(self, calibrate: bool = True) -> None:
-        self._envelope = make_envelope(self._spec, SafetyConfig())
+        if self._left:  # a driver is connected once
+            self._driver, self._left = self._make(), False
+            self.__dict__.pop("_spec", None)
+        soft_start_s = 0.0 if self._driver.capabilities.simulated else SOFT_START_S
+        self._envelope = make_envelope(self._spec, SafetyConfig(soft_start_s=soft_start_s))
+        self._outlet = Outlet(self._driver, None, self._envelope, RealClock(), None, self._announce)
         self._begin()
         self._connected = True
 
@@ -89,34 +100,42 @@ class VlaRobot(Robot):
     def configure(self) -> None: ...
 
     def get_observation(self) -> dict[str, Any]:
-        if self._episodic is not None and self._episodic.status()["done"]:
+        if isinstance(self._driver, EpisodicDriver) and self._driver.status()["done"]:
             self._seed += 1
             self._begin()
-        obs = self._driver.read()
+        else:
+            self._newest = self._driver.read()
+        obs = self._newest
         return {d.name: float(x) for d, x in zip(self._spec.state, obs.state, strict=True)} | obs.images
 
     def send_action(self, action: dict[str, Any]) -> dict[str, Any]:
-        """Send a command after the safety envelope; returns what was sent."""
-        if isinstance(self._driver, SelfChecking) and self._driver.fault is not None and self._driver.fault.stop:
-            logger.warning(f"{self}: {self._driver.fault.why}")
-            self._driver.stop()
-            self._envelope.reset(self._driver.read().state[: len(self._spec.action)])  # it goes on from where it is
-            return action
-        verdict = self._envelope.filter(np.array([float(action[d.name]) for d in self._spec.action]))
-        if verdict.command is None:
-            self._driver.stop()
-            return action
-        sent = self._driver.write(verdict.command)
-        self._sent += 1
+        """Send a command after the safety envelope; returns the one in force, where it is stopped to stand still."""
+        command = np.array([float(action[d.name]) for d in self._spec.action], np.float32)
+        _, _, sent = self._outlet.send(self._sent, Dispatch(command, State.RUN), command, self._newest, "")
+        if sent is None:
+            sent = self._spec.standstill(self._newest.state)
+        else:
+            self._sent += 1
         return {d.name: float(x) for d, x in zip(self._spec.action, sent, strict=True)}
 
     def disconnect(self) -> None:
         self._driver.hold()
         self._driver.disconnect()
-        self._connected = False
+        self._connected, self._left = False, True
         logger.info(f"{self}: {self._sent} commands sent, {dict(self._envelope.counters)} limited")
 
+    def _make(self) -> Driver:
+        return make_driver(self.config.driver, task=self.config.task, **self.config.options)
+
     def _begin(self) -> None:
-        if self._episodic is not None:
-            self._episodic.reset(self._seed)
-        self._envelope.reset(self._driver.read().state[: len(self._spec.action)])
+        if isinstance(self._driver, EpisodicDriver):
+            self._driver.reset(self._seed)
+        self._newest = self._driver.read()
+        self._outlet.begin(self._newest)
+
+    def _announce(self, k: int, state: State, why: str) -> None:
+        """Say once that the robot stands still and why; which commands were limited is counted."""
+        if state is State.STOP:
+            logger.error(f"{self} is stopped after {k} commands, until it is connected again: {why}")
+        elif state is State.HOLD:
+            logger.warning(f"{self} holds after {k} commands: {why}")

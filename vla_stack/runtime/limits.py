@@ -26,6 +26,7 @@ from vla_stack.runtime.safety import SafetyConfig, SafetyEnvelope
 from vla_stack.schema import RobotSpec
 
 DIMENSION_KEYS = ("low", "high", "max_rate", "max_acceleration", "max_load")
+SOFT_START_S = 1.0  # of everything but a simulation, where nothing else is said
 KEYS = ("robot", "dimensions", "tool", "soft_start_s", "max_sensor_age_s", "max_refusals")
 
 

@@ -22,11 +22,9 @@ from vla_stack.errors import UserError
 from vla_stack.registry import ROBOTS
 from vla_stack.runtime.driver import Capabilities
 from vla_stack.runtime.executor import MODES, ExecutorConfig
-from vla_stack.runtime.limits import Limits, read_limits
+from vla_stack.runtime.limits import SOFT_START_S, Limits, read_limits
 from vla_stack.runtime.safety import SafetyConfig
 from vla_stack.verbs.arguments import count, positive
-
-SOFT_START_S = 1.0  # of everything but a simulation
 
 
 def add_robot_arguments(parser: argparse.ArgumentParser) -> None:
