@@ -54,7 +54,7 @@ class LeRobotRobot:
         rate_hz: Control rate.
         module: Module to import first, which registers the robot's config; for plug-ins that are not installed as such.
         units: Feature -> unit in ``lerobot_units.UNITS``, where its name does not say.
-        limits: Feature -> (low, high) in SI; by default the calibrated range, half a turn either way without one.
+        limits: Feature -> (low, high) in SI; by default the calibrated range or half a turn either way, and FASTEST.
         max_rate: Largest joint speed, rad/s.
         max_load: Feature -> share of the motor's rated torque beyond which the robot stops.
         image_size: Pixels (a side, or height and width) to which pictures are brought; None keeps the cameras'.

@@ -30,6 +30,9 @@ UNITS: dict[str, tuple[float, Unit]] = {
     "ratio": (1.0, "ratio"),
 }
 
+# Largest velocities where ``limits`` say nothing, SI: a LeKiwi's, whose wheels LeRobot turns by at most 3000 ticks/s.
+FASTEST = {"m/s": 0.27, "rad/s": 1.85}
+
 
 def unit_of(name: str, units: Mapping[str, str]) -> str:
     """Key in :data:`UNITS` of a feature; ``units`` wins over what its name says.
@@ -61,12 +64,13 @@ def describe(
     max_rate: float,
     calibrated: tuple[float, float],
 ) -> Dim:
-    """A feature as a dimension; ``limits`` (SI) win over the ``calibrated`` range of a joint, radians."""
+    """A feature as a dimension; ``limits`` (SI) win over the ``calibrated`` range of a joint, radians, and FASTEST."""
     unit = UNITS[unit_of(name, units)][1]
     if name.rpartition(".")[0].endswith("gripper") and unit == "ratio":  # one in angles is a joint like others
         low, high = limits.get(name, (0.0, 1.0))
         return Dim(name, unit, low, high, kind="gripper")
-    low, high = limits.get(name, calibrated if unit == "rad" else (-np.inf, np.inf))
+    fastest = FASTEST.get(unit, np.inf)
+    low, high = limits.get(name, calibrated if unit == "rad" else (-fastest, fastest))
     rate = max_rate if unit == "rad" else np.inf
     return Dim(name, unit, low, high, rate, "angle" if unit == "rad" else "position")
 

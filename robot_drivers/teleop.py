@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
+from vla_stack.key_map import left_out
 from vla_stack.registry import TELEOPERATORS
 from vla_stack.runtime.kinematics import Kinematics
 from vla_stack.schema import RobotSpec
@@ -119,22 +120,30 @@ class ToolControl:
     """A device's axes as velocities of a robot.
 
     Tool commands (``tcp_x.pos``, ...) take the axes as they are. A robot in joint space moves its tool by differential
-    inverse kinematics; without a model the first six axes turn its first six joints.
+    inverse kinematics; without a model the first six axes turn its first six joints. Wheels stand still: there are no
+    axes left for them.
+
+    Raises:
+        UserError: The robot has neither a tool nor joints that could be moved.
     """
 
     RECORDED = False
 
     def __init__(self, device: Device, robot: RobotSpec, kinematics: str = "") -> None:
         self._device, self._robot = device, robot
-        self.HELP = device.HELP
+        self.HELP = device.HELP + left_out(robot)
         self._kinematics = Kinematics(kinematics, robot) if kinematics else None
         names = [d.name for d in robot.action]
         self._gripper = np.flatnonzero(robot.gripper_mask)
         tool = ("tcp_x.pos", "tcp_y.pos", "tcp_z.pos", "tcp_roll.pos", "tcp_pitch.pos", "tcp_yaw.pos")
         self._tool = {names.index(name): axis for axis, name in enumerate(tool) if name in names}
         if not self._tool and self._kinematics is None:
-            joints = [i for i in range(len(names)) if i not in self._gripper]
+            joints = [i for i, d in enumerate(robot.action) if d.unit == "rad" and i not in self._gripper]
             self._joints = dict(zip(joints, range(6), strict=False))
+            if not joints:
+                raise UserError(
+                    f"{robot.name} has no joint that an axis could turn", "drive it by another teleoperator"
+                )
 
     def connect(self) -> None:
         self._device.connect()

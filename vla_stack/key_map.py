@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from vla_stack.schema import RobotSpec
+
 
 class Motion(NamedTuple):
     """What a held key moves.
@@ -88,6 +90,12 @@ def help_line(verb: str, without: Iterable[str] = ()) -> str:
     """One line of keys for ``console``, ``teleop`` or ``imagine``, ``without`` some axes."""
     moves = [f"{name(key)} {m.text}" for key, m in MOTIONS.items() if m.axis not in set(without)]
     return f"hold {name(DEAD_MAN)} and steer: {', '.join(moves)}; {events_line(verb)}"
+
+
+def left_out(robot: RobotSpec) -> str:
+    """Which dimensions no axis drives, to be added to a line for people; empty where none are left out."""
+    names = [d.name for d, rate in zip(robot.action, robot.rate_mask, strict=True) if rate]
+    return f"; {', '.join(names)} are not driven by hand and stay at zero" if names else ""
 
 
 def events_line(verb: str) -> str:

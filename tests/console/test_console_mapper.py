@@ -15,6 +15,7 @@ ARM = [
     {"name": "gripper.pos", "unit": "ratio", "max_rate": None, "kind": "gripper"},
 ]
 JOINTS = [{"name": f"joint_{i}.pos", "unit": "rad", "max_rate": 2.0, "kind": "angle"} for i in range(4)]
+WHEELS = (("x.vel", "m/s"), ("y.vel", "m/s"), ("theta.vel", "rad/s"))
 AXES = ("right", "away", "up", "turn", "pitch", "roll", "grip")
 QUIET = {"engaged": False, "rewind": False, "axes": dict.fromkeys(AXES, 0)}
 
@@ -124,3 +125,10 @@ def test_no_key_means_two_things_in_one_mode(page):
     assert len(set(by_key)) == len(by_key)
     by_button = [button for name, (_, button, _) in commands.items() if name != "rearm" and button is not None]
     assert len(set(by_button)) == len(by_button)
+
+
+def test_wheels_take_no_key_of_a_joint(page):
+    base = [{"name": name, "unit": unit, "max_rate": None, "kind": "position"} for name, unit in WHEELS]
+    for key in "wasd,.qezx":
+        moved = drive(page, keys(" ", key), [*JOINTS, *base])
+        assert moved[4:] == [0, 0, 0] and moved[:4] == drive(page, keys(" ", key), JOINTS)

@@ -72,6 +72,20 @@ def test_ranges_of_both_arms_and_of_arms_with_fixed_limits():
     assert calibrated_range(CAN, "elbow.pos") == pytest.approx(np.deg2rad([-80.0, 9.0]))
 
 
+def test_velocities_are_bounded_where_nobody_says_otherwise():
+    """By what LeRobot's LeKiwi makes of any command, give or take a rounding."""
+    from lerobot.robots.lekiwi import LeKiwi
+
+    wheels = {"x.vel": "m/s", "y.vel": "m/s", "theta.vel": "rad/s"}
+    for name, unit in wheels.items():
+        dim = describe(name, {}, {}, 2.0, (-1.0, 1.0))
+        told = [100.0 * (name == key) for key in wheels]
+        raw = LeKiwi._body_to_wheel_raw(LeKiwi, *told[:2], 100 * told[2])
+        got = LeKiwi._wheel_raw_to_body(LeKiwi, *raw.values())[name] * (np.pi / 180 if unit == "rad/s" else 1.0)
+        assert dim.unit == unit and dim.high == -dim.low and got <= dim.high * 1.001 < 1.2 * got
+    assert describe("x.vel", {}, {"x.vel": (-1.0, 2.0)}, 2.0, (0.0, 0.0)).high == 2.0
+
+
 def test_a_gripper_in_degrees_is_a_joint_with_its_own_range():
     dim = describe("gripper.pos", {"gripper.pos": "deg"}, {}, 2.0, calibrated_range(CAN, "gripper.pos"))
     assert (dim.unit, dim.kind) == ("rad", "angle")

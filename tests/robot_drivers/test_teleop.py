@@ -162,6 +162,17 @@ def test_without_a_model_axes_turn_joints():
     np.testing.assert_allclose(velocity, [0, 0, 0.5, 0, 0, 0, 0, 0])
 
 
+def test_wheels_take_no_axis_of_a_joint():
+    joints = tuple(Dim(f"joint_{i}.pos", "rad") for i in range(5))
+    base = (Dim("x.vel", "m/s"), Dim("y.vel", "m/s"), Dim("theta.vel", "rad/s"))
+    dims = (*joints, Dim("gripper.pos", "ratio", kind="gripper"), *base)
+    control = ToolControl(Hand([1] * 6, 1.0), RobotSpec("mobile", dims, dims, (), 30.0))
+    np.testing.assert_allclose(control.read(np.zeros(9)).velocity, [0.5] * 5 + [1.5] + [0.0] * 3)
+    assert "x.vel, y.vel, theta.vel are not driven by hand" in control.HELP
+    with pytest.raises(UserError, match="base has no joint that an axis could turn"):
+        ToolControl(Hand([1] * 6), RobotSpec("base", base, base, (), 30.0))
+
+
 def test_a_leader_says_where_to_be_in_si_and_a_lost_one_disengages(tmp_path):
     dims = (Dim("shoulder.pos", "rad"), Dim("gripper.pos", "ratio", kind="gripper"))
     robot = RobotSpec("lerobot/vla_dummy", dims, dims, (), 30.0)

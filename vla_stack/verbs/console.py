@@ -26,7 +26,7 @@ from vla_stack.data.sidecar import read_facts
 from vla_stack.errors import UserError
 from vla_stack.intervention import MODES, Mode
 from vla_stack.key_map import HELP as HELP_KEY
-from vla_stack.key_map import help_line
+from vla_stack.key_map import help_line, left_out
 from vla_stack.runtime.driver import Guard
 from vla_stack.runtime.link import Link, Message, ignored_interrupts
 from vla_stack.runtime.monitor import Monitor
@@ -122,7 +122,8 @@ def main(args: argparse.Namespace) -> int:
         print("starting the robot ...", file=sys.stderr, flush=True)
         certificate = (args.cert, args.key) if tls else None
         with running(config) as robot, stop_line(access, args.host, certificate, config.endpoint) as stop:
-            print(f"{robot.guard.value}\nkeys: {help_line('console')}, {HELP_KEY} on the page: all keys", flush=True)
+            keys = f"{help_line('console')}, {HELP_KEY} on the page: all keys{left_out(robot.spec)}"
+            print(f"{robot.guard.value}\nkeys: {keys}", flush=True)
             about = About(robot.spec, robot.stages, mode, root)
             gateway = Gateway(OperatorClient(config.endpoint), about, access, _print_address)
             with contextlib.suppress(KeyboardInterrupt):

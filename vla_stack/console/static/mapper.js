@@ -82,7 +82,8 @@ export function intent(raw) {
  * Velocity of every action dimension, in its unit per second.
  *
  * A dimension `tcp_x`, `tcp_y`, `tcp_z`, `tcp_yaw` (world frame, x away from the robot's base, z up) moves the tool; the
- * dimensions of an arm without them are joints, driven in order by right, away, up, pitch, turn, roll.
+ * angles and lengths of an arm without them are joints, driven in order by right, away, up, pitch, turn, roll. What is
+ * itself a velocity or a force, such as the wheels of a base, stays at zero.
  *
  * @param axes from `intent`.
  * @param dims the robot's action: [{name, unit, max_rate, kind}].
@@ -99,8 +100,9 @@ export function velocity(axes, dims, { speed, facing }) {
   let joint = 0;
   return dims.map((dim) => {
     if (dim.kind === "gripper") return limit(axes.grip * 2.5, dim);
+    if (dim.unit !== "rad" && dim.unit !== "m") return 0;
     const value = cartesian ? tool[dim.name.split(".")[0]] ?? 0 : joints[joint++] ?? 0;
-    const full = dim.unit === "m" ? speed : dim.unit === "rad" ? speed * 6 : 1;
+    const full = dim.unit === "m" ? speed : speed * 6;
     return limit(value * full, dim);
   });
 }
