@@ -146,6 +146,54 @@ def test_other_fingers_stop_and_command_while_one_holds_the_dead_man(phone):
     phone.fingers("touchEnd")
 
 
+KEY = "([type, options]) => document.body.dispatchEvent(new KeyboardEvent(type, {bubbles: true, ...options}))"
+SPACE, UP = {"key": " ", "code": "Space"}, {"key": "q", "code": "KeyQ"}
+
+
+@pytest.fixture
+def press(chromium):
+    """Sends keyboard events as browsers make them, and the page that gets them."""
+    acted = ActedPage(chromium, 1440, 900, touch=False)
+    acted.show(phase="recovery", resumes="recovery")
+
+    def press(kind: str, *keys: dict) -> None:
+        for key in keys:
+            acted.page.evaluate(KEY, [f"key{kind}", key])
+
+    yield press, acted
+    acted.close()
+
+
+def test_a_key_that_comes_up_under_another_name_is_let_go(press):
+    press, acted = press
+    press("down", SPACE, UP)
+    assert acted.hand()["velocity"][2] == pytest.approx(0.15)
+    press("up", {**UP, "key": "œ"})
+    hand = acted.hand()
+    assert hand["engaged"] and hand["velocity"] == [0] * 5
+    press("up", {**SPACE, "key": "\u00a0"})
+    assert not acted.hand()["engaged"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"), [("Alt", "altKey"), ("AltGraph", "modifierAltGraph"), ("Meta", "metaKey"), ("Control", "ctrlKey")]
+)
+def test_a_modifier_lets_go_of_all_keys_until_they_are_pressed_anew(press, name, flag):
+    press, acted = press
+    modifier = {"key": name, "code": name}
+    for kind, event in (("down", modifier), ("up", modifier), ("down", {"key": "w", flag: True})):
+        press("down", SPACE, UP)
+        assert acted.hand()["engaged"]
+        press(kind, event)
+        assert not acted.hand()["engaged"]
+        press("down", {**SPACE, "repeat": True}, {**UP, "repeat": True})  # what is still held counts no more
+        assert not acted.hand()["engaged"]
+    said = len(acted.said)
+    press("down", {"key": "Escape", "code": "Escape", flag: True})
+    acted.page.wait_for_timeout(0)
+    assert {"type": "estop"} in acted.said[said:]  # stopping is not for free hands alone
+
+
 def test_more_lets_go_of_what_it_covers(phone):
     phone.show(phase="recovery", resumes="recovery")
     hold = phone.centre("#deadman")

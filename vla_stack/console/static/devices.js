@@ -5,6 +5,7 @@ import { DEADMAN_KEY, FINE_KEY, HELP_KEY, MOTIONS, REWIND_KEY } from "/keys.js";
 import { COMMANDS } from "./mapper.js";
 
 const HELD = new Set([...Object.keys(MOTIONS), DEADMAN_KEY, REWIND_KEY, FINE_KEY]);
+const MODIFIERS = ["Alt", "AltGraph", "Control", "Meta"]; // that mean nothing here
 const SPACEMICE = [{ vendorId: 0x256f }, { vendorId: 0x046d, usagePage: 1, usage: 8 }];
 
 const TAP_MS = 700; // after a finger's tap, in which a click is the same tap once more
@@ -35,7 +36,7 @@ export class Devices {
   constructor(command, changed) {
     this.command = command;
     this.changed = changed;
-    this.keys = new Set();
+    this.keys = new Map(); // of held keys: place on the keyboard -> name; a key may come up under another name
     this.touch = { axes: {}, held: false, rewind: false };
     this.phone = null; // {held, tilt} once asked for
     this.spacemouse = null;
@@ -57,7 +58,7 @@ export class Devices {
   raw() {
     const pad = this.focused ? this.gamepad() : null;
     return {
-      keyboard: { keys: [...this.keys] },
+      keyboard: { keys: [...this.keys.values()] },
       touch: this.touch,
       ...(pad && { gamepad: pad }),
       ...(this.phone && { phone: { ...this.phone, held: this.phone.held && this.touch.held } }),
@@ -74,25 +75,36 @@ export class Devices {
   }
 
   down(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const key = event.key.toLowerCase();
+    if (this.modified(event) && key !== "escape") return; // STOP counts with any of them
     if (event.target.closest("dialog") && key !== "escape") return;
     if (key === "enter" && event.target.matches("button:focus-visible")) return; // who got there by Tab means that button
     if (!HELD.has(key) && !this.keyCommands.has(key) && key !== HELP_KEY) return;
     event.preventDefault();
     if (event.repeat) return;
-    if (HELD.has(key)) this.keys.add(key);
+    if (HELD.has(key)) this.keys.set(event.code || key, key);
     else this.command(key);
     this.changed();
   }
 
   up(event) {
     const key = event.key.toLowerCase();
+    if (!this.modified(event)) this.keys.delete(event.code || key);
     if (HELD.has(key)) event.preventDefault();
-    // A key that was pressed with shift may come up without it, under another name.
-    if (key === FINE_KEY) for (const held of [...this.keys]) if (held.length === 1 && !/[a-z ]/.test(held)) this.keys.delete(held);
-    this.keys.delete(key);
     this.changed();
+  }
+
+  /**
+   * Whether a modifier is held, pressed or let go. Every key is let go then: what is still held would come up under another
+   * name or, as on a Mac while Cmd is down, unheard.
+   */
+  modified(event) {
+    const found = MODIFIERS.some((name) => event.key === name || event.getModifierState(name));
+    if (found && this.keys.size) {
+      this.keys.clear();
+      this.changed();
+    }
+    return found;
   }
 
   gamepad() {
