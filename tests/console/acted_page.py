@@ -32,7 +32,8 @@ class ActedPage:
     def __init__(self, chromium: Browser, width: int, height: int, mode: str = "rac", touch: bool = True) -> None:
         self.said: list[dict[str, Any]] = []
         self.mode, self.state = mode, self._state()
-        self._sent, self._socket = 0, None
+        self._sent, self._socket, self._stop_socket = 0, None, None
+        self.stop_error: str | None = ""  # answer to a STOP; None: there is none
         self.context: BrowserContext = chromium.new_context(
             viewport={"width": width, "height": height}, has_touch=touch, is_mobile=touch
         )
@@ -42,7 +43,7 @@ class ActedPage:
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         self.page.route("**/*", self._serve)
         self.page.route_web_socket(re.compile("/ws$"), self._connect)
-        self.page.route_web_socket(re.compile("/stop$"), lambda socket: socket.on_message(self._stop))
+        self.page.route_web_socket(re.compile("/stop$"), self._connect_stop)
         self.page.goto(f"http://127.0.0.1:{PORT}/")
         expect(self.page.locator("[data-frames]")).to_have_count(2)
         self._touch = self.context.new_cdp_session(self.page)
@@ -84,6 +85,18 @@ class ActedPage:
             self.page.wait_for_timeout(10)
         return new[-1]
 
+    def answer_stop(self) -> None:
+        """As the gateway and the e-stop's own process do."""
+        if self.stop_error is not None:
+            self._send({"type": "stopped", "error": self.stop_error})
+            self._stop_socket.send(json.dumps({"error": self.stop_error}))
+
+    def cut(self) -> None:
+        """Close both connections."""
+        for socket in (self._socket, self._stop_socket):
+            socket.close()
+        self.page.wait_for_selector("body[data-phase='offline']")
+
     def close(self) -> None:
         self.context.close()
         assert not self.errors
@@ -121,11 +134,14 @@ class ActedPage:
         self.said.append(message)
         if message["type"] == "seen" and message["n"] > 1:
             self._send({"type": "shown", "n": message["n"], "age_ms": AGE_MS}) if message["n"] in (2, 3) else None
+        elif message["type"] == "estop":
+            self.answer_stop()
         elif message["type"] == "event":
             self._send({"type": "ack", "id": message["id"], "ok": True, "error": "", "phase": self.state["phase"]})
 
-    def _stop(self, message: str) -> None:
-        self.said.append({"type": "own line", "what": message})
+    def _connect_stop(self, socket: Any) -> None:
+        self._stop_socket = socket
+        socket.on_message(lambda message: self.said.append({"type": "own line", "what": message}))
 
     def _number(self) -> int:
         self._sent += 1

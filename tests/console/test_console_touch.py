@@ -194,6 +194,45 @@ def test_a_modifier_lets_go_of_all_keys_until_they_are_pressed_anew(press, name,
     assert {"type": "estop"} in acted.said[said:]  # stopping is not for free hands alone
 
 
+ALARM = "STOP IS NOT CONFIRMED: use the power switch"
+
+
+def test_a_stop_that_nobody_confirms_is_said_to_be_one(press):
+    _, acted = press
+    page, toast = acted.page, acted.page.locator("#toast")
+    expect(page.locator("#m-stop")).to_have_text("own line")
+    page.clock.install(time=0)
+    page.clock.pause_at(1)  # from here on the page's timers run when the test says so, and it dials nobody again
+    page.keyboard.press("Escape")
+    expect(toast).to_have_text("Stopped")
+    acted.stop_error = "the robot node did not confirm the stop"
+    page.keyboard.press("Escape")
+    expect(toast).to_have_text(ALARM)
+    acted.stop_error = ""
+    page.keyboard.press("Escape")
+    expect(toast).to_have_text("Stopped")
+
+    acted.stop_error = None  # the connections are open and nothing gets through
+    page.evaluate("document.getElementById('toast').textContent = ''")
+    page.keyboard.press("Escape")
+    page.clock.run_for(900)
+    page.keyboard.press("Escape")  # who presses again waits no longer
+    expect(toast).to_have_text("")
+    page.clock.run_for(200)
+    expect(toast).to_have_text(ALARM)
+    expect(toast).to_have_class("on alarm")
+    acted.stop_error = ""  # late
+    acted.answer_stop()
+    expect(toast).to_have_text("Stopped")
+    expect(toast).to_have_class("on")
+    page.clock.run_for(2000)
+    expect(toast).to_have_text("Stopped")
+
+    acted.cut()
+    page.keyboard.press("Escape")
+    expect(toast).to_have_text(ALARM)  # at once
+
+
 def test_more_lets_go_of_what_it_covers(phone):
     phone.show(phase="recovery", resumes="recovery")
     hold = phone.centre("#deadman")

@@ -10,6 +10,7 @@ import { StopLine } from "./stop.js";
 import { Cameras, draw, drawMeters, driveControls, layOut, offline, STALE_MS, toast } from "./view.js";
 
 const TICK_MS = 25; // between teleop messages
+const STOP_MS = 1000; // for the answer to a STOP
 const $ = (id) => document.getElementById(id);
 const settings = { speed: 0.15, facing: true, ...JSON.parse(localStorage.getItem("console") ?? "{}") };
 
@@ -18,6 +19,7 @@ let state = null;
 let cameras = new Cameras([], () => Infinity);
 let seq = 0;
 let sentAt = [];
+let unanswered = null; // timer of the first STOP that has no answer yet: pressing again puts nothing off
 const heat = new HeatMap($("heat"), $("heat-text"));
 
 const link = new GatewayLink({
@@ -39,20 +41,39 @@ const link = new GatewayLink({
     if (state.recording.error) toast(state.recording.error);
   },
   picture: (header, blob) => cameras.show(header, blob),
-  failed: toast,
+  stopped,
   closed(why) {
     state = null;
     offline(why);
   },
 });
 
-const stopLine = new StopLine({ failed: toast });
+const stopLine = new StopLine({ stopped });
+
+/** Stop the robot, and say so where that may not have reached it. */
+function stop() {
+  const sent = [stopLine.stop(), link.send({ type: "estop" })]; // what is said twice is done once
+  if (!sent.some(Boolean)) notStopped();
+  else unanswered ??= setTimeout(notStopped, STOP_MS); // a connection may take what arrives nowhere
+}
+
+/** The answer to a STOP. */
+function stopped(error) {
+  clearTimeout(unanswered);
+  unanswered = null;
+  if (error) notStopped();
+  else toast("Stopped");
+}
+
+function notStopped() {
+  unanswered = null;
+  toast("STOP IS NOT CONFIRMED: use the power switch", "alarm");
+}
 
 /** Give a command by its name; what is refused is said. */
 async function command(name) {
   if (name === "estop") {
-    stopLine.stop();
-    link.send({ type: "estop" }); // as well: what is said twice is done once
+    stop();
     return;
   }
   if (!state) return;
@@ -132,12 +153,12 @@ const asked = (start) => async () => {
 };
 $("phone").addEventListener("click", asked(async () => {
   await devices.usePhone();
-  toast("Hold the dead-man and tilt.", true);
+  toast("Hold the dead-man and tilt.", "calm");
 }));
 $("mouse").addEventListener("click", asked(() => devices.useSpacemouse()));
 $("invite").addEventListener("click", asked(async () => {
   const answer = await fetch("/invite", { method: "POST" });
-  toast(`Once, on another screen: ${(await answer.json()).address}`, true);
+  toast(`Once, on another screen: ${(await answer.json()).address}`, "calm");
 }));
 $("speed").value = settings.speed;
 $("facing").checked = settings.facing;

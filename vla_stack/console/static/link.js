@@ -7,7 +7,7 @@ const PING_MS = 500;
 const CLOCKS = 50; // answers that are remembered, of which the quickest counts
 
 export class GatewayLink {
-  /** @param on {hello, state, picture, failed, closed}: called with what arrives; `picture` resolves when it is drawn. */
+  /** @param on {hello, state, picture, stopped, closed}: called with what arrives; `picture` resolves when it is drawn. */
   constructor(on) {
     this.on = on;
     this.waiting = new Map(); // id -> resolve
@@ -38,8 +38,10 @@ export class GatewayLink {
     return this.socket.readyState === WebSocket.OPEN;
   }
 
+  /** Whether there is a connection that takes it. */
   send(message) {
     if (this.open) this.socket.send(JSON.stringify(message));
+    return this.open;
   }
 
   /** Send a command; resolves to {ok, error, phase}. */
@@ -84,7 +86,7 @@ export class GatewayLink {
       this.drawn.delete(message.n);
       this.clocks = [...this.clocks.slice(1 - CLOCKS), captured + message.age_ms - at];
     } else if (message.type === "stopped") {
-      if (message.error) this.on.failed(message.error);
+      this.on.stopped(message.error);
     } else if (message.type === "pong") {
       const rtt = performance.now() - message.t;
       this.rtt = this.rtt === null ? rtt : 0.7 * this.rtt + 0.3 * rtt;

@@ -3,7 +3,7 @@
 const RETRY_MS = 1000;
 
 export class StopLine {
-  /** @param on {failed}: called with what went wrong where the robot did not confirm a stop. */
+  /** @param on {stopped}: called with the answer to a stop: why the robot did not confirm it, or an empty text. */
   constructor(on) {
     this.on = on;
     this.port = null;
@@ -23,10 +23,7 @@ export class StopLine {
     url.protocol = url.protocol.replace("http", "ws");
     url.port = this.port;
     const socket = new WebSocket(url);
-    socket.onmessage = ({ data }) => {
-      const { error } = JSON.parse(data);
-      if (error) this.on.failed(error);
-    };
+    socket.onmessage = ({ data }) => this.on.stopped(JSON.parse(data).error);
     socket.onclose = () => this.socket === socket && setTimeout(() => this.dial(), RETRY_MS);
     this.socket = socket;
   }
@@ -35,7 +32,9 @@ export class StopLine {
     return this.socket?.readyState === WebSocket.OPEN;
   }
 
+  /** Whether there is a connection that takes it. */
   stop() {
     if (this.open) this.socket.send("stop");
+    return this.open;
   }
 }

@@ -194,11 +194,12 @@ export function drawMeters(state, rtt, video_ms, rate, ownStop) {
 }
 
 let hideToast;
-export function toast(text, calm = false) {
+/** Say something; `kind` "calm" is no fault, "alarm" has to be acted on: both stay for longer. */
+export function toast(text, kind = "") {
   $("toast").textContent = text;
-  $("toast").className = calm ? "on calm" : "on";
+  $("toast").className = `on ${kind}`.trim();
   clearTimeout(hideToast);
-  hideToast = setTimeout(() => $("toast").classList.remove("on"), calm ? 20000 : 3500);
+  hideToast = setTimeout(() => $("toast").classList.remove("on"), kind ? 20000 : 3500);
 }
 
 export function offline(why) {
