@@ -116,6 +116,32 @@ def test_an_arm_without_a_tool_is_driven_by_its_joints(page):
     assert drive(page, keys("w"), JOINTS) == pytest.approx([0, 0, 0, 0.6])
 
 
+LEKIWI = [
+    *({"name": f"arm_{i}.pos", "unit": "rad", "max_rate": 2.0, "kind": "angle"} for i in range(5)),
+    {"name": "arm_gripper.pos", "unit": "ratio", "max_rate": None, "kind": "gripper"},
+    {"name": "x.vel", "unit": "m/s", "max_rate": None, "kind": "position"},
+    {"name": "y.vel", "unit": "m/s", "max_rate": None, "kind": "position"},
+    {"name": "theta.vel", "unit": "rad/s", "max_rate": None, "kind": "position"},
+]
+
+
+def test_no_key_of_an_arm_drives_the_base_below_it(page):
+    for key in page.evaluate("async () => Object.keys((await import('/keys.js')).MOTIONS)"):
+        assert drive(page, keys(key), LEKIWI, speed=0.03)[6:] == [0, 0, 0], key
+    assert drive(page, keys("."), LEKIWI, speed=0.03) == pytest.approx([0, 0, 0, 0, -0.18, 0, 0, 0, 0])
+    other = [{"name": "push", "unit": "N", "max_rate": None, "kind": "position"}]
+    assert drive(page, keys("arrowright", "o"), [*other, *LEKIWI])[0] == 0
+
+
+def test_a_base_alone_is_driven_at_the_speed_that_is_set(page):
+    base = LEKIWI[6:]
+    assert drive(page, keys("arrowup"), base, facing=False, speed=0.03) == pytest.approx([0.03, 0, 0])
+    assert drive(page, keys("arrowright"), base, facing=False, speed=0.03) == pytest.approx([0, -0.03, 0])
+    assert drive(page, keys(","), base, speed=0.03) == pytest.approx([0, 0, 0.18])
+    assert drive(page, keys("arrowup"), base, speed=0.03) == pytest.approx([-0.03, 0, 0])
+    assert drive(page, keys("o", "p", "q", "w"), base) == [0, 0, 0]
+
+
 def test_no_key_means_two_things_in_one_mode(page):
     table = page.evaluate("async () => [(await import('/mapper.js')).COMMANDS, (await import('/keys.js')).MOTIONS]")
     commands, motions = table

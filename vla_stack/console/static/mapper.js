@@ -78,12 +78,15 @@ export function intent(raw) {
   return { axes, engaged: parts.some((p) => p.engaged), rewind: parts.some((p) => p.rewind) };
 }
 
+/** Whether a dimension is a joint, as those of an arm without a tool's dimensions are driven. */
+export const isJoint = (dim) => dim.kind !== "gripper" && dim.unit === "rad" && dim.name.endsWith(".pos");
+
 /**
  * Velocity of every action dimension, in its unit per second.
  *
  * A dimension `tcp_x`, `tcp_y`, `tcp_z`, `tcp_yaw` (world frame, x away from the robot's base, z up) moves the tool; the
- * angles and lengths of an arm without them are joints, driven in order by right, away, up, pitch, turn, roll. What is
- * itself a velocity or a force, such as the wheels of a base, stays at zero.
+ * joints of an arm without them are driven in order by right, away, up, pitch, turn, roll. A base (`x.vel`, `y.vel`,
+ * `theta.vel`) is driven where there is no arm: the same key would move both. Every other dimension is left alone.
  *
  * @param axes from `intent`.
  * @param dims the robot's action: [{name, unit, max_rate, kind}].
@@ -95,15 +98,16 @@ export function velocity(axes, dims, { speed, facing }) {
     tcp_x: axes.away * side, tcp_y: -axes.right * side, tcp_z: axes.up, tcp_yaw: axes.turn,
     tcp_pitch: axes.pitch, tcp_roll: axes.roll,
   };
+  const base = { "x.vel": tool.tcp_x, "y.vel": tool.tcp_y, "theta.vel": tool.tcp_yaw };
   const cartesian = dims.some((d) => d.name.startsWith("tcp_x"));
   const joints = [axes.right * side * -1, axes.away, axes.up, axes.pitch, axes.turn, axes.roll];
+  const arm = cartesian || dims.some(isJoint);
   let joint = 0;
   return dims.map((dim) => {
     if (dim.kind === "gripper") return limit(axes.grip * 2.5, dim);
-    if (dim.unit !== "rad" && dim.unit !== "m") return 0;
-    const value = cartesian ? tool[dim.name.split(".")[0]] ?? 0 : joints[joint++] ?? 0;
-    const full = dim.unit === "m" ? speed : speed * 6;
-    return limit(value * full, dim);
+    const value = cartesian ? tool[dim.name.split(".")[0]] : isJoint(dim) ? joints[joint++] : arm ? 0 : base[dim.name];
+    const full = { m: speed, "m/s": speed, rad: speed * 6, "rad/s": speed * 6 }[dim.unit] ?? 1;
+    return limit((value ?? 0) * full, dim);
   });
 }
 

@@ -2,7 +2,7 @@
 
 import { DEADMAN_KEY, FINE_KEY, HELP_KEY, MOTIONS, REWIND_KEY } from "/keys.js";
 import { tapped } from "./devices.js";
-import { COMMANDS, keyName } from "./mapper.js";
+import { COMMANDS, isJoint, keyName } from "./mapper.js";
 import { allowed, bar, hint, title } from "./phases.js";
 
 const $ = (id) => document.getElementById(id);
@@ -214,7 +214,7 @@ const PAD_SIGNS = { right: ["←", "→"], away: ["↓", "↑"], turn: ["⟲", "
 /** What fingers drive with: two pads, and buttons for the gripper and for axes that few robots have. */
 export function driveControls(dims, devices) {
   const cartesian = dims.some((d) => d.name.startsWith("tcp_x"));
-  const joints = dims.filter((d) => d.kind !== "gripper").length; // driven by right, away, up, pitch, turn, roll
+  const joints = dims.filter(isJoint).length; // driven by right, away, up, pitch, turn, roll
   const has = (axis) => (cartesian ? dims.some((d) => d.name.startsWith(`tcp_${axis}`)) : joints > { pitch: 3, roll: 5 }[axis]);
   for (const [id, [across, along]] of Object.entries(PADS)) {
     const pad = $(id);
