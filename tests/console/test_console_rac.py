@@ -126,6 +126,11 @@ def decide(page: Page, key: str) -> None:
     expect(page.locator("#pending")).to_be_hidden()
 
 
+def last_succeeded(root: Path) -> bool:
+    """Whether the newest recorded episode counts as a success."""
+    return bool(open_dataset(root).columns[SUCCESS][-1])
+
+
 def test_after_a_takeover_nothing_of_the_policy_is_left(lane):
     page, watcher, _ = lane
     start(page)
@@ -162,6 +167,7 @@ def test_an_intervention_is_recovery_then_correction_and_ends_the_episode(lane):
     page.keyboard.up(" ")
     decide(page, "k")
     expect(page.locator("#ratio-text")).to_have_text(re.compile(r"1 : \d"))
+    assert not last_succeeded(root)  # a sub-task is not the task
     columns = open_dataset(root).columns
     kinds = columns[SEGMENT_TYPE]
     assert kinds[np.flatnonzero(np.diff(kinds, prepend=-1))].tolist() == [1, 2, 3]  # 1*(2+3+)+
@@ -173,6 +179,23 @@ def test_an_intervention_is_recovery_then_correction_and_ends_the_episode(lane):
     assert drifts.sum() > 0 and (drifts > -0.01).all()  # a new plan begins where the arm was, behind its last command
     leads = np.diff(columns[ACTION][human, TO_THE_RIGHT])
     assert leads.sum() < 0 and (leads < 0.01).all()
+
+
+def test_a_task_that_a_person_finishes_is_recorded_as_a_success(lane):
+    page, _, root = lane
+    start(page)
+    page.keyboard.press("t")
+    in_phase(page, "hold")
+    drive(page, (), lambda: phase(page) == "recovery", "the operator recovers")
+    page.keyboard.press("g")
+    in_phase(page, "correction", "hold")
+    height = measured(page, "tcp_z.pos")
+    drive(page, ("a",), lambda: measured(page, "tcp_z.pos") < height - 0.02, "the arm goes down")
+    expect(page.locator("#commands [data-command=success]")).to_be_enabled()
+    page.keyboard.press("s")
+    page.keyboard.up(" ")
+    decide(page, "k")
+    assert last_succeeded(root)
 
 
 def test_rewind_goes_back_as_long_as_it_is_held(lane):
@@ -197,7 +220,7 @@ def test_a_success_of_the_policy_is_recorded_as_one(lane):
     dataset = open_dataset(root)
     last = slice(dataset.episode_from[-1], dataset.episode_to[-1])
     assert set(dataset.columns[SEGMENT_TYPE][last].tolist()) == {1}
-    assert dataset.columns[SUCCESS][last].tolist()[-1]
+    assert last_succeeded(root)
 
 
 def test_touch_alone_takes_over_recovers_corrects_and_keeps(lane):
@@ -223,7 +246,7 @@ def test_touch_alone_takes_over_recovers_corrects_and_keeps(lane):
     z = measured(phone, "tcp_z.pos")
     fingers.push("#pad-right", (0, 60), lambda: measured(phone, "tcp_z.pos") < z - 0.02, "the arm goes down")
     fingers.hold(False)
-    fingers.tap("#commands [data-command=subtask_done]")
+    fingers.tap("#commands [data-command=success]")
     in_phase(phone, "reset")
     fingers.tap("#pending [data-command=keep]")
     expect(phone.locator("#pending")).to_be_hidden()
@@ -231,4 +254,5 @@ def test_touch_alone_takes_over_recovers_corrects_and_keeps(lane):
     data = open_dataset(root)
     kinds = data.columns[SEGMENT_TYPE][data.episode_from[before] :]
     assert kinds[np.flatnonzero(np.diff(kinds, prepend=-1))].tolist() == [1, 2, 3]
+    assert last_succeeded(root)
     expect(page.locator("body")).to_have_attribute("data-lease", "free")
