@@ -95,8 +95,8 @@ export class Devices {
   }
 
   /**
-   * Whether a modifier is held, pressed or let go. Every key is let go then: what is still held would come up under another
-   * name or, as on a Mac while Cmd is down, unheard.
+   * Whether a modifier is held, pressed or let go. Every key is let go then: what is still held would come up under
+   * another name or, as on a Mac while Cmd is down, unheard.
    */
   modified(event) {
     const found = MODIFIERS.some((name) => event.key === name || event.getModifierState(name));

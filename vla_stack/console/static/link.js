@@ -7,7 +7,7 @@ const PING_MS = 500;
 const CLOCKS = 50; // answers that are remembered, of which the quickest counts
 
 export class GatewayLink {
-  /** @param on {hello, state, picture, stopped, closed}: called with what arrives; `picture` resolves when it is drawn. */
+  /** @param on {hello, state, picture, stopped, closed}: called with what arrives; `picture` resolves when drawn. */
   constructor(on) {
     this.on = on;
     this.waiting = new Map(); // id -> resolve
