@@ -2,6 +2,8 @@
 
 import argparse
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from test_run_recording import SPEC, drive
 from vla_stack.console.run_recording import RunRecording
 from vla_stack.errors import UserError
 from vla_stack.evaluation.compare import Comparison
-from vla_stack.evaluation.project import changes, differing, find
+from vla_stack.evaluation.project import Evaluation, changes, differing, find
 from vla_stack.rollout.records import save_records
 from vla_stack.verbs import report
 
@@ -64,6 +66,19 @@ def test_evaluations_of_one_setting_are_compared_in_pairs_and_recipes_by_their_k
     a, b = (e.result.outcomes.astype(int) for e in found.evaluations[:2])
     assert change.difference.value == pytest.approx((b - a).mean()) and change.difference.is_clear and change.p < 1e-4
     assert differing(found.trainings) == {"method.lr": [0.1, 0.3]}  # names and folders say nothing
+
+
+def test_another_setting_and_a_real_robot_are_no_change_of_the_policy():
+    wins = outcomes(np.random.default_rng(0), 0.5)
+
+    def evaluations(*settings):
+        results = [result(wins=wins) for _ in settings]
+        found = [replace(r, settings={**r.settings, **s}) for r, s in zip(results, settings, strict=True)]
+        return [Evaluation(Path("report.json"), str(day), "a", r) for day, r in enumerate(found)]
+
+    assert len(changes(evaluations({}, {"env_options": {"image_size": 64}}, {"robot": "sim"}))) == 2
+    assert not changes(evaluations({}, {"env_options": {"randomisation": 3}}))
+    assert not changes(evaluations({"robot": "so101_follower"}, {"robot": "so101_follower"}))
 
 
 def test_the_page_is_whole_and_says_what_was_found(project, capsys):

@@ -24,6 +24,7 @@ from vla_stack.statistics import Estimate, holm, paired_interval
 RECIPE, METRICS, REVISION = "recipe.yaml", "metrics.jsonl", "revision.txt"  # of a run directory
 REPORT, RECORDS, COMPARISON = "report.json", "records.json", "comparison.json"
 PASSED_BY = ("checkpoints", "tb", "videos")  # large, and nothing to find in them
+WORLD = ("randomisation", "max_episode_steps", "visuals", "split")  # options that change what there is to be done
 UNLIKE = ("output_dir", "name")  # keys of a recipe that differ without meaning
 
 
@@ -105,11 +106,18 @@ def find(folders: Sequence[Path]) -> Project:
 
 
 def changes(evaluations: Sequence[Evaluation]) -> list[Change]:
-    """Each setting beside the one before it on the same environment, in pairs of common starts; p-values by Holm."""
-    latest: dict[tuple[str, str], Evaluation] = {}
+    """Each setting beside the one before it on the same environment, in pairs of common starts; p-values by Holm.
+
+    Before a real robot no two starts are the same, whatever their numbers: `vla compare` is for that.
+    """
+    latest: dict[tuple[Any, ...], Evaluation] = {}
     found = []
     for after in evaluations:
-        key = after.result.name, after.result.label
+        settings = after.result.settings
+        if settings.get("robot", "sim") != "sim":
+            continue
+        options = settings.get("env_options", {})
+        key = (after.result.name, after.result.label, *(str(options.get(name)) for name in WORLD))
         before, latest[key] = latest.get(key), after
         if before is None:
             continue
