@@ -33,7 +33,7 @@ from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.monitor import Monitor
 from vla_stack.statistics import success_interval
 from vla_stack.verbs.arguments import device, positive, whole
-from vla_stack.verbs.out_folder import out_folder
+from vla_stack.verbs.out_folder import out_folder, policy_name
 
 if TYPE_CHECKING:
     from vla_stack.policies.chunk_policy import ChunkPolicy as LoadedPolicy
@@ -111,7 +111,7 @@ def main(args: argparse.Namespace) -> int:
     check_robot(resolve_policy(args.policy), args.embodiment)  # before torch is loaded
     for env_id in args.env or ():
         check_id(env_id)
-    args.out = out_folder(args.out, "outputs/eval", args.policy)  # not after hours of episodes
+    args.out = out_folder(args.out, "outputs/eval", policy_name(args.policy))  # not after hours of episodes
     print(f"loading {args.policy}; results go to {args.out}", file=sys.stderr, flush=True)  # it may take a while
     import_torch()
     from vla_stack.policies.reading import find_device

@@ -11,18 +11,18 @@ from pathlib import Path
 from vla_stack.errors import UserError
 
 
-def out_folder(given: Path | None, under: str, policy: str) -> Path:
-    """Make the folder of ``--out``, or a new one that is named after a policy and the time.
+def out_folder(given: Path | None, under: str, name: str) -> Path:
+    """Make the folder of ``--out``, or a new one that is called after what it is of, and the time.
 
     Args:
         given: What ``--out`` says.
         under: Where new ones are made.
-        policy: A policy as a person named it.
+        name: What its results are of, a policy or a robot.
 
     Raises:
         UserError: It is a file, or cannot be written to.
     """
-    path = given or Path(under, f"{policy_name(policy)}-{datetime.now():%Y%m%d-%H%M%S}")
+    path = given or Path(under, f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
     try:
         if given is None:
             path = _new(path)

@@ -24,6 +24,7 @@ from vla_stack.statistics import success_interval
 from vla_stack.verbs.arguments import count, existing, positive, whole
 from vla_stack.verbs.holding import leave_holding
 from vla_stack.verbs.openpi_arguments import add_openpi_arguments, read_token, renamed_keys
+from vla_stack.verbs.out_folder import out_folder
 from vla_stack.verbs.robot_arguments import (
     add_execution_arguments,
     add_robot_arguments,
@@ -93,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--last", type=positive, default=10.0, help="seconds kept before and after an event (default: %(default)g)")
     add("--monitor", type=Path, metavar="FILE", help="of `vla monitor fit`: hold and ask before the policy fails")
     add("--record-video", type=whole, default=0, metavar="N", help="film the first N episodes")
-    add("--out", type=Path, default=Path("outputs/run"), help="records, summary and films (default: %(default)s)")
+    add("--out", type=Path, help="records, summary and films (default: a new outputs/run/ROBOT-TIME)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -107,6 +108,7 @@ def main(args: argparse.Namespace) -> int:
     asks = (args.rearm or ("auto" if can.simulated else "ask")) == "ask"
     server, keys = server_of(args), Keys()
     session = Session(args, keys, asks)
+    args.out = out_folder(args.out, "outputs/run", args.robot)
     node = RobotNode(
         server,
         driver_maker(args, args.dry_run, **policy_options(args, server)),
@@ -117,7 +119,6 @@ def main(args: argparse.Namespace) -> int:
         on_beat=session.beat,
         pictures=pictures,
     )
-    args.out.mkdir(parents=True, exist_ok=True)
     episodes: list[dict[str, Any]] = []
     start, interrupted = time.monotonic(), False
     with contextlib.ExitStack() as stack:
