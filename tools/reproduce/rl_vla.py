@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -30,9 +31,10 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import rl_vla_report  # noqa: E402
-from claims import Cell, adopt, claimed, published, same_settings, together  # noqa: E402
+import freshness  # noqa: E402
+from claims import Cell, adopt, claimed, extends, published, same_settings, together  # noqa: E402
 
-from results import ROOT, parser  # noqa: E402
+from results import RESULTS, ROOT, parser  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
 
 OUT, CONFIGS = ROOT / "outputs" / "reproduce", ROOT / "vla_stack" / "configs"
@@ -219,6 +221,16 @@ def unfinished(out: Path, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def begun_elsewhere(name: str, settings: dict[str, Any], known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Published runs that are not over, whose files lie on another machine, and which nothing here goes on with."""
+    path = RESULTS / f"{name}.json"
+    data = read_json(path)["data"] if path.exists() and not os.environ.get(freshness.ANEW) else {}
+    if not extends(json.loads(json.dumps(settings)), data.get("settings", [])):
+        return []
+    here = {Cell(made["task"], made["arm"], made["seed"]) for made in known}
+    return [made for made in data["unfinished"] if Cell(made["task"], made["arm"], made["seed"]) not in here]
+
+
 def work(cells: Sequence[Cell], out: Path, size: Size) -> None:
     """Run cells until none is left; several processes may do so at once."""
     for cell in cells:
@@ -258,6 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         together(args.jobs, partial(work, grid(args.tasks, args.arms, range(args.seeds)), out, size))
     done = [read_json(path) for path in sorted((out / "cells").glob("*.json"))]
     begun = unfinished(out, grid(list(TASKS), list(ARMS), range(args.seeds)))
+    begun += begun_elsewhere(name, these, [*done, *begun])
     if not (done or begun):
         sys.exit(f"{out} holds no runs yet")
     rl_vla_report.report(name, [*done, *begun], published(these, done) | {"unfinished": begun})
