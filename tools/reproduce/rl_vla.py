@@ -31,9 +31,9 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import rl_vla_report  # noqa: E402
-import freshness  # noqa: E402
 from claims import Cell, adopt, claimed, extends, published, same_settings, together  # noqa: E402
 
+import freshness  # noqa: E402
 from results import RESULTS, ROOT, parser  # noqa: E402
 from vla_stack.data.layout import read_json, write_json  # noqa: E402
 
