@@ -180,6 +180,12 @@ def test_an_arm_on_its_stops_is_brought_inside_by_small_steps():
     assert (np.abs(steps) <= 20.0 / 120.0**2 + 1e-6).all() and sent[-1, 0] == np.float32(e.limits(0)[1])
     assert (np.diff(sent[:, 0]) <= 1e-7).all() and np.abs(sent[:, 1] + 0.5).max() < 1e-6
     assert verdicts[0].changes == ("outside",) and "outside" not in verdicts[-1].changes
+    e.reset(np.array([1.75, -0.5]))
+    e.filter(None)
+    at = e.filter(None).command
+    for trouble, age_s in (("camera", 0.0), ("", 9.0)):  # it does not go on meanwhile
+        verdict = e.filter(np.array([0.0, 0.0]), age_s, trouble)
+        assert (verdict.command == at).all() and verdict.state is State.HOLD
     e.reset(np.array([1.9, 0.0]))  # more than a twentieth of its range
     assert e.filter(None).state is State.STOP
 

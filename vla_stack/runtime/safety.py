@@ -172,9 +172,13 @@ class SafetyEnvelope:
                 self.counters["outside"] += 1
                 self._stopped = True
                 return Verdict(None, State.STOP, (away,))
+            if reason := trouble or ("stale" if sensor_age_s > self._max_age else ""):  # it waits where it is
+                self._u = np.zeros_like(self._u)
+                self.counters[reason] += 1
+                return Verdict(self._last.astype(np.float32), State.HOLD, (reason,))
             self._last, self._u = entered.astype(np.float64), entered - self._last
             self._entering = bool(self._away())
-            return Verdict(entered, State.HOLD if command is None or trouble else State.RUN, ("outside",))
+            return Verdict(entered, State.HOLD if command is None else State.RUN, ("outside",))
         self._entering = False
         self._armed_for += 1
         reason = trouble or self._refusal(command, sensor_age_s)
