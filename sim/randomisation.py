@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.library import PALETTE
 from vla_stack.errors import UserError, check_options
 
 
@@ -61,6 +62,7 @@ LEVELS: tuple[Level, ...] = (
 
 SHAPES = (mujoco.mjtGeom.mjGEOM_CYLINDER, mujoco.mjtGeom.mjGEOM_ELLIPSOID)  # of distractors; none is asked for
 SIZES = (0.015, 0.03)  # m, half an edge or a radius of a distractor
+NAMELESS = 0.3  # least distance in RGB of a distractor's colour from those of the palette
 BESIDE = ((0.24, 0.34), (0.10, 0.26))  # m, where distractors lie: x, and y to either side
 PATTERN = "pattern"  # name of the texture
 SQUARES = (2.0, 8.0)  # of a pattern along the table
@@ -158,7 +160,7 @@ class Randomiser:
             m.geom_size[geom] = rng.uniform(*SIZES, 3)
             half = m.geom_size[geom, 1 if m.geom_type[geom] == mujoco.mjtGeom.mjGEOM_CYLINDER else 2]
             m.geom_pos[geom] = rng.uniform(near, far), rng.choice((-1.0, 1.0)) * rng.uniform(inner, outer), half
-            m.geom_rgba[geom, :3] = rng.uniform(0.1, 0.9, 3)
+            m.geom_rgba[geom, :3] = _nameless(rng)
 
     def _dynamics(self, rng: np.random.Generator) -> None:
         m, level = self._model, self._level
@@ -169,6 +171,14 @@ class Randomiser:
         m.geom_friction[self._pads, 0] *= slip[0]
         m.geom_friction[self._object_geoms, 0] *= slip[1:]
         mujoco.mj_setConst(m, self._scratch)  # constants derived from masses
+
+
+def _nameless(rng: np.random.Generator) -> NDArray[np.float64]:
+    """A colour [3] that is far from every one that a sentence names: "the red thing" is no distractor."""
+    while True:
+        rgb = rng.uniform(0.1, 0.9, 3)
+        if min(np.linalg.norm(rgb - named) for named in PALETTE.values()) > NAMELESS:
+            return rgb
 
 
 def _turn(quat: NDArray, rotation: NDArray) -> None:

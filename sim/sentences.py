@@ -104,7 +104,7 @@ class Phrase:
     relative: bool = False
 
 
-def phrases(things: Sequence[Thing], spots: NDArray, i: int, new: bool = False) -> Iterator[Phrase]:
+def phrases(things: Sequence[Thing], spots: NDArray, i: int, new: bool = False, taken: str = "") -> Iterator[Phrase]:
     """Phrases for thing ``i`` of a scene, ambiguous ones among them.
 
     Args:
@@ -112,6 +112,7 @@ def phrases(things: Sequence[Thing], spots: NDArray, i: int, new: bool = False) 
         spots: Where, [n, 2] metres.
         i: Index of the thing that is to be named.
         new: Whether with words that training sentences have not.
+        taken: A colour that something else in the scene has, so that a colour alone does not name a thing.
     """
     me, everything = things[i], range(len(things))
     kind = frozenset(j for j in everything if things[j].kind == me.kind)
@@ -123,7 +124,8 @@ def phrases(things: Sequence[Thing], spots: NDArray, i: int, new: bool = False) 
         yield Phrase(f"the {me.colour} {name}", kind & hue, True, other)
         if new:
             yield Phrase(f"the {name} that is {me.colour}", kind & hue, True, new)
-    yield Phrase(f"the {me.colour} {'object' if new else 'thing'}", hue, new=new)
+    if me.colour != taken:
+        yield Phrase(f"the {me.colour} {'object' if new else 'thing'}", hue, new=new)
     for relation, means in _superlatives(things, spots, i, kind):
         for form in WORDS[relation].of(new):
             yield Phrase(form.format(n=me.kind), means, new=new, relative="most" in relation)
@@ -168,16 +170,23 @@ def _relations(
 
 
 def name_thing(
-    rng: np.random.Generator, things: Sequence[Thing], spots: NDArray, i: int, split: Split, relative: float = 0.4
+    rng: np.random.Generator,
+    things: Sequence[Thing],
+    spots: NDArray,
+    i: int,
+    split: Split,
+    relative: float = 0.4,
+    taken: str = "",
 ) -> Phrase:
     """A phrase of the split that means thing ``i`` and nothing else in the scene.
 
     A composition that was never named is named by its colour and kind; a kind that was never named by its colour too;
     ``unseen-names`` has words that training has not.
-    ``relative`` is the share of phrases that say where the thing is, where one of them means it alone.
+    ``relative`` is the share of phrases that say where the thing is, where one of them means it alone; ``taken`` is a
+    colour as for :func:`phrases`.
     """
     named = split in ("unseen-compositions", "unseen-objects") and i == 0
-    found = list(phrases(things, spots, i, split == "unseen-names"))
+    found = list(phrases(things, spots, i, split == "unseen-names", taken))
     clear = [p for p in found if p.means == {i}]
     placed = [p for p in clear if p.relative]
     pool = [p for p in clear if not p.relative]

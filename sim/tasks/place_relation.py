@@ -27,6 +27,7 @@ def default_config() -> TaskConfig:
 
 
 PLATE, PLATE_TOP = 0.06, 0.010  # m, radius and height
+PLATE_COLOUR = "white"  # so "the white thing" may be the plate, and no sentence says it
 TRAY, TRAY_FLOOR, RIM = 0.066, 0.004, 0.024  # m, half its inside, its floor, the height of its walls
 ASIDE = 0.12  # m, from a thing to what is put to its left or right
 CLEAR = 0.04  # m, at least so much farther left or right it has to be
@@ -87,11 +88,11 @@ class PlaceRelation(Tabletop):
 
     def ask(self, rng: np.random.Generator, wish: Wish) -> str:
         slot, relation, k = wish
-        a = name_thing(rng, self.things, self.spots, slot, self.split, relative=0.0).words
+        a = name_thing(rng, self.things, self.spots, slot, self.split, 0.0, taken=PLATE_COLOUR).words
         if k < 0:
             b = "the plate" if relation == "on" else "the tray"
         else:
-            b = name_thing(rng, self.things, self.spots, k, self.split, relative=0.0).words
+            b = name_thing(rng, self.things, self.spots, k, self.split, 0.0, taken=PLATE_COLOUR).words
         return order(rng, "put", self.split, a, b, relation)
 
     @property

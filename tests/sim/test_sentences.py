@@ -100,6 +100,14 @@ def test_there_are_enough_sentences_and_no_held_out_one_is_among_those_of_traini
     assert forms[0] >= 40 and forms[1] >= 35
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_colour_that_something_else_has_does_not_name_a_thing(split):
+    for seed in range(300):
+        rng, things, spots = scene(seed, split)
+        words = name_thing(rng, things, spots, 0, split, 0.0, taken=things[0].colour).words
+        assert words not in {f"the {things[0].colour} {noun}" for noun in ("thing", "object")}
+
+
 def test_training_names_no_held_out_thing_pair_or_word():
     pairs = {f"{c} {k}" for k, c in product(library.KINDS, library.PALETTE) if library.held_out_pair(k, c)}
     others = {name for kind in library.KINDS.values() for name in kind.other_names}

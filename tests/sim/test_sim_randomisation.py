@@ -4,7 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from sim.randomisation import BESIDE, LEVELS, Level, Randomiser
+from sim.library import PALETTE
+from sim.randomisation import BESIDE, LEVELS, NAMELESS, Level, Randomiser
 from vla_stack.errors import UserError
 
 SURROUNDINGS = ({"texture": 0.6}, {"background": 0.7}, {"distractors": 6})
@@ -124,6 +125,15 @@ def test_distractors_lie_beside_on_the_table():
     (near, far), (inner, outer) = BESIDE
     assert (near <= x).all() and (x <= far).all() and (inner <= abs(y)).all() and (abs(y) <= outer).all()
     assert (z > 0).all() and {*np.sign(y)} == {-1.0, 1.0} and len(np.unique(x)) == 80
+
+
+def test_no_distractor_has_a_colour_that_a_sentence_names():
+    env = gym.make("sim/pick-v0", cameras=(), randomisation={"distractors": 6}).unwrapped
+    for seed in range(20):
+        env.reset(seed=seed)
+        for i in range(6):
+            rgb = env.model.geom(f"distractor_{i}").rgba[:3]
+            assert min(np.linalg.norm(rgb - named) for named in PALETTE.values()) > NAMELESS - 1e-6
 
 
 def test_a_width_that_no_level_has_is_named():
