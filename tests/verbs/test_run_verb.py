@@ -10,6 +10,7 @@ import sys
 import pytest
 from toy_robot import make
 
+from vla_stack.data.sidecar import EpisodeFacts, facts_row, write_facts
 from vla_stack.errors import UserError
 from vla_stack.verbs import run, run_session
 from vla_stack.verbs.robot_arguments import driver_arguments
@@ -140,6 +141,9 @@ def test_a_recording_that_goes_on_takes_other_seeds(tmp_path, monkeypatch):
     make(root, lengths=(2, 2, 2))
     assert run_session.first_seed(arguments(*recorded)) == 3
     assert run_session.first_seed(arguments(*recorded, "--seed", "0")) == 0
+    clips = [facts_row(EpisodeFacts(mode="run", seed=seed), uid, 0, 0) for uid, seed in enumerate((0, 40, 7))]
+    write_facts(root, clips)
+    assert run_session.first_seed(arguments(*recorded)) == 41  # of clips, seeds in between were run and not kept
 
     class Started(Exception):
         pass
@@ -151,9 +155,9 @@ def test_a_recording_that_goes_on_takes_other_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "served", lambda server: None)
     monkeypatch.setattr(run.signal, "signal", lambda *_: None)
     args = arguments("--robot", "sim", *recorded)
-    with pytest.raises(Started, match="3"):  # the policy's noise follows from it as well
+    with pytest.raises(Started, match="41"):  # the policy's noise follows from it as well
         run.main(args)
-    assert args.seed == 3
+    assert args.seed == 41
 
 
 def test_the_robot_side_imports_neither_torch_nor_lerobot_nor_mujoco():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_stack.data.layout import INFO, read_info
+from vla_stack.data.sidecar import read_facts
 from vla_stack.errors import UserError
 from vla_stack.runtime.dispatch import NO_ACTION, State
 from vla_stack.runtime.episode_log import Episode
@@ -191,7 +192,10 @@ def first_seed(args: argparse.Namespace) -> int:
     """
     if args.seed is not None:
         return int(args.seed)
-    return int(read_info(args.root)["total_episodes"]) if args.root and (args.root / INFO).exists() else 0
+    if not args.root or not (args.root / INFO).exists():
+        return 0
+    used = (row["seed"] + 1 for row in read_facts(args.root).values())  # more than are kept, where clips alone are
+    return max(int(read_info(args.root)["total_episodes"]), *used, 0)
 
 
 def _recorded_line(recording: RunRecording) -> str:
