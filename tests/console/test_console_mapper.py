@@ -41,9 +41,9 @@ def call(page: Page, function: str, *args):
     return page.evaluate(code, [function, list(args)])
 
 
-def drive(page: Page, raw: dict, dims=ARM, facing=True, speed=0.1) -> list[float]:
+def drive(page: Page, raw: dict, dims=ARM, facing=True, speed=0.1, wheels=False) -> list[float]:
     axes = call(page, "intent", raw)["axes"]
-    return call(page, "velocity", axes, dims, {"speed": speed, "facing": facing})
+    return call(page, "velocity", axes, dims, {"speed": speed, "facing": facing, "wheels": wheels})
 
 
 def keys(*names: str) -> dict:
@@ -131,6 +131,14 @@ def test_no_key_of_an_arm_drives_the_base_below_it(page):
     assert drive(page, keys("."), LEKIWI, speed=0.03) == pytest.approx([0, 0, 0, 0, -0.18, 0, 0, 0, 0])
     other = [{"name": "push", "unit": "N", "max_rate": None, "kind": "position"}]
     assert drive(page, keys("arrowright", "o"), [*other, *LEKIWI])[0] == 0
+
+
+def test_a_base_below_an_arm_is_driven_in_its_place(page):
+    assert drive(page, keys("arrowup"), LEKIWI, facing=False, speed=0.03, wheels=True)[6:] == pytest.approx([0.03, 0, 0])
+    for key in page.evaluate("async () => Object.keys((await import('/keys.js')).MOTIONS)"):
+        assert drive(page, keys(key), LEKIWI, wheels=True)[:5] == [0] * 5, key
+        assert drive(page, keys(key), JOINTS, wheels=True) == drive(page, keys(key), JOINTS), key  # which has no base
+        assert drive(page, keys(key), ARM, wheels=True) == drive(page, keys(key), ARM), key
 
 
 def test_a_base_alone_is_driven_at_the_speed_that_is_set(page):

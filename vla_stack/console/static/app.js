@@ -4,7 +4,7 @@ import { Devices, tapped } from "./devices.js";
 import { HELP_KEY } from "/keys.js";
 import { HeatMap } from "./heat.js";
 import { GatewayLink } from "./link.js";
-import { COMMANDS, intent, velocity } from "./mapper.js";
+import { COMMANDS, hasArm, hasBase, intent, velocity } from "./mapper.js";
 import { allowed } from "./phases.js";
 import { StopLine } from "./stop.js";
 import { Cameras, draw, drawMeters, driveControls, layOut, offline, STALE_MS, toast } from "./view.js";
@@ -31,6 +31,7 @@ const link = new GatewayLink({
     stopLine.connect(hello.stop_port);
     layOut(hello, command);
     driveControls(hello.robot.action, devices);
+    $("wheels-label").hidden = !(hasArm(hello.robot.action) && hasBase(hello.robot.action));
     const rewind = document.querySelector('[data-command="rewind"]');
     if (rewind) devices.hold(rewind, () => (devices.touch.rewind = true), () => (devices.touch.rewind = false));
     heat.load();
@@ -108,7 +109,7 @@ function teleop() {
   const may = devices.focused && fresh;
   link.send({
     type: "teleop", seq: ++seq, t: performance.now(), engaged: may && engaged, rewind: may && rewind,
-    velocity: may && engaged ? velocity(axes, hello.robot.action, settings) : null,
+    velocity: may && engaged ? velocity(axes, hello.robot.action, { ...settings, wheels: $("wheels").checked }) : null,
   });
   const now = performance.now();
   sentAt = [...sentAt.filter((t) => now - t < 1000), now];
@@ -163,6 +164,7 @@ $("invite").addEventListener("click", asked(async () => {
 $("speed").value = settings.speed;
 $("facing").checked = settings.facing;
 for (const id of ["speed", "facing"]) $(id).addEventListener("input", changeSettings);
+$("wheels").addEventListener("input", () => devices.release()); // what is held was meant for the other one
 function changeSettings() {
   settings.speed = Number($("speed").value);
   settings.facing = $("facing").checked;

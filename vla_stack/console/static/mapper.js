@@ -81,18 +81,23 @@ export function intent(raw) {
 /** Whether a dimension is a joint, as those of an arm without a tool's dimensions are driven. */
 export const isJoint = (dim) => dim.kind !== "gripper" && dim.unit === "rad" && dim.name.endsWith(".pos");
 
+export const hasArm = (dims) => dims.some((d) => d.name.startsWith("tcp_x") || isJoint(d));
+export const hasBase = (dims) => dims.some((d) => ["x.vel", "y.vel", "theta.vel"].includes(d.name));
+
 /**
  * Velocity of every action dimension, in its unit per second.
  *
  * A dimension `tcp_x`, `tcp_y`, `tcp_z`, `tcp_yaw` (world frame, x away from the robot's base, z up) moves the tool; the
  * joints of an arm without them are driven in order by right, away, up, pitch, turn, roll. A base (`x.vel`, `y.vel`,
- * `theta.vel`) is driven where there is no arm: the same key would move both. Every other dimension is left alone.
+ * `theta.vel`) below an arm is driven in place of the arm, never with it: the same key would move both. Every other
+ * dimension is left alone.
  *
  * @param axes from `intent`.
  * @param dims the robot's action: [{name, unit, max_rate, kind}].
- * @param settings {speed: m/s, facing: whether the operator faces the robot, rather than standing behind it}.
+ * @param settings {speed: m/s, facing: whether the operator faces the robot, rather than standing behind it, wheels:
+ *   whether the base is driven where there is an arm, too}.
  */
-export function velocity(axes, dims, { speed, facing }) {
+export function velocity(axes, dims, { speed, facing, wheels }) {
   const side = facing ? -1 : 1;
   const tool = {
     tcp_x: axes.away * side, tcp_y: -axes.right * side, tcp_z: axes.up, tcp_yaw: axes.turn,
@@ -101,11 +106,11 @@ export function velocity(axes, dims, { speed, facing }) {
   const base = { "x.vel": tool.tcp_x, "y.vel": tool.tcp_y, "theta.vel": tool.tcp_yaw };
   const cartesian = dims.some((d) => d.name.startsWith("tcp_x"));
   const joints = [axes.right * side * -1, axes.away, axes.up, axes.pitch, axes.turn, axes.roll];
-  const arm = cartesian || dims.some(isJoint);
+  const arm = hasArm(dims) && !(wheels && hasBase(dims));
   let joint = 0;
   return dims.map((dim) => {
     if (dim.kind === "gripper") return limit(axes.grip * 2.5, dim);
-    const value = cartesian ? tool[dim.name.split(".")[0]] : isJoint(dim) ? joints[joint++] : arm ? 0 : base[dim.name];
+    const value = !arm ? base[dim.name] : cartesian ? tool[dim.name.split(".")[0]] : isJoint(dim) ? joints[joint++] : 0;
     const full = { m: speed, "m/s": speed, rad: speed * 6, "rad/s": speed * 6 }[dim.unit] ?? 1;
     return limit((value ?? 0) * full, dim);
   });
