@@ -8,7 +8,11 @@ from small_vla import ACTIONS, make_batch, make_config, make_policy, make_stats
 from vla_stack.errors import UserError
 from vla_stack.methods.imitation import loss as imitation
 from vla_stack.policies import flow
+from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.heads import BINS, LOG_STD_RANGE, BinsHead, GaussianHead
+from vla_stack.policies.modeling_moh import MohPolicy
+from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD
 
@@ -165,6 +169,23 @@ def test_one_step_heads_have_no_flow(policy, batch):
     mask = torch.ones(4, 8, dtype=torch.bool)
     with pytest.raises(UserError, match="cannot continue given actions"):
         policy.predict_action_chunk(batch, prefix=flow.ActionPrefix(batch[ACTION], mask))
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
+def test_a_frozen_policy_predicts_the_same(policy, batch, mixed, tmp_path):
+    """As every server loads it; only regression can be mixed."""
+    if mixed:
+        if policy.config.head != "regression":
+            return
+        base = make_config(head=policy.config.head, depth=1)
+        policy = MohPolicy(MohConfig(base=base, horizons=(4, 8), device="cpu", push_to_hub=False)).eval()
+    made = make_moh_pre_post_processors if mixed else make_vla_pre_post_processors
+    for part in (policy, *made(policy.config, make_stats())):
+        part.save_pretrained(tmp_path)
+    frozen = load_policy(tmp_path, frozen=True).policy
+    noise = torch.randn(4, 8, ACTIONS, generator=torch.Generator().manual_seed(0))
+    wanted, got = (p.predict_action_chunk(batch, noise) for p in (policy, frozen))
+    torch.testing.assert_close(got, wanted)
 
 
 def test_flow_has_no_log_probability(batch):

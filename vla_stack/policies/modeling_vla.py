@@ -189,7 +189,7 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
     def for_inference(self) -> None:
         """Give matrices that autocast rounds at every call its type for good, and compute once what a sampler needs of
         the schedule alone; the policy cannot be trained any more."""
-        kind = torch.bfloat16 if self._in_bfloat16 else self.expert.embed.weight.dtype
+        kind = torch.bfloat16 if self._in_bfloat16 else self.expert.norm.modulation.weight.dtype
         rows = None
         with torch.no_grad():
             if self.unrolls:  # before its matrices are rounded
