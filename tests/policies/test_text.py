@@ -14,7 +14,7 @@ from small_vla import make_batch, make_config, make_observations, make_policy, m
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.directory import write_manifest
-from vla_stack.policies.processor_text import LEVELS, TokenizerStep, share_of
+from vla_stack.policies.processor_text import LEVELS, HashTokenizerStep, TokenizerStep, share_of
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.policies.words import PAD, learn_tokenizer, token_ids, tokenizer
 
@@ -143,3 +143,12 @@ def test_hashed_words_still_work():
     policy, batch = make_policy(text="hash"), make_batch(2)
     pre, _ = make_vla_pre_post_processors(policy.config, make_stats())
     assert policy.predict_action_chunk(pre(batch)).shape == (2, 8, 5)
+
+
+@pytest.mark.parametrize("step", [HashTokenizerStep(), TokenizerStep(content=CONTENT)], ids=["hash", "bpe"])
+def test_tokens_lie_where_the_state_does(step):
+    """The step stands behind the one that moves a batch to the policy's device."""
+    state = torch.zeros(1, 1, device="meta")
+    out = step({"observation": {"observation.state": state}, "complementary_data": {"task": ["grab the cup"]}})
+    for key in (OBS_LANGUAGE_TOKENS, OBS_LANGUAGE_ATTENTION_MASK):
+        assert out["observation"][key].device == state.device

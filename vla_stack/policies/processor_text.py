@@ -112,8 +112,9 @@ class HashTokenizerStep(ProcessorStep):
 
     def __call__(self, transition: EnvTransition) -> EnvTransition:
         tasks = _tasks(transition.get(TransitionKey.COMPLEMENTARY_DATA) or {})
-        tokens = torch.tensor([hash_words(t, self.buckets, self.length) for t in tasks], dtype=torch.int64)
+        rows = torch.tensor([hash_words(t, self.buckets, self.length) for t in tasks], dtype=torch.int64)
         observation = dict(transition.get(TransitionKey.OBSERVATION) or {})
+        tokens = rows.to(observation[OBS_STATE].device, non_blocking=True)
         observation[OBS_LANGUAGE_TOKENS], observation[OBS_LANGUAGE_ATTENTION_MASK] = tokens, tokens != PAD
         return {**transition, TransitionKey.OBSERVATION: observation}
 
