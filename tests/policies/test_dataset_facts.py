@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from small_vla import ACTIONS, ROBOT, STATES, make_config
 
-from vla_stack.policies.dataset_facts import adopt_dataset, relative_action_stats, relative_mask
+from vla_stack.policies.dataset_facts import adopt_dataset, dimension_names, relative_action_stats, relative_mask
 from vla_stack.schema import ACTION, OBS_STATE
 
 
@@ -48,6 +49,20 @@ def test_relative_statistics_cover_every_real_pair():
     np.testing.assert_allclose(stats["q99"], np.quantile(rows, 0.99, axis=0), atol=1e-6)
     longer, all_of_it = (relative_action_stats(*episodes(), h, mask) for h in (1000, len(episodes()[0])))
     assert longer["count"] == all_of_it["count"]  # a chunk may be longer than the whole dataset
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["x", "y"], ["x", "y"]),
+        ({"motors": ["x", "y"]}, ["x", "y"]),
+        ({"gripper": 1, "delta_x": 0}, ["delta_x", "gripper"]),
+        ({"motors": ["x"]}, None),
+        (None, None),
+    ],
+)
+def test_names_of_dimensions_in_every_form_that_lerobot_writes(names, found):
+    assert dimension_names({"names": names, "shape": (2,)}) == found
 
 
 def test_lerobot_metadata_is_adopted(tmp_path):

@@ -57,10 +57,13 @@ def relative_action_stats(
 def dimension_names(feature: Mapping[str, Any]) -> list[str] | None:
     """Names of a vector's dimensions in a LeRobotDataset's metadata; None unless there is one for each.
 
-    Older datasets hold them in a mapping, ``{"motors": [...]}``; others name the vector as a whole, or nothing.
+    Older datasets hold them in a mapping, ``{"motors": [...]}``, those of a gamepad in one of name to place,
+    ``{"delta_x": 0, ...}``; others name the vector as a whole, or nothing.
     """
     names = feature.get("names") or ()
-    if isinstance(names, Mapping):
+    if isinstance(names, Mapping) and all(isinstance(place, int) for place in names.values()):
+        names = sorted(names, key=names.__getitem__)
+    elif isinstance(names, Mapping):
         names = [name for group in names.values() for name in (group if isinstance(group, list) else [group])]
     return [str(name) for name in names] if len(names) == feature["shape"][0] else None
 
