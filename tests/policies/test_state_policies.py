@@ -89,6 +89,15 @@ def test_observations_are_clipped_deviations_and_actions_the_robots_range():
     assert ActionRangeStep(**ActionRangeStep([0.0], [1.0], False).get_config()).to_command is False
 
 
+def test_a_dimension_with_one_command_alone_is_no_action():
+    """A gripper, say, that stays closed through all demonstrations."""
+    bounds = [0.5, 0.0], [0.5, 1.0]
+    to_action, to_command = (ActionRangeStep(*bounds, to_command=made) for made in (False, True))
+    action = to_action({ACTION: torch.tensor([[[0.5, 0.75], [0.6, 0.25]]])})[ACTION]
+    assert action.tolist() == [[[0.0, 0.5], [0.0, -0.5]]]
+    assert to_command({ACTION: action})[ACTION].tolist() == [[[0.5, 0.75], [0.5, 0.25]]]
+
+
 def test_noise_of_scale_one_explores_by_the_density_of_the_actor():
     torch.manual_seed(0)
     policy = gaussian(noise_scale=1.0)

@@ -99,7 +99,10 @@ class ActionRangeStep(ProcessorStep):
             return transition
         low, high = (torch.tensor(x, dtype=action.dtype, device=action.device) for x in (self.low, self.high))
         middle, half = (high + low) / 2, (high - low) / 2
-        made = middle + half * action.clamp(-1.0, 1.0) if self.to_command else ((action - middle) / half).clamp(-1, 1)
+        if self.to_command:
+            made = middle + half * action.clamp(-1.0, 1.0)
+        else:  # where a dimension has one command alone, the action is 0
+            made = torch.where(half > 0, (action - middle) / half, 0.0).clamp(-1.0, 1.0)
         return {**transition, TransitionKey.ACTION: made}
 
     def get_config(self) -> dict[str, Any]:
