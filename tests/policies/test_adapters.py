@@ -9,8 +9,8 @@ import pytest
 import torch
 from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.policies.common.vla_utils import pad_vector
-from lerobot.policies.factory import get_policy_class
-from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
+from lerobot.policies.factory import get_policy_class, make_policy_config
+from lerobot.utils.constants import OBS_ENV_STATE, OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
 from safetensors.torch import load_file, save_file
 from small_vla import ACTIONS, ROBOT, SIZE, make_batch, make_observations
 from tiny_vlas import CHUNK, KINDS, MAX_DIM, make_processors, make_vla, save_vla, tiny_pi
@@ -20,7 +20,8 @@ from vla_stack.images import as_read
 from vla_stack.methods.imitation import loss as imitation
 from vla_stack.policies import flow
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.schema import ACTION, Continuation, image_key
+from vla_stack.policies.registry import policy_class
+from vla_stack.schema import ACTION, OBS_STATE, Continuation, image_key
 
 B = 3
 STATE_IN_WORDS = ("pi05", "observation.state")
@@ -303,6 +304,21 @@ def test_half_precision(folder, kind):
     a, b = (p.predict_action_chunk(batch, noise=noise) for p in (exact, half))
     assert b.dtype == torch.float32
     assert (a - b).abs().mean() < 0.1 * a.abs().mean()
+
+
+def test_diffusion_executes_the_start_of_a_chunk(monkeypatch):
+    features = {OBS_STATE: PolicyFeature(FeatureType.STATE, (2,)), OBS_ENV_STATE: PolicyFeature(FeatureType.ENV, (2,))}
+    config = make_policy_config(
+        "diffusion",
+        device="cpu",
+        input_features=features,
+        output_features={ACTION: PolicyFeature(FeatureType.ACTION, (1,))},
+        **{"n_obs_steps": 1, "horizon": 8, "n_action_steps": 3, "down_dims": (8, 16), "num_train_timesteps": 2},
+    )
+    policy = policy_class("diffusion")(config)
+    chunks = iter(torch.arange(16.0).view(2, 1, 8, 1))
+    monkeypatch.setattr(policy, "predict_action_chunk", lambda batch, **_: next(chunks))
+    assert [policy.select_action({}).item() for _ in range(4)] == [0.0, 1.0, 2.0, 8.0]
 
 
 # --- Directories ---

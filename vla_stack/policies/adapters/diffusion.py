@@ -15,7 +15,7 @@ from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from torch import Tensor
 
 from vla_stack.errors import UserError
-from vla_stack.schema import OBS_IMAGES, OBS_STATE
+from vla_stack.schema import ACTION, OBS_IMAGES, OBS_STATE
 
 
 class Diffusion(DiffusionPolicy):
@@ -49,3 +49,14 @@ class Diffusion(DiffusionPolicy):
             batch[OBS_IMAGES] = torch.stack([batch[key] for key in self.config.image_features], dim=1)[:, None]
         condition = self.diffusion._prepare_global_conditioning(batch)
         return self.diffusion.conditional_sample(len(condition), global_cond=condition)
+
+    @torch.no_grad()
+    def select_action(self, batch: dict[str, Any], **_: Any) -> Float[Tensor, "b a"]:
+        """The next of a chunk's first ``n_action_steps`` actions.
+
+        LeRobot's puts the whole chunk into a queue of that length, which here would keep its end.
+        """
+        actions = self._queues[ACTION]
+        if not actions:
+            actions.extend(self.predict_action_chunk(batch)[:, : self.config.n_action_steps].unbind(1))
+        return actions.popleft()
