@@ -13,6 +13,7 @@ from small_vla import ACTIONS, ROBOT, SIZE, STATES, make_observations, make_stat
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.directory import resolve_policy, resolve_source
+from vla_stack.policies.registry import QUEUED, is_known
 from vla_stack.schema import ACTION, OBS_STATE, Observation, SchemaError, image_key
 
 
@@ -143,6 +144,14 @@ def test_directories_that_are_no_policy_are_named(saved, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config, "type": "nonsense"}))
     (tmp_path / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
     with pytest.raises(UserError, match="'type' is 'nonsense'.*the types are act"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("kind", QUEUED)
+def test_policies_without_chunks_are_refused_before_a_robot_waits_for_one(kind, tmp_path):
+    assert is_known(kind)
+    make_policy_config(kind, device="cpu", push_to_hub=False).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"policy '{kind}' gives one action a call.*lerobot-eval"):
         load_policy(tmp_path)
 
 

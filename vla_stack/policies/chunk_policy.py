@@ -27,6 +27,7 @@ from vla_stack.policies.embodiment import Embodiment
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.past import PAST_TOKENS
 from vla_stack.policies.reading import PolicyDirectory
+from vla_stack.policies.registry import QUEUED
 from vla_stack.schema import (
     ACTION,
     IMAGE_TOKENS,
@@ -224,7 +225,7 @@ def load_policy(
     frozen: bool = False,
     graphs: bool = False,
 ) -> ChunkPolicy:
-    """Load any LeRobot policy directory for inference.
+    """Load a LeRobot policy directory for inference, of any type but :data:`~vla_stack.policies.registry.QUEUED`.
 
     Args:
         path: Directory with config.json, model.safetensors and the processors' files, or any other name of it that
@@ -242,6 +243,11 @@ def load_policy(
     """
     source = PolicyDirectory(path, device, graphs)
     config = source.config
+    if config.type in QUEUED:
+        raise UserError(
+            f"policy '{config.type}' gives one action a call from what it has queued, chunks alone are served",
+            "evaluate it with lerobot-eval, or train another type, e.g. act or diffusion",
+        )
     if config.n_obs_steps != 1:
         raise UserError(
             f"policy '{config.type}' reads {config.n_obs_steps} observations, only the present one is served",

@@ -31,6 +31,7 @@ LEROBOTS = (
     "tdmpc",
     "vqbet",
 )  # policy types that we add nothing to, and that run no foreign code
+QUEUED = ("multi_task_dit", "tdmpc", "vqbet")  # whose chunks are of a queue that select_action alone fills
 STEPS = (
     *("to_batch_processor", "to_batch_processor_action", "to_batch_processor_observation"),
     *("to_batch_processor_complementary_data", "device_processor", "rename_observations_processor"),
