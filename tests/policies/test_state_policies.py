@@ -5,16 +5,19 @@ import pytest
 import torch
 from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.policies import make_pre_post_processors
-from small_vla import ACTIONS, STATES, make_observations, make_policy, make_stats
+from small_vla import ACTIONS, STATES, make_batch, make_observations, make_policy, make_stats
 
 from vla_stack.errors import UserError
+from vla_stack.lerobot_core import PolicyProcessorPipeline
 from vla_stack.policies import flow
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.policies.configuration_expo import ExpoConfig
 from vla_stack.policies.configuration_state import StateFlowConfig, StateGaussianConfig
+from vla_stack.policies.embodiment import Embodiment
 from vla_stack.policies.modeling_expo import ExpoPolicy
 from vla_stack.policies.modeling_state import StateFlowPolicy, StateGaussianPolicy
-from vla_stack.policies.processor_state import ActionRangeStep, state_processors
+from vla_stack.policies.processor_embodiment import EmbodimentInputStep
+from vla_stack.policies.processor_state import ActionRangeStep, observation_steps, state_processors
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.schema import ACTION, OBS_STATE, Dim, Observation, RobotSpec
 
@@ -173,3 +176,24 @@ def test_what_cannot_be_is_refused():
         StateFlowConfig(**COMMON, **SHAPE | {"n_action_steps": 9})
     with pytest.raises(UserError, match="feature_dim is 3, without an encoder"):
         StateGaussianConfig(**COMMON, **SHAPE, feature_dim=3)
+
+
+def test_of_an_encoder_s_steps_none_touches_actions():
+    """Its own gripper, for one, has two commands; here actions are in [-1, 1] already when it would set them."""
+    encoder, stats = make_policy(gripper="binary").config, make_stats()
+    low, high = np.zeros(ACTIONS, np.float32), np.array([1.0, 1.0, 1.0, 1.0, 0.04], np.float32)
+    stats[ACTION] |= {"min": low, "max": high}
+    before, _ = make_vla_pre_post_processors(encoder, stats)
+    features = {"input_features": FEATURES["input_features"], "output_features": encoder.output_features}
+    config = StateGaussianConfig(encoder=encoder, feature_dim=32, device="cpu", **features)
+    pre, post = state_processors(config, np.zeros(STATES), np.ones(STATES), low, high, before)
+    batch = make_batch(1)
+    batch[ACTION] = torch.tensor(high) * torch.linspace(0.0, 1.0, 8)[:, None]
+    torch.testing.assert_close(post(pre(dict(batch))[ACTION]), batch[ACTION])
+
+
+def test_an_encoder_of_several_robots_is_refused():
+    one = Embodiment("one", ROBOT, {}, (False, False)).to_json()
+    encoder = PolicyProcessorPipeline(steps=[EmbodimentInputStep(embodiments=[one], state_dim=4, action_dim=2)])
+    with pytest.raises(UserError, match="several robots cannot be the encoder"):
+        observation_steps(encoder)

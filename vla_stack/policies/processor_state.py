@@ -27,6 +27,8 @@ from vla_stack.lerobot_core import (
     make_policy_processor_pipelines,
 )
 from vla_stack.policies.configuration_state import StateConfig, StateFlowConfig, StateGaussianConfig
+from vla_stack.policies.processor_embodiment import EmbodimentInputStep
+from vla_stack.policies.processor_gripper import BinaryGripperStep
 from vla_stack.policies.processor_vla import ActionOriginStep
 from vla_stack.schema import ACTION, OBS_STATE, RobotSpec
 
@@ -142,13 +144,19 @@ def state_processors(
 
 
 def observation_steps(encoder: PolicyProcessorPipeline) -> list[ProcessorStep]:
-    """The steps of a preprocessor that make observations; none that renames, batches, or touches actions."""
+    """The steps of a preprocessor that make observations; none that renames, batches, or touches actions.
+
+    Raises:
+        UserError: One step does both, that of a policy that drives several robots.
+    """
     skipped = (
         *(RenameObservationsProcessorStep, AddBatchDimensionProcessorStep, DeviceProcessorStep),
-        *(RelativeActionsProcessorStep, ActionOriginStep),
+        *(RelativeActionsProcessorStep, ActionOriginStep, BinaryGripperStep),
     )
     steps = []
     for step in encoder.steps:
+        if isinstance(step, EmbodimentInputStep):
+            raise UserError("a policy that drives several robots cannot be the encoder", "give one of this robot alone")
         if isinstance(step, NormalizerProcessorStep):
             stats = {key: value for key, value in (step.stats or {}).items() if key != ACTION}
             step = NormalizerProcessorStep(features=step.features, norm_map=step.norm_map, stats=stats)
