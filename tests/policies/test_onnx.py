@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ from vla_stack.policies import onnx_export
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.directory import write_manifest
 from vla_stack.policies.onnx_files import default_backend, open_graph
+from vla_stack.policies.onnx_policy import OnnxPolicy
 from vla_stack.policies.onnx_write import Graph, write
 from vla_stack.policies.plain_export import plain_of
 from vla_stack.policies.plain_policy import TOKENS, TOKENS_MASK, Plain, PlainPolicy, load_plain
@@ -204,6 +206,34 @@ def test_a_cuda_device_without_its_provider_is_said(directories):
     else:
         with pytest.raises(UserError, match="device 'cuda' is not available"):
             load_policy(directories[1], "cuda")
+
+
+def test_one_of_several_gpus_is_the_one_that_computes(tmp_path, monkeypatch):
+    """Providers, inputs and outputs of a machine with two GPUs, by what ONNX Runtime is told."""
+    asked = []
+    cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [cuda, cpu])
+
+    def session(file, options, providers):
+        asked.append(providers)
+        binding = Mock(bind_output=lambda *where: asked.append(where), **{"get_outputs.return_value": ["k"]})
+        made = Mock(**{"get_providers.return_value": [cuda, cpu], "io_binding.return_value": binding})
+        made.get_outputs.return_value = [SimpleNamespace(name="k")]
+        return made
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", session)
+    monkeypatch.setattr("onnxruntime.OrtValue.ortvalue_from_numpy", lambda x, *where: asked.append(where) or Mock())
+    sizes = {"horizon": 8, "noise_dim": 5, "action_dim": 5, "inference_steps": 1, "max_delay": 0, "noise_scale": 1.0}
+    manifest = {"graphs": ["prefix.onnx", "step.onnx"], "inputs": ["observation.state"], **sizes}
+    (tmp_path / "onnx.json").write_text(json.dumps(manifest))
+    for graph in manifest["graphs"]:
+        (tmp_path / graph).touch()
+    policy = OnnxPolicy(tmp_path, SimpleNamespace(device="cuda:1"))
+    assert asked == [[(cuda, {"device_id": 1}), cpu]] * 2
+    asked.clear()
+    monkeypatch.setattr(torch, "from_numpy", lambda _: torch.zeros(1, 8, 5))
+    policy.predict_action_chunk({"observation.state": torch.zeros(1, 7)}, torch.zeros(1, 8, 5))
+    assert asked == [("k", "cuda", 1), *[("cuda", 1)] * 5]
 
 
 def test_only_flow_policies_are_exported(tmp_path, capsys):

@@ -109,7 +109,7 @@ def check_backend(backend: str | None, directory: Path) -> None:
 
 
 def open_graph(file: Path, device: str, threads: int) -> Any:
-    """A graph as a session of ONNX Runtime, on ``cpu`` or ``cuda``.
+    """A graph as a session of ONNX Runtime, on ``cpu``, ``cuda`` or one of several GPUs, ``cuda:1``.
 
     Raises:
         UserError: It is missing or no graph, or there is no CUDA provider for a CUDA device.
@@ -118,13 +118,14 @@ def open_graph(file: Path, device: str, threads: int) -> Any:
 
     if not file.is_file():
         raise UserError(f"{file} is missing", "export the policy again with `vla export`")
-    providers = ["CPUExecutionProvider"]
-    if device == "cuda":
+    providers: list[Any] = ["CPUExecutionProvider"]
+    kind, index = device_of(device)
+    if kind == "cuda":
         if "CUDAExecutionProvider" not in ort.get_available_providers():
             raise UserError(
                 "ONNX Runtime has no CUDA provider here", 'pip install "vla-stack[gpu]"; or use --device cpu'
             )
-        providers.insert(0, "CUDAExecutionProvider")
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": index}))
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     # Threads that spin while they wait take the robot's core: on a busy machine a chunk took twice as long.
@@ -133,6 +134,12 @@ def open_graph(file: Path, device: str, threads: int) -> Any:
         session = ort.InferenceSession(str(file), options, providers=providers)
     except Exception as e:  # the runtime's exceptions have no public common class
         raise UserError(f"{file} cannot be run: {str(e).splitlines()[0]}", "export the policy again") from None
-    if session.get_providers()[0] != providers[0]:  # which it says in a log alone
+    if kind == "cuda" and session.get_providers()[0] != "CUDAExecutionProvider":  # which it says in a log alone
         raise UserError("ONNX Runtime cannot load its CUDA provider", "install its CUDA libraries, or use --device cpu")
     return session
+
+
+def device_of(name: str) -> tuple[str, int]:
+    """Kind and index of a device as ONNX Runtime takes them, by torch's name of it."""
+    kind, _, index = name.partition(":")
+    return kind, int(index or 0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from vla_stack.lerobot_core import PreTrainedConfig
 from vla_stack.policies import flow
 from vla_stack.policies.contract import NoisePolicy
-from vla_stack.policies.onnx_files import CHUNK, FIXED, IS_FIXED, PREFIX, STEP, open_graph, read_manifest
+from vla_stack.policies.onnx_files import CHUNK, FIXED, IS_FIXED, PREFIX, STEP, device_of, open_graph, read_manifest
 
 
 class OnnxPolicy(NoisePolicy):
@@ -34,9 +34,10 @@ class OnnxPolicy(NoisePolicy):
         self.noise_dim, self.action_dim = self.manifest.noise_dim, self.manifest.action_dim
         self.max_delay, self.horizon = self.manifest.max_delay, self.manifest.horizon
         self.noise_scale = self.manifest.noise_scale
-        self._device = "cuda" if str(config.device).startswith("cuda") else "cpu"
+        device = str(config.device) if str(config.device).startswith("cuda") else "cpu"
+        self._device = device_of(device)
         self._sessions = {
-            name: open_graph(directory / name, self._device, torch.get_num_threads()) for name in self.manifest.graphs
+            name: open_graph(directory / name, device, torch.get_num_threads()) for name in self.manifest.graphs
         }
 
     def predict_action_chunk(
@@ -66,7 +67,7 @@ class OnnxPolicy(NoisePolicy):
         for name, array in seen.items():
             encode.bind_cpu_input(name, array)
         for output in first.get_outputs():
-            encode.bind_output(output.name, self._device)
+            encode.bind_output(output.name, *self._device)
         first.run_with_iobinding(encode)
         context = dict(zip((o.name for o in first.get_outputs()), encode.get_outputs(), strict=True))
 
@@ -75,8 +76,8 @@ class OnnxPolicy(NoisePolicy):
             step.bind_ortvalue_input(name, value)
         constant = {**given, "dt": np.full(b, 1.0 / n, np.float32)}
         for name, array in constant.items():
-            step.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(array, self._device))
-        now, after = (OrtValue.ortvalue_from_numpy(x.copy(), self._device) for _ in range(2))
+            step.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(array, *self._device))
+        now, after = (OrtValue.ortvalue_from_numpy(x.copy(), *self._device) for _ in range(2))
         for i in range(n):
             step.bind_cpu_input("t", np.full(b, 1.0 - i / n, np.float32))
             step.bind_ortvalue_input("x", now)
