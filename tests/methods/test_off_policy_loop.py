@@ -21,6 +21,7 @@ from vla_stack.methods.expo import Expo
 from vla_stack.methods.off_policy import learner as learners
 from vla_stack.methods.off_policy import loop as off_policy
 from vla_stack.methods.off_policy.deployed import deployed, normalised
+from vla_stack.methods.off_policy.human_intervention import HumanIntervention
 from vla_stack.methods.off_policy.loop import OffPolicyLoop, make_worker
 from vla_stack.methods.off_policy.workers import LocalRollouts, Worker
 from vla_stack.methods.replay_buffer import Source, Transition
@@ -28,6 +29,7 @@ from vla_stack.methods.wsrl import Wsrl
 from vla_stack.policies.chunk_policy import load_policy
 from vla_stack.ray_cluster import connect
 from vla_stack.rollout.plan import Decision
+from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import OBS_STATE, Observation
 from vla_stack.training.recipe import Recipe, make
@@ -129,6 +131,29 @@ def test_what_a_person_did_is_saved_at_a_stop_and_an_evaluation_parts_it(tmp_pat
         np.testing.assert_array_equal(column, again.learner.offline.columns[name])
     again.run()
     assert [r["step"] for r in records(tmp_path)] == [0, 12, 24]
+
+
+def test_a_person_may_take_over_after_an_evaluation_too(tmp_path, monkeypatch):
+    class Console:
+        looks = 0
+
+        def receive(self):
+            self.looks += 1
+            hand = {"kind": "teleop", "engaged": True, "velocity": [0.1] * 5}
+            return [{"kind": "event", "id": "t", "name": "takeover"}, hand] if self.looks == 1 else [hand]
+
+        def post(self, kind, **fields):
+            return True
+
+    person = HumanIntervention(console := Console(), np.ones(5), 0.1, VirtualClock())
+    port = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(off_policy, "at_endpoint", lambda *_: (person, port))
+    operator = {"operator": "tcp://127.0.0.1:1", "num_envs": 2}
+    loop = finished(tmp_path, every=16, **EXPO | operator | {"steps": 32})
+    store = loop.learner.store
+    assert console.looks >= 16  # once a control step, and 8 of these come after the evaluation
+    assert (store.columns["source"][store.rows(0)] == Source.HUMAN).all()
+    assert (store.columns["source"][store.rows(1)] == Source.ONLINE).all()
 
 
 def test_one_key_of_the_networks_leaves_the_others_as_the_method_has_them():

@@ -132,6 +132,7 @@ class Episode(NamedTuple):
         start: Which episode.
         plan: What all episodes share.
         first: What the environment showed after its reset.
+        row: Which of the rows that advance together; for who acts in one of them alone.
     """
 
     env: Any
@@ -139,6 +140,7 @@ class Episode(NamedTuple):
     start: Start
     plan: Plan
     first: EnvStep
+    row: int = 0
 
 
 @dataclass(frozen=True)

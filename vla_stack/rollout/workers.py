@@ -113,7 +113,7 @@ class LocalGroup:
         while begun := [(row, start) for row, start in zip(rows, self._starts, strict=False)]:
             firsts = self._envs.reset([row for row, _ in begun], [start.seed for _, start in begun])
             for (row, start), first in zip(begun, firsts, strict=True):
-                episode = Episode(self._envs.row(row), self._robot, start, self._plan, first)
+                episode = Episode(self._envs.row(row), self._robot, start, self._plan, first, row)
                 self._running[row] = run_episode(episode, partial(self._note, row))
                 self._resume(row, None)
             rows = [row for row, _ in begun if row not in self._running]  # stopped before their first step

@@ -51,12 +51,10 @@ class HumanIntervention:
         self.machine.apply("start", 0)
         self._teleop: Message = {"engaged": False, "velocity": None}
         self._tick, self._due = 0, clock.now_ns()
-        self._first: Any = None  # the environment that is the person's
 
     def __call__(self, episode: Episode) -> PolicyAgent | PolicyOrPerson:
-        """Who acts in an episode."""
-        self._first = self._first or episode.env
-        return PolicyOrPerson(episode, self) if episode.env is self._first else PolicyAgent(episode)
+        """Who acts in an episode; by its row, as environments are made anew after each evaluation."""
+        return PolicyAgent(episode) if episode.row else PolicyOrPerson(episode, self)
 
     def action(self) -> NDArray[np.float32] | None:
         """The person's action [a] in [-1, 1] of the next control step; None where the policy acts."""
