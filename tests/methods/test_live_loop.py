@@ -100,6 +100,22 @@ def test_a_run_that_died_goes_on_with_the_episode_after_its_last_one(given, robo
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
+def test_a_run_that_goes_on_with_other_iterations_skips_and_repeats_no_episode(
+    given, robot, tmp_path, monkeypatch, before, after
+):
+    for i in range(2 * max(before, after)):
+        robot.live(True, by_hand=range(1, 7) if i == 1 else range(0))
+    read, whole = [], LiveLoop._read
+    monkeypatch.setattr(LiveLoop, "_read", lambda loop, data, i: read.append(i) or whole(loop, data, i))
+    keys = (*given, f"method.live={robot.root}", "method.iterations=1", f"method.episodes={before}")
+    assert cli.main(["train", str(CONFIG), *keys, f"output_dir={tmp_path / 'run'}"]) == 0
+    changed = (f"method.episodes={after}", "method.iterations=2")
+    assert cli.main(["train", "--resume", str(tmp_path / "run"), *changed]) == 0
+    # Each once; when it goes on also those that a person's demonstrations are of.
+    assert read == [*range(before), 1, *range(before, before + after)]
+
+
 def test_what_a_person_did_is_kept_with_the_demonstrations_and_gaps_are_not_bridged(given, robot, tmp_path):
     robot.live(True, by_hand=range(2, 7))
     robot.live(False, late=4, missing=20)

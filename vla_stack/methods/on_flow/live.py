@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +51,7 @@ class LiveLoop(FlowLoop):
 
     def __init__(self, recipe: Recipe, run_dir: Path) -> None:
         self._live, self._stop, self._over = Path(recipe.method.live), Stop(), False  # type: ignore[attr-defined]
+        self.consumed = 0  # recorded episodes that were learnt from, the first ones
         super().__init__(recipe, run_dir)
 
     def run(self) -> Path:
@@ -73,15 +75,14 @@ class LiveLoop(FlowLoop):
 
     def resume(self) -> None:
         super().resume()
-        if not self.iteration:
+        if not self.consumed:
             return
-        number = self.iteration * self.method.episodes
-        dataset = self._wait(number)
-        self._remember([self._read(dataset, i) for i in range(number) if self._by_hand(dataset, i)])
+        dataset = self._wait(self.consumed)
+        self._remember([self._read(dataset, i) for i in range(self.consumed) if self._by_hand(dataset, i)])
 
     def practise(self, seeds: Sequence[int]) -> Lived:
         """As many recorded episodes as there are seeds, once they are there."""
-        first = self.iteration * self.method.episodes
+        first = self.consumed
         dataset = self._wait(first + len(seeds))
         found = [self._read(dataset, i) for i in range(first, first + len(seeds))]
         self._remember(found)
@@ -95,6 +96,19 @@ class LiveLoop(FlowLoop):
                 flush=True,
             )
         return lived
+
+    def update(self, data: Lived, generator: torch.Generator) -> dict[str, float]:
+        self.consumed += len(data.success)
+        return super().update(data, generator)
+
+    def facts(self) -> dict[str, object]:
+        """How many episodes are behind it: an iteration may have had another number of them than it has now."""
+        return super().facts() | {"episodes": self.consumed}
+
+    def load(self, checkpoint: Path) -> dict[str, Any]:
+        state = super().load(checkpoint)
+        self.consumed = state.get("episodes", state["step"] * self.method.episodes)  # older checkpoints do not say
+        return state
 
     def updates(self, kept: int) -> int:
         """As many as in practice, where a chunk is one decision; here one of each of its frames is kept."""
