@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_reinflow_loop import make_start
 
 from vla_stack import cli
@@ -99,6 +99,31 @@ def test_a_run_that_goes_on_does_not_look_at_demonstrations_again(given, tmp_pat
     assert not looked and all(torch.equal(x, found.state_dict()[name]) for name, x in made.state_dict().items())
     other = FlowLoop(load(CONFIG, [*given, "method.gamma=0.5"]), tmp_path).learner.offline  # of which it is no longer
     assert len(looked) == 2 and not torch.equal(other.discount, made.discount)
+
+
+def test_a_run_does_not_go_on_with_decisions_of_something_else(given, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert cli.main(["train", str(CONFIG), *given, "method.iterations=1", f"output_dir={run}"]) == 0
+    demonstrations = (run / "demonstrations.safetensors").read_bytes()
+    start = next(Path(key.removeprefix("policy=")) for key in given if key.startswith("policy="))
+    other, shorter = (shutil.copytree(start, tmp_path / name) for name in ("other", "shorter"))
+    weights = load_file(other / "model.safetensors")
+    save_file({name: 0.5 * w for name, w in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    config = json.loads((shorter / "config.json").read_text()) | {"n_action_steps": 2}
+    (shorter / "config.json").write_text(json.dumps(config))
+    for key, named in {
+        "method.reward=success": "reward=step",
+        "method.gamma=0.5": "gamma=0.98",
+        "method.samples=3": "samples=2",
+        "method.judge=elsewhere": "judge=",
+        "task.options.max_episode_steps=4": "task=",
+        f"policy={other}": "policy.pretrained=",
+        f"policy={shorter}": "n_action_steps=3",
+    }.items():
+        assert cli.main(["train", "--resume", str(run), key, "method.iterations=2"]) == 1
+        assert f"the run that is to go on has {named}" in capsys.readouterr().err
+        assert (run / "demonstrations.safetensors").read_bytes() == demonstrations
+    assert cli.main(["train", "--resume", str(run), "method.iterations=2", "method.episodes=1"]) == 0
 
 
 @pytest.mark.parametrize(

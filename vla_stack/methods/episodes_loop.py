@@ -108,6 +108,11 @@ class EpisodesLoop[L: Lived](ABC):
         practised = judged(task.id, self.method.judge)
         return Plan(practised, task.options, self.policy.spec, PolicyAgent, {FINAL: FinalObservation}, EXECUTOR)
 
+    @cached_property
+    def saved(self) -> Path | None:
+        """The checkpoint that it goes on from, where there is one."""
+        return ckpt.latest(self.run_dir / "checkpoints")
+
     # What a method does -----------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -152,8 +157,8 @@ class EpisodesLoop[L: Lived](ABC):
 
     def resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
-        if (saved := ckpt.latest(self.run_dir / "checkpoints")) is not None:
-            state = self.load(saved)
+        if self.saved is not None:
+            state = self.load(self.saved)
             self.iteration, self.env_steps = state["step"], state["env_steps"]
         truncate(self.run_dir / METRICS, self.iteration or -1)  # the start is recorded until it is left
 

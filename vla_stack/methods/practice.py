@@ -6,7 +6,7 @@ model that imagines the task. Experts act, and evaluations are made, in the task
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -64,6 +64,24 @@ def check_no_history(name: str, history: Sequence[int]) -> None:
     """
     if history:
         raise UserError(f"{name} reads earlier observations, which are not kept", "train it with history=0")
+
+
+def check_resumed(experience: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run whose stored experience is of something else.
+
+    Args:
+        experience: Keys that decide what experience is, as JSON has them.
+        before: The same of the run's last checkpoint.
+
+    Raises:
+        UserError: It is.
+    """
+    for key, value in experience.items():
+        if value != before.get(key):
+            raise UserError(
+                f"the run that is to go on has {key}={before.get(key)}, not {value}",
+                "start a new run, with an output_dir of its own",
+            )
 
 
 def paid(reward: Reward, after: EnvStep) -> tuple[float, bool, bool]:

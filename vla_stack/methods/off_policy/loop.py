@@ -36,7 +36,7 @@ from vla_stack.methods.off_policy.human_intervention import at_endpoint
 from vla_stack.methods.off_policy.learner import Learner
 from vla_stack.methods.off_policy.stored import stored, success_rate
 from vla_stack.methods.off_policy.workers import SEEDS, Begin, LocalRollouts, RayRollouts, Rollouts, SceneSampler
-from vla_stack.methods.practice import LIMIT, simulated, time_limit, unpaid
+from vla_stack.methods.practice import LIMIT, check_resumed, simulated, time_limit, unpaid
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 from vla_stack.policies.reading import find_device
 from vla_stack.rollout.agents import PolicyAgent
@@ -104,20 +104,6 @@ def experience_of(recipe: Recipe) -> dict[str, Any]:
     return plain(about | {key: method[key] for key in own})
 
 
-def check_resumed(recipe: Recipe, before: dict[str, Any]) -> None:
-    """Refuse to go on with a run whose stored experience, by its :func:`experience_of`, is of something else.
-
-    Raises:
-        UserError: It is.
-    """
-    for key, value in experience_of(recipe).items():
-        if value != before.get(key):
-            raise UserError(
-                f"the run that is to go on has {key}={before.get(key)}, not {value}",
-                "start a new run, with an output_dir of its own",
-            )
-
-
 def grown(store: ReplayBuffer, steps: int) -> ReplayBuffer:
     """The same store with room for more control steps."""
     obs, action = (store.columns[name].shape[1] for name in ("obs", "action"))
@@ -158,7 +144,7 @@ class OffPolicyLoop:
         facts: dict[str, Any] = {}
         if self.checkpoint is not None:
             facts = json.loads((self.checkpoint / ckpt.STATE / "state.json").read_text())
-            check_resumed(recipe, facts.get("experience", {}))
+            check_resumed(experience_of(recipe), facts.get("experience", {}))
         root = Path(*recipe.data.root) if recipe.data.root else None
         offline, self.scale = stored(run_dir / "offline.safetensors", self.method, self.task, root, rows, frozen)
         assert rows.robot is not None

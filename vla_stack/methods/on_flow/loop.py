@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,14 +16,21 @@ from vla_stack.methods.off_policy import learner as learners
 from vla_stack.methods.on_flow.decisions import joined
 from vla_stack.methods.on_flow.learner import FlowLearner, means
 from vla_stack.methods.on_flow.rollouts import Explorer, Lived, demonstrations
-from vla_stack.methods.practice import check_no_history
+from vla_stack.methods.practice import check_no_history, check_resumed
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.rollout.records import EpisodeRecord
 from vla_stack.schema import PolicySpec
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.recipe import Recipe
+from vla_stack.training.recipe_tree import plain
 
 DEMONSTRATIONS = "demonstrations.safetensors"  # in the run's folder: what the policy makes of them takes minutes
+
+
+def facts_of(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint notes."""
+    facts: dict[str, Any] = json.loads((checkpoint / ckpt.STATE / "state.json").read_text())
+    return facts
 
 
 class FlowLoop(EpisodesLoop[Lived]):
@@ -33,6 +41,9 @@ class FlowLoop(EpisodesLoop[Lived]):
         base, r = self.policy.policy.requires_grad_(False).eval(), self.method
         steps = int(self.policy.spec.extras["n_action_steps"])
         check_no_history(recipe.policy.pretrained, self.policy.spec.history)
+        if self.saved is not None:
+            keys = self.experience_keys()
+            check_resumed(keys, facts_of(self.saved).get("experience", keys))  # older checkpoints do not say
         first = self.first()
         with torch.no_grad():
             seen = base.observed(base.encode(first), first).shape[-1]
@@ -83,8 +94,19 @@ class FlowLoop(EpisodesLoop[Lived]):
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
         learners.load(self.learner, checkpoint / ckpt.STATE)
-        facts: dict[str, Any] = json.loads((checkpoint / ckpt.STATE / "state.json").read_text())
-        return facts
+        return facts_of(checkpoint)
+
+    def facts(self) -> dict[str, Any]:
+        return {"experience": self.experience_keys()}
+
+    def experience_keys(self) -> dict[str, Any]:
+        """What decides what kept decisions, their rewards and their discounts are, as JSON has it."""
+        method, spec = dataclasses.asdict(self.method), self.policy.spec
+        own = ("name", "reward", "judge", "gamma", "samples", "magnitude")
+        task, steps = dataclasses.asdict(self.recipe.task), int(spec.extras["n_action_steps"])
+        about: dict[str, Any] = {"task": task, "policy.pretrained": spec.model_version, "n_action_steps": steps}
+        experience: dict[str, Any] = plain(about | {key: method[key] for key in own if key in method})
+        return experience
 
     def _around(self, network: Any) -> ChunkPolicy:
         """A policy around the base, with the base's processors."""
