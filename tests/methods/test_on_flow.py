@@ -14,8 +14,10 @@ from tiny_vlas import make_processors, make_vla, tiny_pi
 
 from vla_stack.methods.dsrl import Dsrl
 from vla_stack.methods.dsrl_na import PAIRS, DsrlNa
+from vla_stack.methods.episodes_loop import FINAL
 from vla_stack.methods.expo_vla import ExpoVla
 from vla_stack.methods.on_flow.decisions import Decisions, Drawn, episode, gathered, joined, mixed, row
+from vla_stack.methods.on_flow.rollouts import Explorer
 from vla_stack.methods.practice import chunks_of
 from vla_stack.methods.rlpd_vla import RlpdVla
 from vla_stack.methods.sac import SacRecipe
@@ -196,6 +198,18 @@ def test_discounts_count_executed_steps_and_what_is_cut_off_bootstraps(base, bat
     twice = joined([store, store])
     again = twice.view(torch.tensor([2, 3])).batch
     assert all(torch.equal(a, b) for a, b in zip(view[:5], again[:5], strict=True))
+
+
+@pytest.mark.parametrize(("reward", "last"), [("task", 0.0), ("step", GAMMA**2)])
+def test_a_failure_for_good_ends_what_the_task_pays_and_is_cut_off_elsewhere(base, batch, reward, last):
+    made = learner(base, batch, "expo")
+    policy = ChunkPolicy(made.explorer(), base.preprocessor, base.postprocessor, base.spec)
+    explorer, observations = Explorer(policy), make_observations(3)
+    explorer.infer(observations[:2], [70, 71])
+    failed = replace(record(False), terminated=True, attached={FINAL: observations[2]})
+    decisions = explorer.experience([failed], reward, GAMMA).decisions
+    assert decisions.discount.tolist() == pytest.approx([GAMMA**3, last])
+    assert len(decisions.seen) == 2 + (last > 0)
 
 
 def test_half_of_each_slice_is_demonstrations(base, batch):

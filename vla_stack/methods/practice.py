@@ -100,6 +100,11 @@ def paid(reward: Reward, after: EnvStep) -> tuple[float, bool, bool]:
     return float(success) - (reward == "step"), success, (after.truncated or after.terminated) and not success
 
 
+def ended(record: EpisodeRecord, reward: Reward) -> bool:
+    """Whether nothing is paid after an episode: by the task's own reward after a failure for good as well."""
+    return record.success or (reward == "task" and record.terminated)
+
+
 def unpaid(reward: Reward) -> int:
     """What an endless failure goes on earning a step."""
     return -1 if reward == "step" else 0

@@ -153,7 +153,7 @@ def row(decided: Decided, i: int) -> Decided:
 
 
 def episode(
-    rows: Sequence[Decided], chunks: Sequence[ChunkOf], success: bool, gamma: float
+    rows: Sequence[Decided], chunks: Sequence[ChunkOf], ended: bool, gamma: float
 ) -> tuple[list[int], list[int], list[float], list[float]]:
     """``at``, ``after``, ``reward`` and ``discount`` of an episode's decisions.
 
@@ -161,13 +161,13 @@ def episode(
         rows: What was decided; of an episode that was cut off also what would have been next, which its last decision
             bootstraps from.
         chunks: What came of each decision.
-        success: Whether the task ended.
+        ended: Whether the task ended, done or failed for good.
         gamma: Discount of a step.
     """
     n = len(chunks)
-    if len(rows) != n + (not success):
-        raise ValueError(f"{n} chunks of an episode with success={success} have {len(rows)} observations")
-    after = [*range(1, n), n - 1 if success else n]
+    if len(rows) != n + (not ended):
+        raise ValueError(f"{n} chunks of an episode with ended={ended} have {len(rows)} observations")
+    after = [*range(1, n), n - 1 if ended else n]
     discount = [gamma**chunk.executed for chunk in chunks]
-    discount[-1] *= not success
+    discount[-1] *= not ended
     return [*range(n)], after, [chunk.reward for chunk in chunks], discount

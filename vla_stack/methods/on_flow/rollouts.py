@@ -27,7 +27,7 @@ from vla_stack.evaluation.recorded import recorded_robot
 from vla_stack.intervention import Control
 from vla_stack.methods.episodes_loop import FINAL
 from vla_stack.methods.on_flow.decisions import Decisions, episode, gathered, joined, row
-from vla_stack.methods.practice import ChunkOf, Reward, chunks_of, unpaid
+from vla_stack.methods.practice import ChunkOf, Reward, chunks_of, ended, unpaid
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.decided import Decided
 from vla_stack.rollout.collect import COMMAND_SENT
@@ -93,7 +93,7 @@ class Explorer:
             gamma: Discount of a step.
         """
         asked = [record for record in records if (record.chunks != IDLE).any()]
-        cut = [record for record in asked if not record.success]
+        cut = [record for record in asked if not ended(record, reward)]
         seeds = [int(np.random.SeedSequence((r.seed, r.steps)).generate_state(1)[0]) for r in cut]
         final = self.decide([r.attached[FINAL] for r in cut], seeds) if cut else None
         ends = {record.seed: i for i, record in enumerate(cut)}
@@ -103,7 +103,7 @@ class Explorer:
             rows = [self._decisions[chunk.noise] for chunk in chunks]
             if final is not None and record.seed in ends:
                 rows.append(row(final, ends[record.seed]))
-            parts.append(Decisions.of(gathered(rows), *episode(rows, chunks, record.success, gamma)))
+            parts.append(Decisions.of(gathered(rows), *episode(rows, chunks, ended(record, reward), gamma)))
         self._decisions.clear()
         whole = joined(parts)
         success = torch.tensor([record.success for record in records])
