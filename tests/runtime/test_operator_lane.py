@@ -267,6 +267,13 @@ def test_the_robot_s_own_success_ends_the_episode():
     assert rig.run(ticks=60).operator["phase"] == "end_auto_success"
 
 
+@pytest.mark.parametrize(("said", "phase"), [("success", "end_auto_success"), ("fail", "end_auto_fail")])
+def test_the_operator_s_verdict_stands_though_the_robot_says_done_in_the_same_tick(said, phase):
+    rig = Rig(at({0: ["start"], 19: [said]}), driver=lambda clock: FakeDriver(clock, episode_ticks=20))
+    summary = rig.run(ticks=60).operator
+    assert (summary["phase"], summary["why"]) == (phase, said)
+
+
 def test_a_target_goes_before_a_velocity():
     rig = Rig(at({0: ["start", RELEASED]}, lambda k: [RELEASED if k < 2 else hand(target=[0.5, 1.0])]), policy=False)
     rig.run("teleop", ticks=8)

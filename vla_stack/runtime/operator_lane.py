@@ -272,7 +272,9 @@ class OperatorLane:
         m = self.machine
         done, active = status.get("done", False), m.resumes
         over = self._max_ticks is not None and self._started_at >= 0 and k - self._started_at >= self._max_ticks
-        if m.phase is Phase.ESTOP or not (done or (over and active in (Phase.AUTO, Phase.TELEOP))):
+        if m.phase in (Phase.ESTOP, Phase.RESET) or m.phase.ended:  # what the operator said in this tick stands
+            return
+        if not (done or (over and active in (Phase.AUTO, Phase.TELEOP))):
             return
         success = status.get("is_success", False)
         for event in ("success" if success else "fail", "subtask_done" if success else "discard", "discard"):
