@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from vla_stack.errors import UserError
 from vla_stack.methods.replay_buffer import ReplayBuffer, Source, Transition
 
 GAMMA = 0.9
@@ -122,12 +123,30 @@ def test_a_store_continues_from_its_state():
         torch.testing.assert_close(x, y, equal_nan=True)
 
 
-def test_a_store_grows_while_it_has_not_gone_round():
-    small = filled([4, 3], ["terminated", "truncated"], 2, 9)
-    large = ReplayBuffer(20, 3, 1, 2, GAMMA)
-    large.load_state_dict(small.state_dict())
+@pytest.mark.parametrize("lengths", [[4, 3], [7, 5]])  # the second has gone round
+@pytest.mark.parametrize("capacity", [20, 5])
+def test_a_store_of_another_capacity_keeps_the_newest_steps_in_order(lengths, capacity):
+    small = filled(lengths, ["terminated", "truncated"], 2, 9, open_steps=1)
+    other = ReplayBuffer(capacity, 3, 1, 2, GAMMA)
+    other.load_state_dict(small.state_dict())
+    again = ReplayBuffer(capacity, 3, 1, 2, GAMMA)
+    again.load_state_dict(other.state_dict())
+    one = small.at(int(small.rows()[-1]))
+    end = Transition(*(np.repeat(column, 2, 0) for column in one[:-1]))._replace(terminated=np.ones(2, bool))
+    for store in (small, other, again):
+        store.add(end)  # ends the open episode, which begins where it did
+        assert store.total == 2 * (sum(lengths) + 2)
     for slot in range(2):
-        for name in ("obs", "reward", "returns"):
-            np.testing.assert_array_equal(large.columns[name][large.rows(slot)], small.columns[name][small.rows(slot)])
-    with pytest.raises(ValueError, match="do not fit"):
-        large.load_state_dict(filled([7, 5], ["terminated", "truncated"], 2, 9).state_dict())
+        rows = small.rows(slot)[-capacity:]
+        for kept in (other, again):
+            own = kept.rows(slot)[-len(rows) :]
+            for name, column in small.columns.items():
+                np.testing.assert_array_equal(kept.columns[name][own], column[rows])
+    assert len(other) == min(2 * capacity, 2 * (sum(lengths) + 2), 2 * (9 + 1))
+    drawn = other.sample(200, 2, np.random.default_rng(0)).index.tolist()
+    assert set(drawn) == {*other.rows(0).tolist(), *other.rows(1).tolist()}
+
+
+def test_a_store_of_other_environments_is_refused():
+    with pytest.raises(UserError, match="of 2 environments, not of 1"):
+        ReplayBuffer(20, 3, 1, 1, GAMMA).load_state_dict(filled([4], ["terminated"], 2).state_dict())

@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vla_stack.errors import UserError
+
 Array = NDArray[np.generic]
 
 
@@ -133,7 +135,8 @@ class ReplayBuffer:
         self._tensors = {name: torch.from_numpy(self.columns[name]) for name in ("obs", "action", "next_obs")}
         self._won = np.zeros(n, np.bool_)  # of each step, whether its episode has ended with the task
         self._base = np.arange(slots) * capacity
-        self.steps = np.zeros(slots, np.int64)  # of each environment, ever added
+        self.steps = np.zeros(slots, np.int64)  # of each environment, ever added to this ring
+        self._before = np.zeros(slots, np.int64)  # of each environment, those that a ring it was loaded from had lost
         self._since = np.zeros(slots, np.int64)  # step at which each environment's open episode began
 
     def __len__(self) -> int:
@@ -142,7 +145,7 @@ class ReplayBuffer:
     @property
     def total(self) -> int:
         """Control steps ever added, of all environments."""
-        return int(self.steps.sum())
+        return int(self.steps.sum() + self._before.sum())
 
     def add(self, t: Transition, slots: Sequence[int] | slice = slice(None)) -> None:
         """Append one control step of every environment, or of those in ``slots``; closes episodes that ended in it."""
@@ -159,7 +162,7 @@ class ReplayBuffer:
 
     def clear(self) -> None:
         """Forget everything, as an on-policy method does after each iteration; episodes that are open go on."""
-        self.steps[:] = 0
+        self.steps[:] = self._before[:] = 0
         self._since[:] = 0
 
     def cut(self, slots: Sequence[int] | slice = slice(None)) -> None:
@@ -245,24 +248,34 @@ class ReplayBuffer:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as tensors; arrays are not copied."""
         columns = {f"column.{name}": torch.from_numpy(c) for name, c in self.columns.items()}
-        return columns | {"steps": torch.from_numpy(self.steps), "since": torch.from_numpy(self._since)}
+        counts = {"steps": self.steps, "before": self._before, "since": self._since}
+        return columns | {name: torch.from_numpy(count) for name, count in counts.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Inverse of :meth:`state_dict`, for a store of the same arguments or of a larger capacity.
+        """Inverse of :meth:`state_dict`, for a store of the same arguments, or of another capacity.
+
+        In the latter rings that have gone round are laid out anew, with the newest steps that fit.
 
         Raises:
-            ValueError: A ring has gone round, or holds more than this store: its order of time would be lost.
+            UserError: It is of another number of environments.
         """
         steps = state["steps"].numpy()
+        if len(steps) != self.slots:
+            raise UserError(
+                f"what the run remembers is of {len(steps)} environments, not of {self.slots}",
+                "go on with its own method.rollouts, method.workers and method.num_envs",
+            )
         saved = len(state["column.reward"]) // self.slots
-        if saved != self.capacity and steps.max() > min(saved, self.capacity):
-            raise ValueError(f"{steps.max()} steps in rings of {saved} do not fit into rings of {self.capacity}")
-        kept = min(saved, self.capacity)
-        for name, column in self.columns.items():
-            rows = state[f"column.{name}"].numpy().reshape(self.slots, saved, *column.shape[1:])
-            column.reshape(self.slots, self.capacity, *column.shape[1:])[:, :kept] = rows[:, :kept]
-        self.steps[:] = steps
-        self._since[:] = state["since"].numpy()
+        same = saved == self.capacity
+        kept = steps if same else np.minimum(steps, min(saved, self.capacity))
+        for slot in range(self.slots):
+            order = np.arange(saved) if same else np.arange(steps[slot] - kept[slot], steps[slot]) % saved
+            for name, column in self.columns.items():
+                rows = state[f"column.{name}"].numpy()
+                column[self._base[slot] + np.arange(len(order))] = rows[slot * saved + order]
+        self.steps[:] = kept
+        self._before[:] = steps - kept + (state["before"].numpy() if "before" in state else 0)
+        self._since[:] = np.maximum(state["since"].numpy() - (steps - kept), 0)
         for slot in range(self.slots):
             rows = self.rows(slot)
             ends = np.flatnonzero(self.columns["terminated"][rows] | self.columns["truncated"][rows])
