@@ -219,6 +219,17 @@ def test_imitation_moves_the_base_towards_the_demonstrations():
     assert all(torch.equal(a, b) for a, b in zip(made.base.parameters(), made.average.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("base_ema", [None, 0.25])
+def test_the_acting_base_moves_towards_the_base_by_a_given_part(base_ema):
+    made = learner(lr_base=0.1, **({} if base_ema is None else {"base_ema": base_ema}))
+    before = [p.clone() for p in made.average.parameters()]
+    made.imitate(batch(made))
+    part = 0.01 if base_ema is None else base_ema
+    for old, average, base in zip(before, made.average.parameters(), made.base.parameters(), strict=True):
+        torch.testing.assert_close(average, torch.lerp(old, base, part))
+        assert not torch.equal(average, old)
+
+
 def test_the_base_imitates_what_succeeded_online_where_it_is_told_to(monkeypatch):
     made = learner(horizon=2, successes=True)
     made.store.tail = -1 / (1 - GAMMA)  # -1 a step for ever

@@ -27,13 +27,12 @@ from vla_stack.methods.replay_buffer import Batch, ReplayBuffer, Source, mix
 from vla_stack.methods.sac import Sac, SacRecipe, step
 from vla_stack.policies.critics import best, polyak
 from vla_stack.policies.state_flow import StateFlow
-from vla_stack.training.recipe_tree import Count, Natural, NotNegative
+from vla_stack.training.recipe_tree import Count, Natural, NotNegative, Share
 
 if TYPE_CHECKING:
     from vla_stack.methods.off_policy.deployed import Seen
     from vla_stack.policies.modeling_expo import ExpoPolicy
 
-BASE_STEP = 0.001  # of the base's average, which acts; targets use the base itself
 ALONE = {"samples": 1, "edits": 0, "unedited": True}  # candidates where the base acts as it is
 
 
@@ -49,6 +48,8 @@ class Expo(OffPolicy):
         euler_steps: Steps of a base sample.
         lr_base: Learning rate of the base, cosine in the imitation, constant online.
         base_steps: Imitation steps before the critics' first.
+        base_ema: Step of the base's moving average for each executed chunk. The average acts, targets use the base
+            itself; with 0.01 it is some 100 chunks behind.
         samples: N, base samples that are chosen from.
         edits: How many of them are edited as well; 0 is best-of-N.
         beta: Largest edit, in normalised action units.
@@ -70,6 +71,7 @@ class Expo(OffPolicy):
     euler_steps: Count = 4
     lr_base: float = 3e-4
     base_steps: Natural = 2000
+    base_ema: Share = 0.01
     samples: Count = 8
     edits: Natural = 8
     beta: NotNegative = 0.1
@@ -297,7 +299,7 @@ class ExpoLearner(Editing):
         actions = batch.actions.view(-1, self.horizon, self.action_dim)
         loss = self.base.imitation_loss(batch.obs, actions, self.agent.generator)
         step(self.base_optimizer, loss, [*self.base.parameters()])
-        polyak(self.average, self.base, BASE_STEP)
+        polyak(self.average, self.base, self.method.base_ema)
         return {"base": loss.detach()}
 
     @property
