@@ -27,9 +27,10 @@ from robot_drivers.lerobot_guard import guarded_buses, release
 from robot_drivers.lerobot_health import JUMP_S, Health, impossible
 from robot_drivers.lerobot_port import QUIET_S, arms, buses, hasten, insist, one_line, silence
 from robot_drivers.lerobot_reopen import join, let_go, reopen
-from robot_drivers.lerobot_units import calibrated_range, check_units, describe, factors
+from robot_drivers.lerobot_units import calibrated_range, check_units, describe
 from vla_stack.errors import UserError
 from vla_stack.images import fit_image
+from vla_stack.lerobot_units import factors
 from vla_stack.runtime.driver import Capabilities, Fault, Guard
 from vla_stack.schema import Camera, Observation, RobotSpec
 
@@ -53,7 +54,7 @@ class LeRobotRobot:
         task: The instruction for the policy.
         rate_hz: Control rate.
         module: Module to import first, which registers the robot's config; for plug-ins that are not installed as such.
-        units: Feature -> unit in ``lerobot_units.UNITS``, where its name does not say.
+        units: Feature -> unit in ``vla_stack.lerobot_units.UNITS``, where its name does not say.
         limits: Feature -> (low, high) in SI; by default the calibrated range or half a turn either way, and FASTEST.
         max_rate: Largest joint speed, rad/s.
         max_load: Feature -> share of the motor's rated torque beyond which the robot stops.

@@ -1,8 +1,7 @@
-"""Degrees and percent on LeRobot's side, radians and ratios on ours: what a feature's numbers mean.
+"""A feature of a LeRobot robot as a dimension: its unit (``vla_stack.lerobot_units``), its range, its rate.
 
-A feature's unit follows from its name (``gripper.pos`` percent, other ``.pos`` degrees, ``.vel`` metres per second,
-``theta.vel`` degrees per second) unless ``units`` says otherwise. What LeRobot's motors say of themselves is compared
-with that: percent of a joint's range, read as degrees, would make every limit wrong.
+What LeRobot's motors say of themselves is compared with the unit that a feature's name says: percent of a joint's
+range, read as degrees, would make every limit wrong.
 """
 
 from __future__ import annotations
@@ -11,50 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robot_drivers.lerobot_port import arms, buses
 from vla_stack.errors import UserError
-from vla_stack.schema import Dim, Unit
-
-# Unit of a feature -> (factor to SI, SI unit)
-UNITS: dict[str, tuple[float, Unit]] = {
-    "deg": (np.pi / 180, "rad"),
-    "deg/s": (np.pi / 180, "rad/s"),
-    "percent": (0.01, "ratio"),
-    "mm": (0.001, "m"),
-    "rad": (1.0, "rad"),
-    "rad/s": (1.0, "rad/s"),
-    "m": (1.0, "m"),
-    "m/s": (1.0, "m/s"),
-    "ratio": (1.0, "ratio"),
-}
+from vla_stack.lerobot_units import UNITS, unit_of
+from vla_stack.schema import Dim
 
 # Largest velocities where ``limits`` say nothing, SI: a LeKiwi's, whose wheels LeRobot turns by at most 3000 ticks/s.
 FASTEST = {"m/s": 0.27, "rad/s": 1.85}
-
-
-def unit_of(name: str, units: Mapping[str, str]) -> str:
-    """Key in :data:`UNITS` of a feature; ``units`` wins over what its name says.
-
-    Raises:
-        UserError: Neither says anything known.
-    """
-    part, _, quantity = name.rpartition(".")
-    usual = ""
-    if quantity == "pos":
-        usual = "percent" if part.endswith("gripper") else "deg"
-    elif quantity == "vel":
-        usual = "deg/s" if part == "theta" else "m/s"
-    unit = units.get(name) or usual
-    if unit not in UNITS:
-        raise UserError(f"the unit of '{name}' is unknown", f"give units={{'{name}': ...}}, one of {', '.join(UNITS)}")
-    return unit
-
-
-def factors(names: list[str], units: Mapping[str, str]) -> NDArray[np.float64]:
-    """Factor to SI of each feature."""
-    return np.array([UNITS[unit_of(name, units)][0] for name in names])
 
 
 def describe(

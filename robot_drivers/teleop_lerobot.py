@@ -19,10 +19,11 @@ from robot_drivers.lerobot_build import make_lerobot
 from robot_drivers.lerobot_health import JUMP_S, impossible
 from robot_drivers.lerobot_port import QUIET_S, hasten, insist, one_line, silence, unhurried
 from robot_drivers.lerobot_reopen import let_go
-from robot_drivers.lerobot_units import UNITS, check_units, factors, unit_of
+from robot_drivers.lerobot_units import check_units
 from robot_drivers.teleop import Intent
 from robot_drivers.teleop_keyboard import EVENTS_HELP, Keyboard, terminal_keyboard
 from vla_stack.errors import UserError
+from vla_stack.lerobot_units import UNITS, factors, unit_of
 from vla_stack.schema import RobotSpec
 
 MISSES = 3  # readings in a row that may fail before the robot holds
@@ -37,7 +38,7 @@ class LeRobotLeader:
         robot: What it drives.
         teleop_type: Name under which its config is registered, e.g. ``so101_leader``.
         module: Module to import first, which registers the config.
-        units: Feature -> unit where its name does not say, see ``lerobot_units``.
+        units: Feature -> unit where its name does not say, see ``vla_stack.lerobot_units``.
         **config: Fields of its config: ``port``, ``id``, ...
 
     Attributes:

@@ -199,6 +199,7 @@ NOT_HERE = {  # part of an example -> what it needs that this machine may not ha
     "--teleop gamepad": GAMEPAD,
     "run1/": OTHER_FILES,
     "night.mcap": OTHER_FILES,
+    "data/lerobot": OTHER_FILES,
     "outputs/eval-a": "the evaluations and corrections of a project",
     "--monitor monitor.json --rearm ask": "a person who answers",
     "--root data/alarms": "a policy that fails while it runs",

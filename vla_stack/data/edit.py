@@ -74,7 +74,7 @@ def backfill(root: Path) -> list[str]:
                     _completed(table, features, {k: v[rows] for k, v in columns.items()}),
                 )
             _add_row_stats(root, dataset, {name: columns[name] for name in missing})
-            _update_stats(root, {name: columns[name] for name in missing})
+            update_stats(root, {name: columns[name] for name in missing})
             write_json(root, INFO, read_info(root) | {"features": features})
             write_facts(root, [facts_row(EpisodeFacts(), int(u), 0, 0) for u in np.unique(columns[EPISODE_UID])])
     clear_staging(root)
@@ -130,7 +130,7 @@ def relabel(root: Path, episode: int, frames: range, segment: Segment) -> int:
             table = table.set_column(table.column_names.index(name), name, arrow_column(column, dataset.features[name]))
             whole[name] = np.concatenate([dataset.columns[name][:a], new, dataset.columns[name][b:]])
         write_parquet(root, path.relative_to(root).as_posix(), table)
-        _update_stats(root, whole)
+        update_stats(root, whole)
         uid, facts = int(dataset.columns[EPISODE_UID][a]), read_facts(root)
         if uid in facts:
             recoveries = len(np.unique(values[SEGMENT_INDEX][kind == Segment.RECOVERY]))
@@ -325,7 +325,7 @@ def _add_row_stats(root: Path, dataset: Dataset, columns: dict[str, NDArray[Any]
         write_parquet(root, path.relative_to(root).as_posix(), table)
 
 
-def _update_stats(root: Path, columns: dict[str, NDArray[Any]]) -> None:
+def update_stats(root: Path, columns: dict[str, NDArray[Any]]) -> None:
     """Statistics of some columns, over the whole dataset."""
     entries = statistics.to_json({name: statistics.column_stats(values) for name, values in columns.items()})
     old = read_json(root / STATS) if (root / STATS).exists() else {}

@@ -7,13 +7,13 @@ neither: it passes its metadata of the dataset, from which both are read here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_stack.data.features import dimension_names
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.schema import ACTION, OBS_STATE
 
@@ -52,20 +52,6 @@ def relative_action_stats(
     stats = {"mean": x.mean(0), "std": x.std(0), "min": x.min(0), "max": x.max(0)}
     stats |= {name: np.quantile(x, q, axis=0) for name, q in (("q01", 0.01), ("q99", 0.99))}
     return {name: value.astype(np.float32) for name, value in stats.items()} | {"count": np.array([len(x)])}
-
-
-def dimension_names(feature: Mapping[str, Any]) -> list[str] | None:
-    """Names of a vector's dimensions in a LeRobotDataset's metadata; None unless there is one for each.
-
-    Older datasets hold them in a mapping, ``{"motors": [...]}``, those of a gamepad in one of name to place,
-    ``{"delta_x": 0, ...}``; others name the vector as a whole, or nothing.
-    """
-    names = feature.get("names") or ()
-    if isinstance(names, Mapping) and all(isinstance(place, int) for place in names.values()):
-        names = sorted(names, key=names.__getitem__)
-    elif isinstance(names, Mapping):
-        names = [name for group in names.values() for name in (group if isinstance(group, list) else [group])]
-    return [str(name) for name in names] if len(names) == feature["shape"][0] else None
 
 
 def describe(config: VlaConfig, meta: Any) -> None:

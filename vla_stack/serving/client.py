@@ -32,11 +32,15 @@ SILENCE_NS = 3_000_000_000
 PUSH_S = 0.002  # that sending a picture may take at once; the rest goes with the next polls
 PENDING = 64  # requests remembered; older ones will not be answered any more
 TURNS = 8  # of the connection, by one poll: a server that floods its robots must not hold one up
+TRAINED = (
+    "serve a policy that was trained on this robot's data; where the policy's unit is 1, its data did not say theirs:"
+    " `vla data import` brings a dataset of LeRobot's into SI units"
+)
 REMEDIES = {  # how a refusal names what differs (``messages.robot_difference``) -> what to do about it
     "this robot: rate_hz": "leave out --robot-arg rate_hz or control_hz, and `vla run` takes the policy's rate",
     "this robot: camera": "give the robot the policy's cameras, by --robot-arg cameras and image_size",
-    "this robot: state": "serve a policy that was trained on this robot's data",
-    "this robot: action": "serve a policy that was trained on this robot's data",
+    "this robot: state": TRAINED,
+    "this robot: action": TRAINED,
 }
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from safetensors import safe_open
 
+from vla_stack.data.features import dimension_names
 from vla_stack.errors import UserError
 from vla_stack.lerobot_core import (
     FeatureType,
@@ -21,7 +22,7 @@ from vla_stack.lerobot_core import (
 )
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
-from vla_stack.policies.dataset_facts import describe, dimension_names
+from vla_stack.policies.dataset_facts import describe
 from vla_stack.policies.directory import WEIGHTS, check_manifest, resolve_source
 from vla_stack.policies.reading import fetching, read_policy, read_processors
 from vla_stack.policies.registry import pads, policy_class

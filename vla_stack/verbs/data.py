@@ -83,6 +83,8 @@ def _info(args: argparse.Namespace) -> int:
     if (root / ROBOT).exists():
         robot = read_robot_spec(root)
         print(f"  robot     {robot.name}, {robot.action_kind} actions at {robot.rate_hz:g} Hz")
+    elif kind := dataset.info.get("robot_type"):
+        print(f"  robot     {kind}, in units that nobody says; for a real one: vla data import {root} --root NEW")
     print(f"  episodes  {dataset.num_episodes}, {lengths.min()} to {lengths.max()} frames (mean {lengths.mean():.0f})")
     print(f"  frames    {dataset.num_frames} at {dataset.fps:g} fps, {seconds / 60:.1f} min")
     if SUCCESS in dataset.columns:
