@@ -4,7 +4,9 @@ would forbid a capture with tensors that say they lie on a GPU and hold nothing.
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -70,18 +72,29 @@ def test_other_shapes_and_a_plan_are_other_graphs(policy):
     assert len(captures) == 3
 
 
-def test_new_weights_need_no_new_graph(policy):
-    sampler = CapturedSampler(policy.predict_action_chunk, again)
-    batch, x = batch_of(policy, 1), noise(policy, 1)
-    before = sampler(batch, x)
-    state = {name: value.clone() for name, value in policy.state_dict().items()}
-    try:
-        with torch.no_grad():
-            policy.expert.head.weight.mul_(0.5)
-        assert not torch.equal(sampler(batch, x), before)
-        torch.testing.assert_close(sampler(batch, x), policy.predict_action_chunk(batch, x), rtol=0, atol=0)
-    finally:
-        policy.load_state_dict(state)
+def test_a_graph_is_of_the_device_where_the_policy_lies(monkeypatch):
+    """Of a second GPU; what is captured on another stream or device is an empty graph."""
+    entered, cuda = [], Mock()
+
+    @contextmanager
+    def on(device):
+        entered.append(str(device))
+        yield
+        entered.pop()
+
+    for name in ("Stream", "current_stream", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream=None: on(stream))
+    cuda.Stream.return_value.__str__ = lambda _: f"stream on {entered}"
+    seen = []
+    sampler = CapturedSampler(lambda batch, noise, prefix: seen.append(list(entered)) or noise)
+    with FAKE:
+        sampler({}, torch.zeros(1, 8, 5, device="cuda:1"))
+    where = ["cuda:1", "stream on ['cuda:1']"]
+    assert seen == [where] * 4 and not entered
+    cuda.CUDAGraph.return_value.replay.assert_called_once()
 
 
 def test_without_a_gpu_it_is_refused(saved):

@@ -2,13 +2,14 @@
 
 A chunk of a VLA is thousands of small operations, and a GPU waits for Python between them. A captured graph has no
 Python in it: inputs are copied into the buffers that it was captured with, and its output is copied out. One is
-captured for each set of shapes; weights are read where they lie, so new ones may be copied into them without capturing
-anew.
+captured for each set of shapes. New weights are another policy with graphs of its own, as a server loads them: what
+``for_inference`` has computed of a policy's weights would not follow if others were copied into them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +32,7 @@ class Sampler(Protocol):
 
 
 def cuda_graph(run: Run) -> tuple[Tensor, Callable[[], None]]:
-    """What ``run`` returns, as a buffer that each call of the second result fills anew."""
+    """What ``run`` returns, as a buffer that each call of the second result fills anew; on the current device."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -39,7 +40,7 @@ def cuda_graph(run: Run) -> tuple[Tensor, Callable[[], None]]:
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):  # torch's own is of the device that first captured one
         out = run()
     return out, graph.replay
 
@@ -65,13 +66,14 @@ class CapturedSampler:
         if prefix is not None:
             inputs |= {"prefix.actions": prefix.actions, "prefix.mask": prefix.mask}
         shapes = tuple((name, value.shape, value.dtype) for name, value in sorted(inputs.items()))
-        if shapes not in self._graphs:
-            self._graphs[shapes] = self._captured(inputs)
-        buffers, out, replay = self._graphs[shapes]
-        for name, value in inputs.items():
-            buffers[name].copy_(value, non_blocking=True)
-        replay()
-        return out.clone()
+        with current(noise.device):
+            if shapes not in self._graphs:
+                self._graphs[shapes] = self._captured(inputs)
+            buffers, out, replay = self._graphs[shapes]
+            for name, value in inputs.items():
+                buffers[name].copy_(value, non_blocking=True)
+            replay()
+            return out.clone()
 
     def _captured(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Callable[[], None]]:
         buffers = {name: value.to(inputs["noise"].device, copy=True) for name, value in inputs.items()}
@@ -85,6 +87,11 @@ class CapturedSampler:
 
 
 _PREFIX = ("prefix.actions", "prefix.mask")
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one: streams and graphs are made on that, which need not be where the policy lies."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def tensors_read(batch: Mapping[str, Any]) -> dict[str, Tensor]:
