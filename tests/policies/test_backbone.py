@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,11 +18,12 @@ from vla_stack.errors import UserError
 from vla_stack.policies.backbone import fit
 from vla_stack.policies.backbone_text import IGNORED, image_text_pairs
 from vla_stack.policies.chunk_policy import load_policy
-from vla_stack.policies.configuration_moh import MohConfig
+from vla_stack.policies.configuration_moh import MohConfig, base_config
 from vla_stack.policies.modeling_moh import MohPolicy
 from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_text import prompts
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
+from vla_stack.policies.reading import read_config, read_policy
 from vla_stack.policies.tokenizer_source import read_tokenizer
 from vla_stack.policies.transformer import attention
 from vla_stack.policies.words import tokenizer
@@ -419,6 +421,26 @@ def test_stages_of_training_follow_each_other(directory, tmp_path, batch, noise,
             moved = policy.predict_action_chunk(batch, noise)
             assert (moved - expected).abs().max() > 1e-3
             expected = moved
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
+@pytest.mark.parametrize("options", [{"train_backbone": "full"}, {}], ids=["merged", "kept"])
+def test_adapters_add_what_they_added_whatever_alpha_the_next_stage_has(
+    directory, tmp_path, batch, noise, options, mixed
+):
+    policy = make_base(directory, train_backbone="lora", lora_alpha=4, lora_rank=4)
+    if mixed:
+        base, config = policy, MohConfig(base=policy.config, horizons=(4, 8), device="cpu", push_to_hub=False)
+        policy = MohPolicy(config).eval()
+        policy.base.load_state_dict(base.state_dict())
+    policy.save_pretrained(tmp_path)
+    config = read_config(tmp_path, "cpu")
+    native = replace(base_config(config), lora_alpha=64, **options)
+    again = read_policy(tmp_path, replace(config, base=native) if mixed else native)
+    expected = policy.predict_action_chunk(batch, noise)
+    for _ in range(2):
+        torch.testing.assert_close(again.predict_action_chunk(batch, noise), expected, atol=1e-5, rtol=1e-5)
+        again.load_state_dict(again.state_dict())  # its own weights stay what they are
 
 
 SERVE = """

@@ -42,6 +42,9 @@ class PretrainedPrefix(nn.Module):
     Args:
         config: The policy's configuration, with features filled in; its ``backbone_config`` is filled in here.
 
+    Attributes:
+        trained_alpha: ``lora_alpha`` of the policy whose weights are about to be loaded.
+
     Raises:
         UserError: The backbone cannot be loaded.
     """
@@ -57,6 +60,7 @@ class PretrainedPrefix(nn.Module):
         if not config.keep_language_head:
             drop_language_head(self.backbone, self.text)
         set_trainable(self.backbone, self.family, config)
+        self.trained_alpha = config.lora_alpha
         self._register_load_state_dict_pre_hook(self._fit_weights)
         self.width = self.backbone.config.text_config.hidden_size
         self.size = self.backbone.config.vision_config.image_size
@@ -76,7 +80,9 @@ class PretrainedPrefix(nn.Module):
         vision.encoder = UnrolledEncoder(vision.encoder)
 
     def _fit_weights(self, weights: dict[str, Tensor], prefix: str, *_: Any) -> None:
-        fit_weights(self.backbone, weights, f"{prefix}backbone.", self.config.lora_alpha)
+        alpha = self.config.lora_alpha
+        fit_weights(self.backbone, weights, f"{prefix}backbone.", alpha, self.trained_alpha)
+        self.trained_alpha = alpha  # what is loaded from now on is of this policy
 
     @property
     def text(self) -> Any:

@@ -13,19 +13,24 @@ from torch import Tensor, nn
 BASE, DOWN, UP = ".base_layer.weight", ".lora_A.default.weight", ".lora_B.default.weight"
 
 
-def fit_weights(backbone: nn.Module, weights: dict[str, Tensor], prefix: str, alpha: int) -> None:
+def fit_weights(backbone: nn.Module, weights: dict[str, Tensor], prefix: str, alpha: int, trained_alpha: int) -> None:
     """Rename and merge weights of adapters in place, so that they load into a backbone with or without adapters.
 
     A layer that gains an adapter starts from its weights and an adapter of no effect; one that loses its adapter
-    absorbs it, W + alpha / r * B A (Hu et al. 2021). Weights of the language head, where it was dropped, go.
+    absorbs it, W + alpha / r * B A (Hu et al. 2021); one that keeps it under another alpha has B scaled, so that it
+    adds what it added. Weights of the language head, where it was dropped, go.
 
     Args:
         backbone: The model that the weights are for.
         weights: State of a policy.
         prefix: What names of the backbone's weights begin with.
         alpha: ``lora_alpha`` of the policy.
+        trained_alpha: That of the policy whose weights they are.
     """
     own = {prefix + name: value for name, value in backbone.state_dict().items()}
+    if trained_alpha != alpha:
+        for name in [n for n in weights if n.startswith(prefix) and n.endswith(UP) and n in own]:
+            weights[name] = weights[name] * (trained_alpha / alpha)
     for name in [n for n in own if n.endswith(BASE) and n not in weights]:
         stem = name.removesuffix(BASE)
         if (plain := f"{stem}.weight") in weights:
@@ -34,7 +39,7 @@ def fit_weights(backbone: nn.Module, weights: dict[str, Tensor], prefix: str, al
     for name in [n for n in weights if n.startswith(prefix) and n.endswith(BASE) and n not in own]:
         stem = name.removesuffix(BASE)
         base, down, up = (weights.pop(stem + part) for part in (BASE, DOWN, UP))
-        merged = base.double() + alpha / len(down) * (up.double() @ down.double())
+        merged = base.double() + trained_alpha / len(down) * (up.double() @ down.double())
         weights[f"{stem}.weight"] = merged.to(own.get(f"{stem}.weight", base).dtype)
     embedding = next(name for name in own if name.endswith("embed_tokens.weight"))
     head = f"{prefix}lm_head.weight"

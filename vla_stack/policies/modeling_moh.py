@@ -27,7 +27,7 @@ from vla_stack.policies.mixture_of_horizons import (
     vote_steps,
 )
 from vla_stack.policies.past import Recollection
-from vla_stack.policies.reading import read_policy
+from vla_stack.policies.reading import read_config, read_policy
 from vla_stack.policies.registry import blank_policy, policy_class
 from vla_stack.policies.weights import parameter_groups
 from vla_stack.schema import ACTION, ACTION_DIM_IS_PAD, OBS_STATE
@@ -107,6 +107,7 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
         config: Configuration with features filled in.
         dataset_meta: LeRobot's metadata of the training data, passed on to the base.
         blank: All weights are about to be replaced, so the base reads none.
+        trained_alpha: ``lora_alpha`` of a native base's weights that replace them, where it may be another one.
 
     Raises:
         UserError: The base is neither, or its action attention is causal.
@@ -115,11 +116,20 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
     config_class = MohConfig
     name = "moh"
 
-    def __init__(self, config: MohConfig, dataset_meta: Any = None, blank: bool = False, **_: Any) -> None:
+    def __init__(
+        self,
+        config: MohConfig,
+        dataset_meta: Any = None,
+        blank: bool = False,
+        trained_alpha: int | None = None,
+        **_: Any,
+    ) -> None:
         super().__init__(config)
         config.share()
         self.config = config
         self.base = _make_base(config, dataset_meta, blank)
+        if trained_alpha is not None:
+            self.base.prefix.trained_alpha = trained_alpha
         self.one_step = self.base.head is not None
         self.horizon, self.action_dim = config.horizons[-1], self.base.action_dim
         self.noise_dim, self.state_width = self.base.noise_dim, self.base.state_width
@@ -336,6 +346,8 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
     @classmethod
     def from_pretrained(cls, pretrained_name_or_path: str | Path, **kwargs: Any) -> MohPolicy:
         """Load a policy directory; unlike LeRobot's default, every weight must be there."""
+        if (config := kwargs.get("config")) is not None and getattr(config.base, "backbone", ""):
+            kwargs["trained_alpha"] = read_config(pretrained_name_or_path, "cpu").base.lora_alpha
         return super().from_pretrained(pretrained_name_or_path, **{**kwargs, "strict": True, "blank": True})
 
 

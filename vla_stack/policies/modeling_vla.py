@@ -25,6 +25,7 @@ from vla_stack.policies.expert import ActionExpert, Query
 from vla_stack.policies.heads import HEADS, BinsHead, GaussianHead, OneStepHead
 from vla_stack.policies.past import Recollection
 from vla_stack.policies.prefix import ScratchPrefix
+from vla_stack.policies.reading import read_config
 from vla_stack.policies.transformer import PrefixContext
 from vla_stack.policies.unrolled import UnrolledExpert, schedule
 from vla_stack.policies.weights import parameter_groups
@@ -38,12 +39,13 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
         config: Configuration with features filled in.
         dataset_meta: LeRobot's metadata of the training data, passed by LeRobot's own tools. The statistics of its
             actions are replaced, in memory, by those of chunk-relative actions, which the processors then use.
+        trained_alpha: ``lora_alpha`` of the weights that are about to be loaded, where it may be another one.
     """
 
     config_class = VlaConfig
     name = "vla"
 
-    def __init__(self, config: VlaConfig, dataset_meta: Any = None, **_: Any) -> None:
+    def __init__(self, config: VlaConfig, dataset_meta: Any = None, trained_alpha: int | None = None, **_: Any) -> None:
         super().__init__(config)
         config.validate_features()
         if dataset_meta is not None:
@@ -53,6 +55,8 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
         self.horizon, self.action_dim = config.chunk_size, config.action_feature.shape[0]
         self.noise_dim, self.state_width = self.action_dim, config.expert_width
         self.prefix = make_prefix(config)
+        if trained_alpha is not None:
+            self.prefix.trained_alpha = trained_alpha
         window = config.prefix_window if config.prefix_attention == "lambda" else None
         self.expert = ActionExpert(self.horizon, self.action_dim, config.expert_width, self.prefix.geometry, window)
         if config.head != "flow":
@@ -286,6 +290,8 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
         path = Path(pretrained_name_or_path)
         if path.is_dir() and not (path / "model.safetensors").is_file():
             raise UserError(f"{path} has no model.safetensors", "give the pretrained_model folder of a checkpoint")
+        if (config := kwargs.get("config")) is not None and config.backbone:
+            kwargs["trained_alpha"] = read_config(pretrained_name_or_path, "cpu").lora_alpha
         return super().from_pretrained(pretrained_name_or_path, **{**kwargs, "strict": True})
 
 
