@@ -1,6 +1,8 @@
 """Sub-words: learnt from the data, saved with the policy, alike everywhere; and an encoder that reads their order."""
 
 import json
+from fnmatch import fnmatch
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -123,6 +125,30 @@ def test_a_saved_policy_brings_its_tokenizer(policy, learnt, tmp_path):
     config = make_config(pretrained_path=tmp_path)
     step = next(s for s in make_vla_pre_post_processors(config, make_stats())[0].steps if isinstance(s, TokenizerStep))
     assert step.content == tokenizer_content(learnt)
+
+
+def test_the_tokenizer_of_a_repository_s_weights_is_downloaded(policy, learnt, tmp_path, monkeypatch):
+    for part in (policy, *learnt):
+        part.save_pretrained(tmp_path)
+    asked = []
+
+    def snapshot(repository, allow_patterns):
+        asked.append((repository, [any(fnmatch(file.name, p) for p in allow_patterns) for file in tmp_path.iterdir()]))
+        if repository == "someone/other":
+            raise FileNotFoundError("not there")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    made = make_vla_pre_post_processors(make_config(pretrained_path=Path("someone/policy")), make_stats(), META)
+    assert tokenizer_content(made) == CONTENT
+    with pytest.raises(UserError, match="'someone/other' is no directory here, and its tokenizer cannot be had"):
+        make_vla_pre_post_processors(make_config(pretrained_path=Path("someone/other")), make_stats())
+    assert [(repository, sum(fits)) for repository, fits in asked] == [("someone/policy", 1), ("someone/other", 1)]
+
+
+def test_weights_without_their_tokenizer_get_no_other_one(tmp_path):
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        make_vla_pre_post_processors(make_config(pretrained_path=tmp_path), make_stats(), META)
 
 
 def tokenizer_content(processors) -> bytes:

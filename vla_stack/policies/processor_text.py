@@ -25,6 +25,7 @@ from vla_stack.lerobot_core import (
     TransitionKey,
 )
 from vla_stack.policies.configuration_vla import VlaConfig
+from vla_stack.policies.directory import not_on_hub
 from vla_stack.policies.sentence_encoder import embed, shipped_encoder, shipped_encoders, width
 from vla_stack.policies.tokenizer_source import read_tokenizer
 from vla_stack.policies.words import PAD, hash_words, learn_tokenizer, prompt, sub_words
@@ -191,7 +192,7 @@ def text_step(config: VlaConfig, instructions: Iterable[str]) -> ProcessorStep:
         instructions: Texts of the training data.
 
     Raises:
-        UserError: A backbone's tokenizer cannot be had.
+        UserError: A backbone's tokenizer cannot be had, or the weights' is missing.
     """
     if config.text == "hash" and not config.backbone:
         return HashTokenizerStep(config.vocabulary, config.max_words)
@@ -200,6 +201,11 @@ def text_step(config: VlaConfig, instructions: Iterable[str]) -> ProcessorStep:
     content = saved_tokenizer(config.pretrained_path)
     if not content and config.backbone:
         content = read_tokenizer(config.backbone)
+    elif not content and config.pretrained_path:
+        raise UserError(
+            f"{config.pretrained_path} holds no tokenizer, and its weights mean the tokens of one alone",
+            "copy the whole pretrained_model folder, or set policy.options.text as it was trained",
+        )
     elif not content:
         content = learn_tokenizer(instructions, config.vocabulary)
     return TokenizerStep(
@@ -211,9 +217,7 @@ def frozen_step(config: VlaConfig) -> FrozenTextStep:
     """The step of a policy on a frozen sentence encoder: the saved one of the weights that it begins with."""
     if config.text_encoder in shipped_encoders():
         return FrozenTextStep(config.max_tokens, config.text_encoder)
-    for state in (
-        sorted(config.pretrained_path.glob(f"policy_pre*{FROZEN}.safetensors")) if config.pretrained_path else []
-    ):
+    for state in saved_states(config.pretrained_path, FROZEN):
         step = FrozenTextStep(config.max_tokens)
         step.load_state_dict(load_file(state))
         return step
@@ -223,10 +227,30 @@ def frozen_step(config: VlaConfig) -> FrozenTextStep:
 
 
 def saved_tokenizer(policy: Path | None) -> bytes:
-    """Content of the tokenizer in a policy directory's preprocessor; empty where there is none."""
-    for state in sorted(policy.glob(f"policy_pre*{STEP}.safetensors")) if policy else []:
+    """Content of the tokenizer in a policy's preprocessor; empty where there is none."""
+    for state in saved_states(policy, STEP):
         return load_file(state)["tokenizer"].numpy().tobytes()
     return b""
+
+
+def saved_states(policy: Path | None, step: str) -> list[Path]:
+    """Files of a step's state in the preprocessor of a policy directory, or of a repository of the hub: such a one's
+    preprocessor is downloaded once.
+
+    Raises:
+        UserError: It is neither.
+    """
+    if policy is None:
+        return []
+    if not policy.is_dir():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            policy = Path(snapshot_download(policy.as_posix(), allow_patterns=[f"policy_pre*{step}.safetensors"]))
+        except (OSError, HfHubHTTPError, HFValidationError) as e:
+            raise UserError(*not_on_hub(policy, "its tokenizer", e)) from None
+    return sorted(policy.glob(f"policy_pre*{step}.safetensors"))
 
 
 def prompts(tasks: Sequence[str], state: Float[Tensor, "b s"] | None) -> list[str]:
