@@ -15,7 +15,10 @@ from small_vla import make_batch, make_config, make_observations, make_policy, m
 
 from vla_stack.errors import UserError
 from vla_stack.policies.chunk_policy import load_policy
+from vla_stack.policies.configuration_moh import MohConfig
 from vla_stack.policies.directory import write_manifest
+from vla_stack.policies.modeling_moh import MohPolicy
+from vla_stack.policies.processor_moh import make_moh_pre_post_processors
 from vla_stack.policies.processor_text import LEVELS, HashTokenizerStep, TokenizerStep, share_of
 from vla_stack.policies.processor_vla import make_vla_pre_post_processors
 from vla_stack.policies.words import PAD, learn_tokenizer, token_ids, tokenizer
@@ -125,6 +128,18 @@ def test_a_saved_policy_brings_its_tokenizer(policy, learnt, tmp_path):
     config = make_config(pretrained_path=tmp_path)
     step = next(s for s in make_vla_pre_post_processors(config, make_stats())[0].steps if isinstance(s, TokenizerStep))
     assert step.content == tokenizer_content(learnt)
+
+
+@pytest.mark.parametrize("made_first", [False, True], ids=["processors first", "policy first"])
+def test_a_mixture_reads_words_as_the_weights_do_that_it_starts_from(policy, learnt, tmp_path, made_first):
+    for part in (policy, *learnt):
+        part.save_pretrained(tmp_path)
+    base = make_config(pretrained_path=tmp_path)
+    config = MohConfig(base=base, horizons=(4, 8), device="cpu", push_to_hub=False)
+    if made_first:
+        MohPolicy(config)
+    other = SimpleNamespace(tasks=pd.DataFrame({"task_index": [0]}, index=["grasp the mug"]))
+    assert tokenizer_content(make_moh_pre_post_processors(config, make_stats(), other)) == CONTENT
 
 
 def test_the_tokenizer_of_a_repository_s_weights_is_downloaded(policy, learnt, tmp_path, monkeypatch):

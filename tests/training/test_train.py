@@ -320,13 +320,15 @@ def test_a_mixture_of_horizons_starts_from_a_policy_and_resumes(recipe_file: Pat
         "method.steps=1",
     ]
     frozen = ["method.optimizer.lr=1e-12", "method.optimizer.weight_decay=0"]
-    assert main(["train", str(recipe_file), f"output_dir={mixture}", *recipe, *frozen]) == 0
+    other = f"data.root={record(tmp_path / 'other', seed=1, task='push it')}"
+    assert main(["train", str(recipe_file), f"output_dir={mixture}", *recipe, *frozen, other]) == 0
     trained = mixture / "checkpoints/last/pretrained_model"
     before, after = (load_file(d / "model.safetensors") for d in (plain, trained))
     assert set(after) == {f"base.{k}" for k in before} | {f"gate.{a}.{b}" for a in GATE for b in ("weight", "bias")}
     assert all(np.allclose(before[k], after[f"base.{k}"], atol=1e-6) for k in before)
-    normaliser = "policy_preprocessor_step_5_normalizer_processor.safetensors"  # of relative actions, as for its base
-    assert (trained / normaliser).read_bytes() == (plain / normaliser).read_bytes()
+    states = [file.name for file in plain.glob("policy_p*.safetensors")]  # statistics and tokenizer are its base's
+    assert any("normalizer" in name for name in states) and any("tokenizer" in name for name in states)
+    assert all((trained / name).read_bytes() == (plain / name).read_bytes() for name in states)
 
     shutil.rmtree(plain)  # a checkpoint needs no other one
     assert main(["train", "--resume", str(mixture), "method.steps=2"]) == 0

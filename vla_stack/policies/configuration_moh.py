@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vla_stack.errors import UserError
@@ -68,6 +69,7 @@ class MohConfig(OnBase):
                 raise UserError(
                     f"{name} is {steps}, expected at least 1", "some action of a chunk is executed: set 1 or more"
                 )
+        self.started_from: Path | None = None  # the base's weights, whose words the processors of a new mixture take
         self.share()
 
     def __getattr__(self, name: str) -> Any:

@@ -346,7 +346,7 @@ class MohPolicy(PreTrainedPolicy, FlowPolicy[Any]):
     @classmethod
     def from_pretrained(cls, pretrained_name_or_path: str | Path, **kwargs: Any) -> MohPolicy:
         """Load a policy directory; unlike LeRobot's default, every weight must be there."""
-        if (config := kwargs.get("config")) is not None and getattr(config.base, "backbone", ""):
+        if (config := kwargs.get("config")) is not None and getattr(config.base, "backbone", None):
             kwargs["trained_alpha"] = read_config(pretrained_name_or_path, "cpu").base.lora_alpha
         return super().from_pretrained(pretrained_name_or_path, **{**kwargs, "strict": True, "blank": True})
 
@@ -360,6 +360,7 @@ def _make_base(config: MohConfig, dataset_meta: Any, blank: bool) -> PreTrainedP
         )
     if base.pretrained_path:
         policy = read_policy(base.pretrained_path, base, dataset_meta=dataset_meta)
+        config.started_from = base.pretrained_path
         base.pretrained_path = None  # from here on the weights are part of this policy's own
     elif blank:
         policy = blank_policy(base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from vla_stack.lerobot_core import PolicyAction, PolicyProcessorPipeline, make_pre_post_processors
@@ -13,7 +14,7 @@ def make_moh_pre_post_processors(
 ) -> tuple[
     PolicyProcessorPipeline[dict[str, Any], dict[str, Any]], PolicyProcessorPipeline[PolicyAction, PolicyAction]
 ]:
-    """Pre- and post-processor of the base.
+    """Pre- and post-processor of the base; the weights that it starts from know words by their own tokens.
 
     Args:
         config: The policy's configuration.
@@ -21,4 +22,6 @@ def make_moh_pre_post_processors(
         dataset_meta: LeRobot's metadata of the dataset, for bases that ask for it.
     """
     config.share()
-    return make_pre_post_processors(config.base, dataset_stats=dataset_stats, dataset_meta=dataset_meta)
+    base = copy(config.base)
+    base.pretrained_path = base.pretrained_path or config.started_from
+    return make_pre_post_processors(base, dataset_stats=dataset_stats, dataset_meta=dataset_meta)

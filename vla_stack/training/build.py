@@ -149,7 +149,8 @@ def build(
             config.input_features = input_features(metas[0], tuple(sources[0].embodiment.cameras))
         # Weights mean actions in units of their own statistics. Demonstrations of the same robot, perhaps from a corner
         # of its range, must not rescale what it has learnt.
-        keep = config.pretrained_path if knows_robot(config, roots[0]) and same_processing(config) else None
+        start = started_from(config)
+        keep = start if start and knows_robot(start, config, roots[0]) and same_processing(start, config) else None
         policy = new_policy(config, metas[0], recipe.policy.lora)
         if keep is not None:
             pre, post = read_processors(keep, config, device.type)
@@ -182,12 +183,17 @@ def located(recipe: PolicyRecipe) -> PolicyRecipe:
     return replace(recipe, pretrained=str(resolve_source(recipe.pretrained))) if recipe.pretrained else recipe
 
 
-def knows_robot(config: PreTrainedConfig, root: Path) -> bool:
+def started_from(config: PreTrainedConfig) -> Path | None:
+    """Where the weights are that a policy starts from, of a new mixture of horizons those of its base."""
+    return config.pretrained_path or base_config(config).pretrained_path
+
+
+def knows_robot(source: Path, config: PreTrainedConfig, root: Path) -> bool:
     """Whether weights were trained on the robot of a dataset: same state, actions and rate, whatever the cameras; says
     where the rate alone is another."""
-    source, described = config.pretrained_path, root / "meta" / "robot.json"
+    described = root / "meta" / "robot.json"
     known = getattr(base_config(config), "robot", None)
-    if source is None or not Path(source).is_dir():  # the processors of a hub's repository are not read
+    if not Path(source).is_dir():  # the processors of a hub's repository are not read
         return False
     if known is None and (file := Path(source) / ROBOT).is_file():
         known = json.loads(file.read_text())
@@ -207,11 +213,11 @@ def knows_robot(config: PreTrainedConfig, root: Path) -> bool:
     return False
 
 
-def same_processing(config: PreTrainedConfig) -> bool:
+def same_processing(source: Path, config: PreTrainedConfig) -> bool:
     """Whether a recipe's options leave processors as the weights are used to; says where they do not."""
-    saved = read_config(str(config.pretrained_path), config.device or "cpu")
+    saved = read_config(str(source), config.device or "cpu")
     for name in PROCESSED:
-        before, now = (getattr(c, name, None) for c in (saved, config))
+        before, now = (getattr(base_config(c), name, None) for c in (saved, config))
         if before != now:
             print(
                 f"policy.options.{name} is {now}, the weights were trained with {before}: "
