@@ -169,6 +169,15 @@ def test_the_token_tells_embodiments_apart(policy, processors):
     assert not torch.allclose(chunk[0], chunk[1], atol=1e-4)
 
 
+@pytest.mark.parametrize("task", ["go", "pick up the red cube"])
+def test_what_is_observed_of_an_absent_camera_is_nothing(policy, processors, task):
+    """Its place is not taken by the tokens behind it, of which there are as many as a sentence has."""
+    out = processors[0]({**raw([1, 1]), "task": [task] * 2})
+    without = {k: v for k, v in out.items() if k != image_key("wrist")}
+    masked, absent = (policy.observed(policy.encode(batch), batch) for batch in (out, without))
+    torch.testing.assert_close(absent, masked, atol=2e-3, rtol=2e-3)  # half precision
+
+
 def test_an_absent_camera_equals_a_masked_one(policy, processors):
     out = processors[0](raw([1, 1]))
     noise = torch.randn(2, H, A)

@@ -117,8 +117,15 @@ class VlaPolicy(PreTrainedPolicy, FlowPolicy[PrefixContext]):
         seen = super().observed(context, batch)
         if self.config.backbone:
             return seen
-        count = len(self.config.camera_keys) * (self.config.tokens_per_camera + self.config.vision_pointers)
+        cameras, each = self.config.camera_keys, self.config.tokens_per_camera + self.config.vision_pointers
+        several = bool(self.config.embodiments)  # then a camera that no robot of the batch has gives no tokens
+        there = [not several or key in batch or f"{key}_is_pad" not in batch for key in cameras]
+        count = sum(there) * each
         tokens = context.keys_values[-1][1].transpose(1, 2)[:, :count].flatten(2).float()
+        if several:  # each camera in its place, and zeros where a robot has none
+            parts = iter(torch.where(context.mask[:, :count, None], tokens, 0.0).split(each, 1))
+            absent = tokens.new_zeros(len(tokens), each, tokens.shape[-1])
+            tokens = torch.cat([next(parts) if is_there else absent for is_there in there], 1)
         return torch.cat((F.layer_norm(tokens, tokens.shape[-1:]).flatten(1).half().float(), seen), -1)
 
     def image_tokens(self, batch: dict[str, Any]) -> Float[Tensor, "b n d"]:
