@@ -7,6 +7,7 @@ A feature's unit follows from its name (``gripper.pos`` percent, other ``.pos`` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,3 +50,17 @@ def unit_of(name: str, units: Mapping[str, str]) -> str:
 def factors(names: Sequence[str], units: Mapping[str, str]) -> NDArray[np.float64]:
     """Factor to SI of each feature."""
     return np.array([UNITS[unit_of(name, units)][0] for name in names])
+
+
+def dimension_names(feature: Mapping[str, Any]) -> list[str] | None:
+    """Names of a vector's dimensions in a LeRobotDataset's metadata; None unless there is one for each.
+
+    Older datasets hold them in a mapping, ``{"motors": [...]}``, those of a gamepad in one of name to place,
+    ``{"delta_x": 0, ...}``; others name the vector as a whole, or nothing.
+    """
+    names = feature.get("names") or ()
+    if isinstance(names, Mapping) and all(isinstance(place, int) for place in names.values()):
+        names = sorted(names, key=names.__getitem__)
+    elif isinstance(names, Mapping):
+        names = [name for group in names.values() for name in (group if isinstance(group, list) else [group])]
+    return [str(name) for name in names] if len(names) == feature["shape"][0] else None

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from small_vla import ACTIONS, ROBOT, STATES, make_config
 
-from vla_stack.data.features import dimension_names
+from vla_stack.lerobot_units import dimension_names
 from vla_stack.policies.dataset_facts import adopt_dataset, relative_action_stats, relative_mask
 from vla_stack.schema import ACTION, OBS_STATE
 

@@ -98,20 +98,6 @@ def robot_features(
     return images | columns | {k: dict(v) for k, v in INDEX_FEATURES.items()}
 
 
-def dimension_names(feature: Mapping[str, Any]) -> list[str] | None:
-    """Names of a vector's dimensions in a LeRobotDataset's metadata; None unless there is one for each.
-
-    Older datasets hold them in a mapping, ``{"motors": [...]}``, those of a gamepad in one of name to place,
-    ``{"delta_x": 0, ...}``; others name the vector as a whole, or nothing.
-    """
-    names = feature.get("names") or ()
-    if isinstance(names, Mapping) and all(isinstance(place, int) for place in names.values()):
-        names = sorted(names, key=names.__getitem__)
-    elif isinstance(names, Mapping):
-        names = [name for group in names.values() for name in (group if isinstance(group, list) else [group])]
-    return [str(name) for name in names] if len(names) == feature["shape"][0] else None
-
-
 def arrow_type(feature: Mapping[str, Any]) -> pa.DataType:
     """Parquet type of a feature: scalars flat, vectors as fixed-size lists, images as encoded bytes."""
     if feature["dtype"] == "image":

@@ -22,10 +22,10 @@ from vla_stack.data.building import built
 from vla_stack.data.dataset import Dataset, open_dataset, read_parquet
 from vla_stack.data.digests import write_json, write_parquet
 from vla_stack.data.edit import update_stats
-from vla_stack.data.features import arrow_column, dimension_names
+from vla_stack.data.features import arrow_column
 from vla_stack.data.layout import ROBOT, STAGING, read_json
 from vla_stack.errors import UserError
-from vla_stack.lerobot_units import UNITS, factors, unit_of
+from vla_stack.lerobot_units import UNITS, dimension_names, factors, unit_of
 from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, RobotSpec
 
 TICKS = 4095  # of a turn of Feetech's motors, which are those that LeRobot's drive_mode turns round

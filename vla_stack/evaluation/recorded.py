@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from vla_stack.data.dataset import Dataset
-from vla_stack.data.features import dimension_names, read_robot_spec
+from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import open_frames
 from vla_stack.data.layout import ROBOT
 from vla_stack.data.on_demand import in_passing
 from vla_stack.history import History
+from vla_stack.lerobot_units import dimension_names
 from vla_stack.schema import ACTION, OBS_STATE, Camera, Dim, Observation, PolicySpec, RobotSpec
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_stack.data.features import dimension_names
+from vla_stack.lerobot_units import dimension_names
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.schema import ACTION, OBS_STATE
 

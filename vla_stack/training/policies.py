@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from safetensors import safe_open
 
-from vla_stack.data.features import dimension_names
 from vla_stack.errors import UserError
 from vla_stack.lerobot_core import (
     FeatureType,
@@ -20,6 +19,7 @@ from vla_stack.lerobot_core import (
     PreTrainedPolicy,
     make_pre_post_processors,
 )
+from vla_stack.lerobot_units import dimension_names
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
 from vla_stack.policies.dataset_facts import describe
