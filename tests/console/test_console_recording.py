@@ -210,5 +210,8 @@ def test_an_error_that_nobody_thought_of_is_shown_too(tmp_path, monkeypatch):
     watched.until(lambda s: s["error"] == "ZeroDivisionError: division by zero" and s["pending"] is None)
     monkeypatch.undo()
     watched.episode()
+    watched.recording.decide("keep")
+    watched.until(lambda s: s["episodes"] == 1 and s["pending"] is None)
+    assert watched.status["error"] == ""  # an episode was saved since
     watched.recording.close()
     assert open_dataset(tmp_path / "d").num_episodes == 1

@@ -233,6 +233,31 @@ def test_a_stop_that_nobody_confirms_is_said_to_be_one(press):
     expect(toast).to_have_text(ALARM)  # at once
 
 
+def test_an_error_of_the_recording_is_said_once_and_over_no_alarm(press):
+    _, acted = press
+    page, toast = acted.page, acted.page.locator("#toast")
+    full = {**acted.state["recording"], "error": "the disk is full"}
+    acted.stop_error = "the robot node did not confirm the stop"
+    page.keyboard.press("Escape")
+    expect(toast).to_have_text(ALARM)
+    acted.show(recording=full)
+    expect(toast).to_have_text(ALARM)
+    expect(page.locator("#recording-error")).to_have_text("the disk is full")
+    acted.stop_error = ""
+    page.keyboard.press("Escape")
+    expect(toast).to_have_text("Stopped")
+    acted.show()
+    expect(toast).to_have_text("the disk is full")
+    page.keyboard.press("Escape")
+    expect(toast).to_have_text("Stopped")
+    acted.show()
+    expect(toast).to_have_text("Stopped")
+    acted.show(recording={**full, "error": ""})
+    expect(page.locator("#recording-error")).to_be_hidden()
+    acted.show(recording=full)
+    expect(toast).to_have_text("the disk is full")  # again
+
+
 def test_more_lets_go_of_what_it_covers(phone):
     phone.show(phase="recovery", resumes="recovery")
     hold = phone.centre("#deadman")

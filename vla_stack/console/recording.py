@@ -217,6 +217,7 @@ class Recording:
             self._changed()
             raise
         pending.on_disk = True
+        self._error = ""  # what was wrong is not any more
 
     def _settle(self, now: float) -> None:
         """Make the disk agree with the operator's wishes, and those whose window is over part of the dataset."""

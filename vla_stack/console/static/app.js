@@ -7,7 +7,7 @@ import { GatewayLink } from "./link.js";
 import { COMMANDS, hasArm, hasBase, intent, velocity } from "./mapper.js";
 import { allowed } from "./phases.js";
 import { StopLine } from "./stop.js";
-import { Cameras, draw, drawMeters, driveControls, layOut, offline, STALE_MS, toast } from "./view.js";
+import { alarmed, Cameras, draw, drawMeters, driveControls, layOut, offline, STALE_MS, toast } from "./view.js";
 
 const TICK_MS = 25; // between teleop messages
 const STOP_MS = 1000; // for the answer to a STOP
@@ -19,6 +19,7 @@ let state = null;
 let cameras = new Cameras([], () => Infinity);
 let seq = 0;
 let sentAt = [];
+let saidError = ""; // of the recording; every state message repeats it
 let unanswered = null; // timer of the first STOP that has no answer yet: pressing again puts nothing off
 const heat = new HeatMap($("heat"), $("heat-text"));
 
@@ -39,7 +40,10 @@ const link = new GatewayLink({
   state(message) {
     if (state?.pending && message.recording.pending?.episode !== state.pending.episode) heat.load();
     state = { ...message, pending: message.recording.pending };
-    if (state.recording.error) toast(state.recording.error);
+    const { error } = state.recording;
+    if (error === saidError || (error && alarmed())) return;
+    saidError = error;
+    if (error) toast(error);
   },
   picture: (header, blob) => cameras.show(header, blob),
   stopped,

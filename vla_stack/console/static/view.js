@@ -136,6 +136,8 @@ function drawRecording(r) {
   $("episodes").textContent = r.episodes;
   $("successes").textContent = r.successes;
   $("human").textContent = r.human_frames;
+  $("recording-error").hidden = !r.error;
+  $("recording-error").textContent = r.error;
   const both = r.recovery_frames + r.correction_frames;
   const [left, right] = $("ratio").children;
   left.style.width = both ? `${(100 * r.recovery_frames) / both}%` : "0";
@@ -201,6 +203,9 @@ export function toast(text, kind = "") {
   clearTimeout(hideToast);
   hideToast = setTimeout(() => $("toast").classList.remove("on"), kind ? 20000 : 3500);
 }
+
+/** Whether something is shown that has to be acted on: what can wait waits. */
+export const alarmed = () => $("toast").className === "on alarm";
 
 export function offline(why) {
   document.body.dataset.phase = "offline";
