@@ -91,9 +91,9 @@ class ActedPage:
             self._send({"type": "stopped", "error": self.stop_error})
             self._stop_socket.send(json.dumps({"error": self.stop_error}))
 
-    def cut(self) -> None:
-        """Close both connections."""
-        for socket in (self._socket, self._stop_socket):
+    def cut(self, stop_line: bool = True) -> None:
+        """Close the connection to the gateway, and the e-stop's own."""
+        for socket in (self._socket, self._stop_socket)[: 1 + stop_line]:
             socket.close()
         self.page.wait_for_selector("body[data-phase='offline']")
 

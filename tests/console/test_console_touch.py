@@ -7,7 +7,7 @@ import pytest
 from acted_page import ActedPage
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
-from toy_console import browser
+from toy_console import browser, until
 
 CHECKS = (Path(__file__).parent / "page_checks.js").read_text()
 FIXED = "#stop, #deadman, .pad, .camera, #commands button, #who"
@@ -243,6 +243,21 @@ def test_an_error_of_the_recording_is_said_once_and_over_no_alarm(press):
     acted.show(recording=full)
     expect(toast).to_have_text(ALARM)
     expect(page.locator("#recording-error")).to_have_text("the disk is full")
+PAD = "(value) => (navigator.getGamepads = () => [{connected: true, axes: [], buttons: Array(9).fill({value})}])"
+
+
+def test_the_gamepad_s_stop_goes_by_its_own_line_where_the_gateway_is_gone(press):
+    _, acted = press
+    page = acted.page
+    expect(page.locator("#m-stop")).to_have_text("own line")
+    page.clock.install(time=0)
+    page.clock.pause_at(1)  # it dials nobody again
+    acted.cut(stop_line=False)
+    said = len(acted.said)
+    page.evaluate(PAD, 1)
+    until(page, lambda: {"type": "own line", "what": "stop"} in acted.said[said:], "a stop")
+
+
     acted.stop_error = ""
     page.keyboard.press("Escape")
     expect(toast).to_have_text("Stopped")

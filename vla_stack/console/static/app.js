@@ -104,8 +104,9 @@ const devices = new Devices(pressed, teleop);
 
 /** Say where the hand is. Engaged only with focus, with control, and with pictures that are new. */
 function teleop() {
+  const raw = devices.raw(); // first: a gamepad is looked at there, and its STOP has a line of its own
   if (!hello || !state) return;
-  const { axes, engaged, rewind } = intent(devices.raw());
+  const { axes, engaged, rewind } = intent(raw);
   const wanted = devices.focused && (engaged || rewind);
   if (wanted && state.lease === "free") link.send({ type: "lease", want: "acquire" });
   if (state.lease !== "you") return;
