@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vla_stack.console.messages import COMMANDS, MAX_BYTES, Command, Hand, LeaseWish, Ping, Seen, Stop, read
+from vla_stack.console.messages import COMMANDS, MAX_BYTES, Command, Hand, LeaseWish, Ping, Seen, Stop, as_text, read
 from vla_stack.intervention import EVENTS
 from vla_stack.schema import SchemaError
 
@@ -22,6 +22,12 @@ def test_every_message_is_read():
     assert read('{"type": "lease", "want": "hand_over"}', 2) == LeaseWish("hand_over")
     assert read('{"type": "seen", "n": 7}', 2) == Seen(7)
     assert read('{"type": "estop"}', 2) == Stop()
+
+
+def test_what_is_not_finite_is_missing_in_the_json_that_a_page_parses():
+    state = {"state": [0.1, float("nan")], "recording": {"left_s": float("inf")}, "pair": (1, -float("inf")), "why": ""}
+    want = {"state": [0.1, None], "recording": {"left_s": None}, "pair": [1, None], "why": ""}
+    assert json.loads(as_text(state), parse_constant=pytest.fail) == want
 
 
 def test_what_follows_from_the_hand_is_no_command():

@@ -283,3 +283,28 @@ def test_more_lets_go_of_what_it_covers(phone):
     phone.fingers("touchEnd")
     phone.page.locator("#more").tap()
     expect(phone.page.locator("#more")).to_have_text(re.compile("More"))
+def test_a_reading_that_is_missing_is_shown_as_missing_and_lost_frames_as_drops(press):
+    _, acted = press
+    shown, mark = acted.page.locator("[data-dim='tcp_y.pos']"), acted.page.locator("#joints .track").nth(1).locator("i")
+    expect(shown).to_have_text("0.100 m")
+    acted.show(state=[0.4, None, 0.2, 0.3, 1.0], action=[0.4, None, 0.2, 0.3, 1.0], in_dist_score=None)
+    expect(shown).to_have_text("–")
+    expect(mark).to_be_hidden()
+    expect(acted.page.locator("#m-drops")).to_have_text("0")
+    acted.show(state=[0.4, 0.1, 0.2, 0.3, 1.0], drops=2, recording={**acted.state["recording"], "lost_frames": 3})
+    expect(acted.page.locator("#m-drops")).to_have_text("5")
+    expect(shown).to_have_text("0.100 m")
+    expect(mark).to_be_visible()
+
+
+def test_a_stop_before_the_start_leaves_the_ended_episode_to_be_discarded_and_nothing_else(press):
+    _, acted = press
+    discard = acted.page.locator("#commands [data-command=discard]")
+    acted.show(phase="estop", resumes="reset")
+    expect(discard).to_be_disabled()
+    acted.show(recording={**acted.state["recording"], "pending": ENDED})
+    expect(discard).to_be_enabled()
+    acted.show(resumes="recovery", recording={**acted.state["recording"], "pending": None})
+    expect(discard).to_be_enabled()
+
+

@@ -343,7 +343,7 @@ class Gateway:
             while True:
                 page.news.clear()
                 while page.answers:
-                    await page.socket.send_json(page.answers.popleft())
+                    await page.socket.send_str(messages.as_text(page.answers.popleft()))
                 if not await self._show_next(page):
                     await page.news.wait()
 
@@ -356,7 +356,7 @@ class Gateway:
             return False
         if kind == STATE:
             number = page.feed.sent(STATE, stamps[STATE], 0, time.monotonic_ns())
-            await page.socket.send_json({**self._state_for(page), "n": number})
+            await page.socket.send_str(messages.as_text({**self._state_for(page), "n": number}))
             return True
         about, jpeg = self._client.frames[kind]
         jpeg = await self._resized(kind, stamps[kind], jpeg, page.feed.halvings)

@@ -66,6 +66,22 @@ class Stop:
 Message = Hand | Command | Ping | LeaseWish | Seen | Stop
 
 
+def as_text(message: dict[str, Any]) -> str:
+    """A message to a page as JSON, which has no number for a reading that is not finite: null, that is missing."""
+    try:
+        return json.dumps(message, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(message), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def read(text: str, dims: int) -> Message:
     """Parse a page's message, for a robot with ``dims`` action dimensions.
 

@@ -16,7 +16,7 @@ export class HeatMap {
     this.text.textContent = this.map?.frames ? `${this.map.frames} frames` : "none yet";
   }
 
-  /** @param tool [x, y] in metres, or null; `facing` as in the mapper. */
+  /** @param tool [x, y] in metres, null where that is not known; `facing` as in the mapper. */
   draw(tool, facing) {
     const { canvas, map } = this;
     const g = canvas.getContext("2d");
@@ -36,7 +36,7 @@ export class HeatMap {
         g.fillStyle = `hsl(${250 - 200 * heat} 75% ${18 + 42 * heat}%)`;
         g.fillRect(px - w / ny / 2, py - h / nx / 2, w / ny + 0.6, h / nx + 0.6);
       }));
-    if (!tool) return;
+    if (!tool || tool.includes(null)) return;
     this.trail.push(place(tool));
     if (this.trail.length > TRAIL) this.trail.shift();
     g.strokeStyle = "#ffffff66";

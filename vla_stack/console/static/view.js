@@ -172,12 +172,14 @@ function drawJoints({ state: values = [], action }, robot) {
   robot.state.forEach((dim, i) => {
     const [low, high] = [dim.low ?? -Math.PI, dim.high ?? Math.PI];
     const at = (v) => `${Math.min(100, Math.max(0, (100 * (v - low)) / (high - low)))}%`;
-    if (values[i] === undefined) return;
+    const missing = (v) => v === undefined || v === null; // null: it is not finite
+    const [value, target] = [values[i], action?.[i]];
     const [measured, commanded] = cells[3 * i + 1].children;
-    measured.style.left = at(values[i]);
-    commanded.style.left = at(action?.[i] ?? values[i]);
-    commanded.hidden = action?.[i] === undefined;
-    cells[3 * i + 2].textContent = dim.unit === "ratio" ? `${Math.round(100 * values[i])} %` : `${values[i].toFixed(3)} ${dim.unit}`;
+    [measured.hidden, commanded.hidden] = [missing(value), missing(target)];
+    measured.style.left = at(value ?? low);
+    commanded.style.left = at(target ?? low);
+    const text = () => (dim.unit === "ratio" ? `${Math.round(100 * value)} %` : `${value.toFixed(3)} ${dim.unit}`);
+    cells[3 * i + 2].textContent = missing(value) ? "–" : text();
   });
 }
 
