@@ -284,6 +284,23 @@ def test_recordings_and_scenes_are_the_owner_s_affair(tmp_path):
     rig.close()
 
 
+def test_a_discard_below_an_e_stop_is_of_what_was_stopped(tmp_path):
+    """Before the next episode's start the one that has ended is meant: it is the owner's, in its undo window."""
+    seen = []
+    rig = Rig(tmp_path, on_event=lambda name, args: seen.append(name))
+    client = rig.client()
+    rig.ask(client, "acquire")
+    # One that has ended while it was stopped is not over until it is re-armed.
+    for resumes, discarded in (("reset", ["discard"]), ("teleop", []), ("end_demo", [])):
+        rig.control.send("state", phase="estop", resumes=resumes, tick=3)
+        rig.until(lambda r=resumes: client.state.get("resumes") == r)
+        seen.clear()
+        before = len(rig.events())
+        assert rig.ask(client, "discard").ok
+        assert (seen, rig.events()[before:]) == (discarded, [] if discarded else ["discard"])
+    rig.close()
+
+
 def free_port() -> int:
     """Of five in a row, most likely."""
     with socket.socket() as s:

@@ -279,9 +279,9 @@ class OperatorPort:
         return Reply(event.id, error is None, error or "", self._state.get("phase", ""), self._state.get("tick", -1))
 
     def _running(self) -> bool:
-        """Whether an episode has started and not ended."""
+        """Whether an episode has started and not ended; below an e-stop or a hold that is what it would resume."""
         phase = str(self._state["phase"])
-        return phase != "reset" and not phase.startswith("end_")
+        return self._state.get("resumes", phase) != "reset" and not phase.startswith("end_")
 
     def _take_answer(self, message: Message) -> None:
         if message.pop("kind") == "reply":

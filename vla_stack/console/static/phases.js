@@ -54,7 +54,8 @@ export function allowed(state, mode) {
   if (phase === "reset" || isEnded(phase)) add("start");
   if (state.pending) add("keep", "discard");
   if (state.pending && !state.pending.kept) add("undo");
-  if (phase === "estop") add("rearm", "discard");
+  if (phase === "estop") add("rearm");
+  if (phase === "estop" && !["reset", "end_discarded"].includes(underneath(state))) add("discard");
   const active = phase === "hold" ? underneath(state) : phase;
   if (active === "auto") add("takeover", "success", "fail", "discard");
   if (active === "teleop") add("success", "fail", "discard");
