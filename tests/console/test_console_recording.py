@@ -44,7 +44,7 @@ class Watched:
         machine.apply("engage", 0)
         for k in range(length):
             state = np.array([0.3 + 0.01 * k, 0.1, 1.0], np.float32)
-            image = np.full((16, 24, 3), 10 * k, np.uint8)
+            image = np.full((16, 24, 3), 10 * k % 256, np.uint8)
             obs = Observation(state, {"front": image}, "reach", k, 1_000_000_000 + 100_000_000 * k)
             labels = {**machine.labels(k), "cam_age_ms": [1.0], "cmd_age_ms": 2.0, "gap": 0}
             self.recording.frame(obs, state, None, labels)
@@ -200,6 +200,18 @@ def test_an_episode_whose_writing_failed_is_not_kept(tmp_path, monkeypatch):
     assert "the running episode is lost" in watched.status["error"] and watched.status["episodes"] == 0
     watched.episode(length=5)
     watched.recording.close()
+def test_frames_that_wait_for_the_disk_are_limited_by_their_bytes_and_lost_ones_are_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("vla_stack.runtime.frames.MAX_BYTES", 100 * 16 * 24 * 3)  # of a hundred pictures
+    watched, go = Watched(tmp_path / "d"), threading.Event()
+    watched.recording._orders.put((go.wait, WAIT_S))  # a disk that stands still
+    watched.episode(length=110)
+    lost = watched.status["lost_frames"]
+    assert lost in (10, 11) and watched.status["pending"]["frames"] == 110 - lost
+    go.set()
+    watched.recording.close()
+    assert open_dataset(tmp_path / "d").num_frames == 110 - lost
+
+
     assert open_dataset(tmp_path / "d").episode_to.tolist() == [5]
 
 

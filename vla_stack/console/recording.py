@@ -25,10 +25,10 @@ from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.data.sidecar import EpisodeFacts
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
+from vla_stack.runtime.frames import most_waiting
 from vla_stack.schema import SUCCESS, Observation, RobotSpec, SchemaError
 
 UNDO_S = 5.0
-MAX_WAITING = 2000  # frames that may wait for a slow disk; beyond it they are lost, and counted
 OUTCOMES = {
     "end_demo": "demonstration",
     "end_auto_success": "policy succeeded",
@@ -86,7 +86,7 @@ class Recording:
         self._running: Counter[str] = Counter()
         self._pending: list[Pending] = []
         self._ended = self._recorder.num_episodes
-        self._error = ""
+        self._error, self._lost = "", 0
         self._lock = threading.RLock()
         self._orders: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="recording")
@@ -101,8 +101,9 @@ class Recording:
         labels: dict[str, Any],
     ) -> None:
         """Record a control step of the running episode; ``labels`` has at least what ``Intervention.labels`` gives."""
-        if self._orders.qsize() > MAX_WAITING:
-            self._running["lost_frames"] += 1
+        if self._orders.qsize() >= most_waiting(obs):
+            self._lost += 1  # and shown
+            self._changed()
             return
         self._orders.put((self._add, obs, action, joint_command, labels))
         self._running["frames"] += 1
@@ -153,7 +154,8 @@ class Recording:
             last = self._pending[-1] if self._pending else None
             return {
                 **{name: counts[name] for name in ("episodes", "successes", "human_frames", "recovery_frames")},
-                **{name: counts[name] for name in ("correction_frames", "lost_frames")},
+                "correction_frames": counts["correction_frames"],
+                "lost_frames": self._lost,  # of this session, whatever became of their episodes
                 "error": self._error,
                 "pending": last
                 and {

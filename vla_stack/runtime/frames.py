@@ -35,6 +35,12 @@ class Frame:
     t: float
 
 
+def most_waiting(obs: Observation) -> int:
+    """How many frames like this one may wait in memory for a slow disk."""
+    size = sum(image.nbytes for image in obs.images.values())
+    return max(MIN_FRAMES, MAX_BYTES // max(1, size))
+
+
 class FrameQueue:
     """Hands frames to a function that may be slow, as a full disk's is, without making anybody wait.
 
@@ -55,9 +61,9 @@ class FrameQueue:
 
     def put(self, frame: Frame) -> None:
         """Queue a frame; where there is no room it is lost, and counted in the next one's ``gap``."""
-        size = sum(image.nbytes for image in frame.obs.images.values())
+        room = most_waiting(frame.obs)
         with self._wake:
-            if len(self._frames) >= max(MIN_FRAMES, MAX_BYTES // max(1, size)) or self.error is not None:
+            if len(self._frames) >= room or self.error is not None:
                 self._gap += 1 + frame.labels["gap"]
                 self.lost += 1 + frame.labels["gap"]
                 return

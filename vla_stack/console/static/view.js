@@ -190,7 +190,8 @@ export function drawMeters(state, rtt, video_ms, rate, ownStop) {
   set("m-age", ...ms(state.cmd_age_ms ?? null, 100, 200));
   set("m-video", ...ms(video_ms, SLOW_MS, STALE_MS));
   set("m-rate", rate ? `${Math.round(rate)} / s` : "–");
-  set("m-drops", state.drops ?? 0, state.drops ? "warn" : "");
+  const drops = (state.drops ?? 0) + (state.recording.lost_frames ?? 0);
+  set("m-drops", drops, drops ? "warn" : "");
   const gb = state.recording.disk_free / 1e9;
   set("m-disk", gb ? `${gb.toFixed(1)} GB` : "–", gb < 1 ? "bad" : gb < 5 ? "warn" : "");
   set("m-consoles", state.consoles);
