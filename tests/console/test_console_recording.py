@@ -24,10 +24,10 @@ FACTS = EpisodeFacts(outcome="end_demo", mode="teleop", seed=3)
 class Watched:
     """A recording whose status can be waited for."""
 
-    def __init__(self, root: Path, undo_s: float = 1000.0) -> None:
+    def __init__(self, root: Path, undo_s: float = 1000.0, iteration: int = 0) -> None:
         self.news = threading.Condition()
         self.status: dict = {}
-        self.recording = Recording(root, ROBOT, (), self.take, undo_s)
+        self.recording = Recording(root, ROBOT, (), self.take, undo_s, iteration)
 
     def take(self, status: dict) -> None:
         with self.news:
@@ -91,6 +91,20 @@ def test_what_is_thrown_away_is_not_in_the_dataset(tmp_path):
     assert open_dataset(tmp_path / "d").num_frames == 5
     rows = read_facts(tmp_path / "d").values()
     assert sorted(r["outcome"] for r in rows) == ["discarded", "end_demo"]
+
+
+def test_a_further_session_of_an_iteration_counts_on(tmp_path):
+    for before in (0, 5):
+        watched = Watched(tmp_path / "d")
+        assert watched.status["human_frames"] == before
+        watched.episode()
+        watched.episode(length=3)
+        watched.recording.decide("discard")
+        watched.recording.close()
+    assert watched.status["human_frames"] == 10 and watched.status["episodes"] == watched.status["successes"] == 2
+    other = Watched(tmp_path / "d", iteration=1)
+    assert other.status["human_frames"] == 0 and other.status["episodes"] == 2
+    other.recording.close()
 
 
 def test_the_window_closes_by_itself(tmp_path):
@@ -186,6 +200,18 @@ def test_a_full_disk_is_said_and_the_decision_is_carried_out_once_there_is_space
     assert open_dataset(tmp_path / "d").num_frames == (7 if act == "discard" else 12)
 
 
+def test_frames_that_wait_for_the_disk_are_limited_by_their_bytes_and_lost_ones_are_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("vla_stack.runtime.frames.MAX_BYTES", 100 * 16 * 24 * 3)  # of a hundred pictures
+    watched, go = Watched(tmp_path / "d"), threading.Event()
+    watched.recording._orders.put((go.wait, WAIT_S))  # a disk that stands still
+    watched.episode(length=110)
+    lost = watched.status["lost_frames"]
+    assert lost in (10, 11) and watched.status["pending"]["frames"] == 110 - lost
+    go.set()
+    watched.recording.close()
+    assert open_dataset(tmp_path / "d").num_frames == 110 - lost
+
+
 def test_an_episode_whose_writing_failed_is_not_kept(tmp_path, monkeypatch):
     watched = Watched(tmp_path / "d")
     add, frames = watched.recording._recorder._add_images, []
@@ -200,18 +226,6 @@ def test_an_episode_whose_writing_failed_is_not_kept(tmp_path, monkeypatch):
     assert "the running episode is lost" in watched.status["error"] and watched.status["episodes"] == 0
     watched.episode(length=5)
     watched.recording.close()
-def test_frames_that_wait_for_the_disk_are_limited_by_their_bytes_and_lost_ones_are_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("vla_stack.runtime.frames.MAX_BYTES", 100 * 16 * 24 * 3)  # of a hundred pictures
-    watched, go = Watched(tmp_path / "d"), threading.Event()
-    watched.recording._orders.put((go.wait, WAIT_S))  # a disk that stands still
-    watched.episode(length=110)
-    lost = watched.status["lost_frames"]
-    assert lost in (10, 11) and watched.status["pending"]["frames"] == 110 - lost
-    go.set()
-    watched.recording.close()
-    assert open_dataset(tmp_path / "d").num_frames == 110 - lost
-
-
     assert open_dataset(tmp_path / "d").episode_to.tolist() == [5]
 
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack.data.dataset import open_dataset
-from vla_stack.data.labels import frame_labels, label_columns
+from vla_stack.data.labels import CONTROL_SOURCE, EPISODE_UID, SEGMENT_TYPE, frame_labels, label_columns
 from vla_stack.data.recorder import EpisodeRecorder
-from vla_stack.data.sidecar import EpisodeFacts
+from vla_stack.data.sidecar import EpisodeFacts, read_facts
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
 from vla_stack.runtime.frames import most_waiting
@@ -63,6 +63,7 @@ class Recording:
         joints: Names of the joints of ``joint_command``, empty where frames have none.
         on_change: Called with :meth:`status` when that has changed, from any thread.
         undo_s: Length of the undo window, seconds.
+        iteration: Of the loop; frames of its earlier sessions count with those of this one.
 
     Raises:
         UserError: The dataset cannot be opened, e.g. because it is another robot's.
@@ -75,6 +76,7 @@ class Recording:
         joints: tuple[str, ...],
         on_change: Callable[[dict[str, Any]], None],
         undo_s: float = UNDO_S,
+        iteration: int = 0,
     ) -> None:
         self._robot, self._on_change, self._undo_s = robot, on_change, undo_s
         self._recorder = EpisodeRecorder(root, robot, joints=joints, extra=label_columns(robot))
@@ -82,7 +84,7 @@ class Recording:
             self._recorder.commit(uid)
         self._counts: Counter[str] = Counter(episodes=self._recorder.num_episodes)
         if self._recorder.num_episodes:
-            self._counts["successes"] = int(open_dataset(root).columns[SUCCESS].sum())
+            self._counts += _recorded(root, iteration)
         self._running: Counter[str] = Counter()
         self._pending: list[Pending] = []
         self._ended = self._recorder.num_episodes
@@ -248,6 +250,20 @@ class Recording:
 
     def _changed(self) -> None:
         self._on_change(self.status())
+
+
+def _recorded(root: Path, iteration: int) -> Counter[str]:
+    """Successes of a dataset, and frames by who drove in its episodes of an iteration."""
+    columns = open_dataset(root).columns
+    uids = [uid for uid, row in read_facts(root).items() if row["iteration"] == iteration]
+    here = np.isin(columns[EPISODE_UID], np.array(uids, np.int64))
+    segments = columns[SEGMENT_TYPE][here]
+    return Counter(
+        successes=int(columns[SUCCESS].sum()),
+        human_frames=int((columns[CONTROL_SOURCE][here] == Control.HUMAN).sum()),
+        recovery_frames=int((segments == Segment.RECOVERY).sum()),
+        correction_frames=int((segments == Segment.CORRECTION).sum()),
+    )
 
 
 def _outcome(pending: Pending) -> str:

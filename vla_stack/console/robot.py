@@ -94,7 +94,7 @@ def _run(link: Link, config: RobotConfig) -> None:
     operator = Operator(config.endpoint, on_event=on_event, familiar=familiar_states(config.demos))
     with RobotNode(config.server, config.make_driver, config.executor, config.safety, operator=operator) as node:
         told = partial(_tell, node, config.quota)
-        recording = Recording(config.root, node.robot, node.joints, told)
+        recording = Recording(config.root, node.robot, node.joints, told, iteration=config.iteration)
         try:
             ended = threading.Event()
             threading.Thread(target=_wait_for_end, args=(link, node, ended), name="parent", daemon=True).start()
