@@ -258,17 +258,14 @@ class Gateway:
 
     async def _lease(self, page: Page, want: str) -> None:
         with page.command():
-            await self._change_lease(page, want)
-
-    async def _change_lease(self, page: Page, want: str) -> None:
-        if want == "acquire":
-            if not self._free() or not (await self._ask(page, "acquire")).ok:
-                self._asked = None if self._drives(page) else page.number
-        elif self._drives(page):
-            await self._ask(page, "release")
-            if want == "hand_over" and self._asked in self._pages:
-                await self._ask(self._pages[self._asked], "acquire")
-            self._asked = None
+            if want == "acquire":
+                if not self._free() or not (await self._ask(page, "acquire")).ok:
+                    self._asked = None if self._drives(page) else page.number
+            elif self._drives(page):
+                await self._ask(page, "release")
+                if want == "hand_over" and self._asked in self._pages:
+                    await self._ask(self._pages[self._asked], "acquire")
+                self._asked = None
 
     async def _stop(self, page: Page) -> None:
         with contextlib.suppress(SchemaError):
@@ -317,6 +314,8 @@ class Gateway:
             if state and state["t_sent_ns"] != sent:
                 sent, self._state_ns = state["t_sent_ns"], now_ns
                 self._node_clock.age_ns(sent, now_ns)
+            if self._asked in self._pages and self._drives(self._pages[self._asked]):
+                self._asked = None  # it has got that, and is not offered to hand over to itself
             for identity in [i for i in self._client.replies if i in self._answers]:
                 answer = self._answers[identity]
                 if not answer.done():
