@@ -67,6 +67,7 @@ NAMES = {
     **{DEAD_MAN: "Space", "enter": "Enter", "escape": "Esc", "backspace": "⌫", "shift": "Shift"},
     **{"arrowleft": "←", "arrowright": "→", "arrowup": "↑", "arrowdown": "↓"},
 }
+UNSHIFTED = {"Comma": ",", "Period": "."}  # place on the keyboard (KeyboardEvent.code) -> key that Shift renames
 _SHOWN = {  # by verb
     "console": tuple(COMMANDS),
     "teleop": ("rearm", "success", "fail", "discard", "estop"),
@@ -109,6 +110,7 @@ def as_script() -> str:
         "MOTIONS": {key: list(motion) for key, motion in MOTIONS.items()},
         "COMMAND_KEYS": {command: list(pair) for command, pair in COMMANDS.items()},
         "NAMES": NAMES,
+        "UNSHIFTED": UNSHIFTED,
         **{"DEADMAN_KEY": DEAD_MAN, "REWIND_KEY": REWIND, "FINE_KEY": FINE, "HELP_KEY": HELP},
         "IMAGINE": {command: list(pair) for command, pair in commands("imagine").items()},
     }

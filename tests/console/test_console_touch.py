@@ -175,6 +175,16 @@ def test_a_key_that_comes_up_under_another_name_is_let_go(press):
     assert not acted.hand()["engaged"]
 
 
+@pytest.mark.parametrize(("key", "code", "sign"), [("<", "Comma", 1), (">", "Period", -1), (";", "Comma", 1)])
+def test_a_key_that_shift_renames_turns_slowly(press, key, code, sign):
+    press, acted = press
+    shifted = {"key": key, "code": code, "shiftKey": True}
+    press("down", SPACE, {"key": "Shift", "code": "ShiftLeft", "shiftKey": True}, shifted)
+    assert acted.hand()["velocity"][3] == pytest.approx(sign * 0.3 * 0.15 * 6)
+    press("up", shifted)
+    assert acted.hand()["velocity"] == [0] * 5
+
+
 @pytest.mark.parametrize(
     ("name", "flag"), [("Alt", "altKey"), ("AltGraph", "modifierAltGraph"), ("Meta", "metaKey"), ("Control", "ctrlKey")]
 )
@@ -233,16 +243,6 @@ def test_a_stop_that_nobody_confirms_is_said_to_be_one(press):
     expect(toast).to_have_text(ALARM)  # at once
 
 
-def test_an_error_of_the_recording_is_said_once_and_over_no_alarm(press):
-    _, acted = press
-    page, toast = acted.page, acted.page.locator("#toast")
-    full = {**acted.state["recording"], "error": "the disk is full"}
-    acted.stop_error = "the robot node did not confirm the stop"
-    page.keyboard.press("Escape")
-    expect(toast).to_have_text(ALARM)
-    acted.show(recording=full)
-    expect(toast).to_have_text(ALARM)
-    expect(page.locator("#recording-error")).to_have_text("the disk is full")
 PAD = "(value) => (navigator.getGamepads = () => [{connected: true, axes: [], buttons: Array(9).fill({value})}])"
 
 
@@ -258,6 +258,16 @@ def test_the_gamepad_s_stop_goes_by_its_own_line_where_the_gateway_is_gone(press
     until(page, lambda: {"type": "own line", "what": "stop"} in acted.said[said:], "a stop")
 
 
+def test_an_error_of_the_recording_is_said_once_and_over_no_alarm(press):
+    _, acted = press
+    page, toast = acted.page, acted.page.locator("#toast")
+    full = {**acted.state["recording"], "error": "the disk is full"}
+    acted.stop_error = "the robot node did not confirm the stop"
+    page.keyboard.press("Escape")
+    expect(toast).to_have_text(ALARM)
+    acted.show(recording=full)
+    expect(toast).to_have_text(ALARM)
+    expect(page.locator("#recording-error")).to_have_text("the disk is full")
     acted.stop_error = ""
     page.keyboard.press("Escape")
     expect(toast).to_have_text("Stopped")
@@ -273,16 +283,6 @@ def test_the_gamepad_s_stop_goes_by_its_own_line_where_the_gateway_is_gone(press
     expect(toast).to_have_text("the disk is full")  # again
 
 
-def test_more_lets_go_of_what_it_covers(phone):
-    phone.show(phase="recovery", resumes="recovery")
-    hold = phone.centre("#deadman")
-    phone.fingers("touchStart", hold)
-    assert phone.hand()["engaged"]
-    phone.page.evaluate("document.getElementById('more').click()")
-    assert not phone.hand()["engaged"]
-    phone.fingers("touchEnd")
-    phone.page.locator("#more").tap()
-    expect(phone.page.locator("#more")).to_have_text(re.compile("More"))
 def test_a_reading_that_is_missing_is_shown_as_missing_and_lost_frames_as_drops(press):
     _, acted = press
     shown, mark = acted.page.locator("[data-dim='tcp_y.pos']"), acted.page.locator("#joints .track").nth(1).locator("i")
@@ -308,3 +308,13 @@ def test_a_stop_before_the_start_leaves_the_ended_episode_to_be_discarded_and_no
     expect(discard).to_be_enabled()
 
 
+def test_more_lets_go_of_what_it_covers(phone):
+    phone.show(phase="recovery", resumes="recovery")
+    hold = phone.centre("#deadman")
+    phone.fingers("touchStart", hold)
+    assert phone.hand()["engaged"]
+    phone.page.evaluate("document.getElementById('more').click()")
+    assert not phone.hand()["engaged"]
+    phone.fingers("touchEnd")
+    phone.page.locator("#more").tap()
+    expect(phone.page.locator("#more")).to_have_text(re.compile("More"))

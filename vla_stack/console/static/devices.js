@@ -1,7 +1,7 @@
 // Raw values of keyboard, touch buttons, gamepad, phone and space mouse, for the mapper; and commands, as they are given.
 // Nothing is read while the page is not focused: `release` lets go of everything.
 
-import { DEADMAN_KEY, FINE_KEY, HELP_KEY, MOTIONS, REWIND_KEY } from "/keys.js";
+import { DEADMAN_KEY, FINE_KEY, HELP_KEY, MOTIONS, REWIND_KEY, UNSHIFTED } from "/keys.js";
 import { COMMANDS } from "./mapper.js";
 
 const HELD = new Set([...Object.keys(MOTIONS), DEADMAN_KEY, REWIND_KEY, FINE_KEY]);
@@ -75,11 +75,13 @@ export class Devices {
   }
 
   down(event) {
-    const key = event.key.toLowerCase();
+    const named = event.key.toLowerCase();
+    const means = (key) => HELD.has(key) || this.keyCommands.has(key) || key === HELP_KEY;
+    const key = event.shiftKey && !means(named) ? UNSHIFTED[event.code] : named; // "<" is slowly to the left
     if (this.modified(event) && key !== "escape") return; // STOP counts with any of them
     if (event.target.closest("dialog") && key !== "escape") return;
     if (key === "enter" && event.target.matches("button:focus-visible")) return; // who got there by Tab means that button
-    if (!HELD.has(key) && !this.keyCommands.has(key) && key !== HELP_KEY) return;
+    if (!means(key)) return;
     event.preventDefault();
     if (event.repeat) return;
     if (HELD.has(key)) this.keys.set(event.code || key, key);
