@@ -12,8 +12,10 @@ import pytest
 
 from vla_stack.cli import main
 from vla_stack.errors import UserError
+from vla_stack.evaluation.monitoring import Watched, fit
 from vla_stack.rollout.latency import Latency, parse_latencies
 from vla_stack.rollout.records import load_records
+from vla_stack.runtime.monitor import Decided
 from vla_stack.verbs import eval as verb
 from vla_stack.verbs.out_folder import policy_name
 
@@ -69,6 +71,21 @@ def test_evaluations_stand_beside_each_other(fake_policy, monkeypatch, tmp_path,
     capsys.readouterr()
     assert main(["report", "outputs"]) == 0
     assert "3 evaluated settings" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("policy", "dims", "message"), [("other", 2, "policy other"), ("scripted", 3, "a robot with")])
+def test_a_monitor_of_another_policy_or_robot_is_refused_first(
+    fake_policy, tmp_path, monkeypatch, capsys, policy, dims, message
+):
+    rng = np.random.default_rng(0)
+    decided = [
+        Decided(k, *(rng.normal(size=s).astype(np.float32) for s in (dims, (8, 2))), k, None) for k in range(0, 40, 4)
+    ]
+    fit([Watched(decided, 40, True)] * 25, 0.1, 0.1, policy).save(tmp_path / "monitor.json")
+    monkeypatch.setattr(verb, "evaluate", lambda *_, **__: pytest.fail("an episode was run"))
+    monitor = ["--monitor", str(tmp_path / "monitor.json")]
+    assert main(["eval", "--env", LINE, "--workers", "0", *monitor, "--out", str(tmp_path / "out")]) == 1
+    assert f"the monitor was fitted to {message}" in capsys.readouterr().err
 
 
 def test_a_place_that_takes_no_report_is_refused_first(monkeypatch, tmp_path, capsys):

@@ -149,6 +149,8 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str,
         if args.randomisation and is_task(env_id):
             options["randomisation"] = args.randomisation
         if args.max_steps:
+    if monitor is not None:
+        monitor.check(policy.spec.model_version, policy.spec.robot)  # before the first episode
             options["max_episode_steps"] = args.max_steps
         if args.visuals and is_benchmark(env_id):
             options["visuals"] = args.visuals
