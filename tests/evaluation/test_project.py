@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from vla_stack.console.run_recording import RunRecording
 from vla_stack.errors import UserError
 from vla_stack.evaluation.compare import Comparison
 from vla_stack.evaluation.project import Evaluation, changes, differing, find
+from vla_stack.evaluation.provenance import provenance
 from vla_stack.rollout.records import save_records
 from vla_stack.verbs import report
 
@@ -66,6 +69,23 @@ def test_evaluations_of_one_setting_are_compared_in_pairs_and_recipes_by_their_k
     a, b = (e.result.outcomes.astype(int) for e in found.evaluations[:2])
     assert change.difference.value == pytest.approx((b - a).mean()) and change.difference.is_clear and change.p < 1e-4
     assert differing(found.trainings) == {"method.lr": [0.1, 0.3]}  # names and folders say nothing
+
+
+def test_evaluations_of_one_date_come_in_the_order_of_their_writing_and_no_file_counts_twice(tmp_path):
+    for t, (folder, rate) in enumerate((("z-first", 0.2), ("a-second", 0.9))):
+        path = tmp_path / folder / "report.json"
+        wins = outcomes(np.random.default_rng(0), rate)
+        save_records([result(wins=wins)], path, date="2026-03-01 10:00 UTC", policy=folder)
+        os.utime(path, (1e9 + t, 1e9 + t))
+    (tmp_path / "link").symlink_to(tmp_path / "z-first")
+    found = find([tmp_path, tmp_path / "a-second", tmp_path / "link"])
+    (change,) = changes(found.evaluations)
+    assert (change.before.policy, change.after.policy) == ("z-first", "a-second") and change.difference.value > 0
+
+
+def test_a_date_has_seconds_and_sorts_after_its_minute():
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", provenance()["date"])
+    assert "2026-03-01 10:00 UTC" < "2026-03-01 10:00:07 UTC" < "2026-03-01 10:01 UTC"  # as older files have it
 
 
 def test_another_setting_and_a_real_robot_are_no_change_of_the_policy():

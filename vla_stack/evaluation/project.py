@@ -87,18 +87,21 @@ def find(folders: Sequence[Path]) -> Project:
     Raises:
         UserError: One is no folder, or there is nothing in any of them.
     """
-    project = Project()
+    project, seen = Project(), set[Path]()
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is no folder", "name folders of evaluations, comparisons, runs or datasets")
         for path in _below(folder):
+            if path.resolve() in seen:
+                continue  # one folder lies in another, or is named twice
+            seen.add(path.resolve())
             try:
                 _read(path, project)
             except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as e:
                 project.odd.append(f"{path}: {e}")
     for kind in (project.evaluations, project.trainings, project.recordings):
-        kind.sort(key=lambda item: (item.date, str(item.path)))
-    project.comparisons.sort(key=lambda item: (item[1], str(item[0])))
+        kind.sort(key=lambda item: _in_order(item.date, item.path))
+    project.comparisons.sort(key=lambda item: _in_order(item[1], item[0]))
     if not (project.evaluations or project.comparisons or project.trainings or project.recordings):
         where = ", ".join(map(str, folders))
         raise UserError(f"{where}: nothing of `vla eval`, `run`, `compare`, `train` or `collect`", "name other folders")
@@ -181,7 +184,7 @@ def _training(folder: Path) -> Training:
                 continue  # a killed run may have torn its last line
     started = _written(folder / RECIPE)
     if (folder / REVISION).is_file() and (lines := (folder / REVISION).read_text().split("\n", 1)[0].split()):
-        started = f"{datetime.fromisoformat(lines[0]).astimezone(UTC):%Y-%m-%d %H:%M UTC}"
+        started = f"{datetime.fromisoformat(lines[0]).astimezone(UTC):%Y-%m-%d %H:%M:%S UTC}"
     return Training(folder, started, _flat(yaml.safe_load((folder / RECIPE).read_text())), metrics)
 
 
@@ -201,4 +204,9 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _written(path: Path) -> str:
-    return f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%d %H:%M UTC}"
+    return f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%d %H:%M:%S UTC}"
+
+
+def _in_order(date: str, path: Path) -> tuple[str, int, str]:
+    """Key to sort by: of what has one date the file that was written first comes first."""
+    return date, path.stat().st_mtime_ns, str(path)

@@ -18,7 +18,7 @@ PACKAGES = ("vla-stack", "torch", "lerobot", "mujoco", "gymnasium", "numpy")
 def provenance() -> dict[str, Any]:
     """Everything beside the settings that a figure may depend on; plain JSON."""
     return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "revision": _revision(),
         "hardware": _hardware(),
