@@ -151,6 +151,8 @@ def test_the_verb_leaves_a_table_figures_and_a_picture(tmp_path, capsys, monkeyp
         (["--open-loop"], "--open-loop and --data need each other"),
         (["--data", "x"], "--open-loop and --data need each other"),
         (["--open-loop", "--data", "x", "--env", "sim/pick-v0"], "--open-loop rolls nothing out, --env is of rollouts"),
+        (["--open-loop", "--data", "x", "--monitor", "m.json"], "--open-loop rolls nothing out, --monitor is of"),
+        (["--open-loop", "--data", "x", "--max-steps", "9"], "--open-loop rolls nothing out, --max-steps is of"),
         (["--open-loop", "--data", "x", "--execute", "1", "2"], "decides at one frequency"),
     ],
 )

@@ -137,13 +137,16 @@ def test_an_environment_has_the_splits_that_it_can_have():
 def test_from_the_command_line_to_one_table_and_its_figures(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(verb, "_load", lambda name, *_: (tmp_path / name, Seeing()))
     arguments = ["eval", "--suite", "pictures", "--env", LINE, "--episodes", "6", "--workers", "0"]
-    arguments += ["--splits", "seen", "darker", "warmer"]
+    arguments += ["--splits", "seen", "darker", "warmer", "--latency", "100ms", "--jitter", "gamma", "--execute", "2"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert out.count(LINE) == 3 and out.count("points *") == 1
     found = json.loads((tmp_path / "suite.json").read_text())
     rows = {row["split"]: row for row in found["rows"]}
     assert set(rows) == {SEEN, "darker", "warmer"} and found["settings"]["mode"] == "naive"
+    settings = found["settings"]
+    assert settings["latency"] == {"mean_s": 0.1, "jitter": "gamma"} and settings["executor"]["execute"] == 2
+    assert (settings["episodes"], settings["seed"], settings["options"]) == (6, 1000, {})
     assert rows["darker"]["difference"]["value"] == -1 and rows["darker"]["outcomes"]["matched"] == [True] * 6
     assert (rows["darker"]["success"]["value"], rows["darker"]["success"]["high"]) == (
         0,
@@ -157,6 +160,9 @@ def test_from_the_command_line_to_one_table_and_its_figures(monkeypatch, tmp_pat
         (["--mode", "all"], "--suite runs one setting, --mode names several"),
         (["--latency", "0,100ms"], "--suite runs one setting, --latency names several"),
         (["--randomisation", "1"], "--suite and --randomisation do not go together"),
+        (["--swap-instruction"], "--suite and --swap-instruction do not go together"),
+        (["--monitor", "x.json"], "--suite and --monitor do not go together"),
+        (["--videos", "9"], "--suite and --videos do not go together"),
     ],
 )
 def test_a_suite_is_run_in_one_setting(more, says, tmp_path, capsys):

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,11 @@ EXAMPLES = (
     "vla eval --policy runs/metaworld --env metaworld/push-v3  # a benchmark: metaworld/<task>, aloha/transfer_cube,",
     "                                                          # aloha/insertion, libero/<suite>/<index of the task>",
     "vla eval --open-loop --data data/held_out --policy runs/pick    # error of its chunks; nothing moves",
+)
+
+OF_ROLLOUTS = (
+    *("env", "suite", "mode", "latency", "jitter", "swap_instruction", "randomisation", "visuals", "max_steps"),
+    *("schedule", "beta", "weak", "monitor", "videos", "num_envs", "workers", "rollouts"),
 )
 
 
@@ -143,14 +149,14 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str,
     results: list[EvalResult] = []
     origin = provenance()
     monitor = Monitor.load(args.monitor) if args.monitor else None
+    if monitor is not None:
+        monitor.check(policy.spec.model_version, policy.spec.robot)  # before the first episode
     acting = policy if monitor is None else Listening(policy, policy_features(policy) if monitor.features else None)
     for env_id in args.env or ["sim/pick-v0"]:
         options: dict[str, Any] = {}
         if args.randomisation and is_task(env_id):
             options["randomisation"] = args.randomisation
         if args.max_steps:
-    if monitor is not None:
-        monitor.check(policy.spec.model_version, policy.spec.robot)  # before the first episode
             options["max_episode_steps"] = args.max_steps
         if args.visuals and is_benchmark(env_id):
             options["visuals"] = args.visuals
@@ -193,7 +199,7 @@ def suite(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str, Any]) 
     terms = Terms(args.episodes, args.seed, executor, latency, limit, continued=continued)
     how = {"num_envs": args.num_envs, "workers": _workers(args), "rollouts": args.rollouts}
     rows = run_suite(policy, splits, terms, args.out / "splits", progress, **how)
-    settings = {"suite": args.suite, "mode": executor.mode, "latency_s": latency.mean_s, "seed": args.seed}
+    settings = {"suite": args.suite, "mode": executor.mode, "latency_s": latency.mean_s, **asdict(terms)}
     found = {"settings": settings, "rows": [row.to_json() for row in rows]}
     write_json(args.out / "suite.json", {**provenance(), **about, **found})
     print(table_of_splits(rows))
@@ -214,9 +220,8 @@ def check_suite(args: argparse.Namespace) -> None:
     ):
         if len(given) > 1 or "all" in given:
             raise UserError(f"--suite runs one setting, {option} names several", "give one")
-    if args.randomisation or args.swap_instruction or args.visuals:
-        what = "--randomisation" if args.randomisation else "--visuals" if args.visuals else "--swap-instruction"
-        raise UserError(f"--suite and {what} do not go together", "leave one of them out")
+    for option in _given(args, "randomisation", "visuals", "swap_instruction", "monitor", "videos"):
+        raise UserError(f"--suite and {option} do not go together", "leave one of them out")
 
 
 def without_moving(policy: ChunkPolicy, path: Path, args: argparse.Namespace, about: dict[str, Any]) -> int:
@@ -252,17 +257,15 @@ def check_open_loop(args: argparse.Namespace) -> None:
         return
     if args.execute and len(args.execute) > 1:
         raise UserError("--open-loop decides at one frequency, --execute names several", "give one")
-    rolled_out = {
-        "--env": args.env,
-        "--suite": args.suite,
-        "--swap-instruction": args.swap_instruction,
-        "--latency": args.latency != "0ms",
-        "--mode": args.mode != ["naive"],
-        "--randomisation": args.randomisation,
-        "--weak": args.weak,
-    }
-    if unlike := [option for option, given in rolled_out.items() if given]:
-        raise UserError(f"--open-loop rolls nothing out, {unlike[0]} is of rollouts", "leave one of them out")
+    for option in _given(args, *OF_ROLLOUTS):
+        raise UserError(f"--open-loop rolls nothing out, {option} is of rollouts", "leave one of them out")
+
+
+def _given(args: argparse.Namespace, *names: str) -> list[str]:
+    """Which of these options ask for something else than by default."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return [f"--{n.replace('_', '-')}" for n in names if getattr(args, n) != parser.get_default(n)]
 
 
 def able_modes(policy: ChunkPolicy) -> list[str]:
