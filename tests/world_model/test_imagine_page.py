@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from aiohttp import ClientSession, CookieJar, web
 from aiohttp.test_utils import unused_port
+from toy_console import browser, until
 
 from vla_stack.console.access import Access
-from vla_stack.verbs.imagine import MOVE, Page, Pair
+from vla_stack.key_map import as_script
+from vla_stack.verbs.imagine import MOVE, STATIC, Page, Pair
 
 
 class Still:
@@ -83,3 +85,46 @@ async def visit(tmp_path: Path) -> None:
     np.testing.assert_allclose(one, [0.4 + MOVE, 0, 0.2 - MOVE, 0, 0], rtol=1e-6)
     assert np.array_equal(one, two)
     assert json.loads(verdicts.read_text()) == {"seed": 0, "steps": 1, "task": Still.task, "success": True}
+
+
+KEYS = """(events) => { for (const [type, key, code, more] of events)
+  document.body.dispatchEvent(new KeyboardEvent(type, {bubbles: true, key, code, ...more})); }"""
+SHIFT = {"shiftKey": True}
+
+
+def test_a_key_that_comes_up_under_another_name_is_let_go() -> None:
+    acts: list[dict[str, float]] = []
+    pictures = dict.fromkeys(("imagined", "simulated"), "data:,")
+    news = {"task": "pick", "seed": 0, "step": 0, "guards": [], "success": {}, "over": {}, "pictures": pictures}
+
+    def serve(route: Any) -> None:
+        path = route.request.url.removeprefix("http://imagine.test")
+        if route.request.method == "POST":
+            acts.extend([route.request.post_data_json] if path == "/act" else [])
+            route.fulfill(json=news)
+        elif path == "/keys.js":
+            route.fulfill(body=as_script(), content_type="text/javascript")
+        else:
+            file = STATIC / ("imagine.html" if path == "/" else path.removeprefix("/static/"))
+            kind = {".js": "text/javascript", ".css": "text/css"}.get(file.suffix, "text/html")
+            route.fulfill(body=file.read_bytes(), content_type=kind)
+
+    with browser() as chromium:
+        page = chromium.new_page()
+        page.route("**/*", serve)
+        page.goto("http://imagine.test/")
+        page.wait_for_function("document.getElementById('task').textContent === 'pick'")
+
+        def asked(*events: tuple[Any, ...]) -> dict[str, float]:
+            """The first thing that is asked for after these and one that may be under way."""
+            page.evaluate(KEYS, [list(e) for e in events])
+            before = len(acts)
+            until(page, lambda: len(acts) > before + 1, "a step")
+            return acts[-1]
+
+        up = ("keydown", "q", "KeyQ")
+        assert asked(("keydown", " ", "Space"), ("keydown", "a", "KeyA"), up, ("keyup", "ä", "KeyA"))["z"] == 1
+        shifted = asked(("keydown", "Shift", "ShiftLeft", SHIFT), ("keydown", "<", "Comma", SHIFT))
+        assert (shifted["z"], shifted["yaw"]) == (1, 1)
+        both = asked(("keyup", "Shift", "ShiftLeft"), ("keyup", ",", "Comma"), ("keydown", "E", "KeyE"))
+        assert (both["z"], both["yaw"]) == (1, 0)

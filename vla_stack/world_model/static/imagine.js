@@ -1,9 +1,9 @@
 // One request at a time: the model is as fast as it is, and a held key counts for every control step.
-import { DEADMAN_KEY, HELP_KEY, IMAGINE, MOTIONS, NAMES } from "/keys.js"; // vla_stack/key_map.py
+import { DEADMAN_KEY, HELP_KEY, IMAGINE, MOTIONS, NAMES, UNSHIFTED } from "/keys.js"; // vla_stack/key_map.py
 
 // Axis of the key map -> that of the tool and its direction: the camera faces the robot, as the person does.
 const TOOL = { away: ["x", -1], right: ["y", 1], up: ["z", 1], turn: ["yaw", 1] };
-const held = new Set();
+const held = new Map(); // place on the keyboard -> key; a key may come up under another name
 const orders = [];
 let grip = 1, seed = 0;
 const at = (id) => document.getElementById(id);
@@ -32,28 +32,31 @@ const verdict = (success) => ["/verdict", () => ({ success })];
 const commandOf = Object.fromEntries(Object.entries(IMAGINE).map(([name, [key]]) => [key, does[name]]));
 
 addEventListener("keydown", (event) => {
-  const key = event.key.toLowerCase();
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (!(key === DEADMAN_KEY || key === HELP_KEY || key in MOTIONS || key in commandOf)) return;
+  const named = event.key.toLowerCase();
+  const means = (key) => key === DEADMAN_KEY || key === HELP_KEY || key in MOTIONS || key in commandOf;
+  const key = event.shiftKey && !means(named) ? UNSHIFTED[event.code] : named;
+  if (event.ctrlKey || event.metaKey || event.altKey) {
+    held.clear(); // what is held may come up unheard, as on a Mac while Cmd is down
+    return;
+  }
+  if (!means(key)) return;
   event.preventDefault();
   if (event.repeat) return;
   if (key === HELP_KEY) at("keys").hidden = !at("keys").hidden;
   else if (key in commandOf) orders.push(commandOf[key]());
-  else held.add(key);
+  else held.set(event.code || key, key);
 });
-addEventListener("keyup", (event) => {
-  if (event.key === "Shift") held.clear(); // a key that was pressed with it may come up under another name
-  held.delete(event.key.toLowerCase());
-});
+addEventListener("keyup", (event) => held.delete(event.code || event.key.toLowerCase()));
 addEventListener("blur", () => held.clear());
 document.addEventListener("visibilitychange", () => held.clear());
 
 /** What the held keys ask for; null where the dead-man is not held or nothing is asked. */
 function asked() {
-  if (!held.has(DEADMAN_KEY)) return null;
+  const pressed = new Set(held.values()); // once each, though two places may give it
+  if (!pressed.has(DEADMAN_KEY)) return null;
   const keys = { x: 0, y: 0, z: 0, yaw: 0, grip };
   let any = false;
-  for (const [axis, sign] of [...held].map((key) => MOTIONS[key] ?? [])) {
+  for (const [axis, sign] of [...pressed].map((key) => MOTIONS[key] ?? [])) {
     if (axis === "grip") keys.grip = grip = sign > 0 ? 1 : 0;
     else if (axis in TOOL) keys[TOOL[axis][0]] += TOOL[axis][1] * sign;
     else continue;
