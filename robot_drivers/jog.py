@@ -39,35 +39,43 @@ def jog(driver: Driver, envelope: SafetyEnvelope, dimension: int, by: float, clo
         UserError: The robot was stopped on the way.
     """
     spec = driver.spec
-    ticks = round((1.0 + 2.0 * abs(by) / min(spec.action[dimension].max_rate, 1.0)) * spec.rate_hz)
-    port = _OneChunk(len(spec.action), dimension, by, ticks)
-    config = ExecutorConfig(mode="sync", execute=2 * ticks, hold_s=2 * ticks / spec.rate_hz)
-    executor = Executor(spec, PolicySpec(spec, 2 * ticks), config)
+    ticks = round((1.0 + 2.0 * abs(by) / min(envelope.limits(dimension)[2], 1.0)) * spec.rate_hz)
+    port = _ThereAndBack(len(spec.action), dimension, by, ticks)
+    config = ExecutorConfig(mode="sync", execute=ticks, hold_s=ticks / spec.rate_hz)
+    executor = Executor(spec, PolicySpec(spec, ticks), config)
     ControlLoop(driver, executor, envelope, clock or RealClock(), port).run(0)
     if port.stopped:
         raise UserError(f"stopped: {port.stopped}", "vla robot check says more")
-    there = [value for step, value in port.measured if step <= ticks]  # before the first command back
-    return Jogged(there[0], there[-1], port.measured[-1][1])
+    if len(port.measured) < 3:  # a simulation's episode is over after a while
+        raise UserError("the robot's episode ended before it was back", "give a shorter distance")
+    start, there, back = port.measured
+    return Jogged(start, there, back)
 
 
-class _OneChunk:
-    """Answers the loop's requests with one chunk, ``ticks`` steps at the goal and as many back; then ends the loop."""
+class _ThereAndBack:
+    """Answers the loop's requests: ``ticks`` steps at the goal, as many at the start; the third one ends the loop."""
 
     def __init__(self, dims: int, dimension: int, by: float, ticks: int) -> None:
         self._dims, self._dimension, self._by, self._ticks = dims, dimension, by, ticks
+        self._start = np.zeros(dims, np.float32)
         self._replies: list[ActionChunk | str] = []
-        self.measured: list[tuple[int, float]] = []  # (control step, value of the dimension)
+        self.measured: list[float] = []  # of the dimension, with each request
         self.stopped = ""
 
     def offer(self, obs: Observation, request: Request | None) -> None:
-        self.measured.append((obs.step, float(obs.state[self._dimension])))
-        if len(self.measured) == 2 * self._ticks + 2:
+        if request is None:
+            return
+        self.measured.append(float(obs.state[self._dimension]))
+        if len(self.measured) > 2:  # it is back; another answer would be another motion
             self._replies.append("abort")
-        if request is not None:
-            actions = np.repeat(obs.state[None, : self._dims], 2 * self._ticks, 0)
-            actions[: self._ticks, self._dimension] += self._by
-            origin, rid, epoch = request.origin, request.rid, request.epoch
-            self._replies.append(ActionChunk(actions, origin, request.k_obs, rid=rid, epoch=epoch))
+            return
+        there = len(self.measured) == 1
+        if there:
+            self._start = obs.state[: self._dims].copy()
+        actions = np.repeat(self._start[None], self._ticks, 0)
+        actions[:, self._dimension] += self._by * there
+        origin, rid, epoch = request.origin, request.rid, request.epoch
+        self._replies.append(ActionChunk(actions, origin, request.k_obs, rid=rid, epoch=epoch))
 
     def receive(self, timeout_s: float = 0.0) -> list[ActionChunk | str]:
         replies, self._replies = self._replies, []

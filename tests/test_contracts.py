@@ -71,7 +71,7 @@ def test_policies_are_stepped_in_two_places():
     recorded = {"vla_stack/evaluation/open_loop.py"}  # about frames of a dataset; what it answers moves nothing
     assert asks == {"vla_stack/rollout/engine.py", "vla_stack/serving/worker.py"} | wraps | recorded
     agents = {"vla_stack/rollout/agents.py", "vla_stack/methods/rac/episode.py"}  # of the engine
-    jog = {"robot_drivers/jog.py"}  # the control loop, with one chunk that no policy computed
+    jog = {"robot_drivers/jog.py"}  # the control loop, with two chunks that no policy computed
     assert executes == agents | jog | {"vla_stack/runtime/control_process.py"}
 
 

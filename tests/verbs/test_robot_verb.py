@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import yaml
 
+from robot_drivers.jog import Jogged, jog
 from vla_stack import registry
 from vla_stack.cli import main
 from vla_stack.data.dataset import open_dataset
+from vla_stack.runtime.clock import VirtualClock
 from vla_stack.runtime.driver import Capabilities, Fault
+from vla_stack.runtime.safety import SafetyEnvelope
 from vla_stack.schema import ACTION, Dim, Observation, RobotSpec
 from vla_stack.serving.keys import KeyFolder
 
@@ -50,7 +53,10 @@ def test_a_package_that_is_missing_is_named_with_its_extra(verb, extra, monkeypa
 
 def test_jog_moves_one_dimension_and_back(capsys):
     assert main(["robot", "jog", *SMALL, "--joint", "tcp_z.pos", "--by", "0.03"]) == 0
-    assert "it follows" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "it follows" in printed
+    start, back = float(printed.split(": ")[1].split(" ->")[0]), float(printed.split("-> ")[-1].split()[0])
+    assert abs(back - start) < 0.005
     assert main(["robot", "jog", *SMALL, "--joint", "knee", "--by", "0.03"]) == 1
     assert "there is no 'knee' -- the robot has tcp_x.pos" in capsys.readouterr().err
 
@@ -63,6 +69,7 @@ class Arm:
         self.spec, self.fault = RobotSpec("test/arm", dims, dims, (), rate_hz=50.0), None
         self.later, self.until, self.frozen_ns, self.capabilities = fault, until, frozen_ns, Capabilities()
         self.at, self.reads, self.sent, self.stops = np.zeros(1, np.float32), 0, [], 0
+        self.now_ns = time.monotonic_ns
 
     def connect(self): ...
 
@@ -73,7 +80,7 @@ class Arm:
     def read(self):
         self.reads += 1
         self.fault = self.later if 2 < self.reads < self.until else None
-        return Observation(self.at.copy(), {}, "task", 0, self.frozen_ns or time.monotonic_ns())
+        return Observation(self.at.copy(), {}, "task", 0, self.frozen_ns or self.now_ns())
 
     def write(self, action):
         self.at = action.copy()
@@ -82,6 +89,26 @@ class Arm:
 
     def stop(self):
         self.stops += 1
+
+
+def test_jog_is_one_motion_there_and_back():
+    arm, clock = Arm(), VirtualClock(1)
+    arm.now_ns = clock.now_ns
+    moved = jog(arm, SafetyEnvelope(arm.spec), 0, 0.1, clock)
+    assert (moved.start, moved.there, moved.back) == pytest.approx((0.0, 0.1, 0.0), abs=1e-6)
+    assert arm.at == pytest.approx(0.0, abs=1e-6)
+    way = np.diff([0.0, *arm.sent])
+    assert not (way[np.argmin(way) :] > 0).any()  # nothing goes out again after the way back
+
+
+@pytest.mark.parametrize(
+    ("back", "words"), [(0.0, "it follows\n"), (0.08, "it follows there, but is 0.080 m from its start")]
+)
+def test_jog_says_whether_the_joint_came_back(back, words, monkeypatch, capsys):
+    monkeypatch.setattr("vla_stack.verbs.robot.driver_maker", lambda args: Arm)
+    monkeypatch.setattr("vla_stack.verbs.robot.jog", lambda *_: Jogged(0.0, 0.1, back))
+    assert main(["robot", "jog", "--joint", "x.pos", "--by", "0.1"]) == 0
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

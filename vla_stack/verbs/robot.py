@@ -162,9 +162,13 @@ def _jog(args: argparse.Namespace, driver: Driver) -> int:
     moved = jog(driver, make_envelope(driver.spec, robot_safety(args)), i, args.by)
     unit, asked = driver.spec.action[i].unit, moved.start + args.by
     print(f"{args.joint}: {moved.start:.3f} -> {moved.there:.3f} (asked for {asked:.3f}) -> {moved.back:.3f} {unit}")
-    error = abs(moved.there - asked)
-    follows = error < 0.2 * abs(args.by)
-    print("it follows" if follows else f"it is {error:.3f} {unit} off: a load, a limit, or a blocked joint")
+    off, short = abs(moved.there - asked), abs(moved.back - moved.start)
+    if off >= 0.2 * abs(args.by):
+        print(f"it is {off:.3f} {unit} off: a load, a limit, or a blocked joint")
+    elif short >= 0.2 * abs(args.by):
+        print(f"it follows there, but is {short:.3f} {unit} from its start: a load, or a blocked joint")
+    else:
+        print("it follows")
     return 0
 
 
