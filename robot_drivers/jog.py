@@ -36,11 +36,11 @@ def jog(driver: Driver, envelope: SafetyEnvelope, dimension: int, by: float, clo
         clock: For tests.
 
     Raises:
-        UserError: The robot was stopped on the way.
+        UserError: The goal is outside the limits, and nothing was sent; or the robot was stopped on the way.
     """
     spec = driver.spec
     ticks = round((1.0 + 2.0 * abs(by) / min(envelope.limits(dimension)[2], 1.0)) * spec.rate_hz)
-    port = _ThereAndBack(len(spec.action), dimension, by, ticks)
+    port = _ThereAndBack(envelope, dimension, by, ticks)
     config = ExecutorConfig(mode="sync", execute=ticks, hold_s=ticks / spec.rate_hz)
     executor = Executor(spec, PolicySpec(spec, ticks), config)
     ControlLoop(driver, executor, envelope, clock or RealClock(), port).run(0)
@@ -55,9 +55,10 @@ def jog(driver: Driver, envelope: SafetyEnvelope, dimension: int, by: float, clo
 class _ThereAndBack:
     """Answers the loop's requests: ``ticks`` steps at the goal, as many at the start; the third one ends the loop."""
 
-    def __init__(self, dims: int, dimension: int, by: float, ticks: int) -> None:
-        self._dims, self._dimension, self._by, self._ticks = dims, dimension, by, ticks
-        self._start = np.zeros(dims, np.float32)
+    def __init__(self, envelope: SafetyEnvelope, dimension: int, by: float, ticks: int) -> None:
+        self._envelope, self._dimension, self._by, self._ticks = envelope, dimension, by, ticks
+        self._dims = len(envelope.robot.action)
+        self._start = np.zeros(self._dims, np.float32)
         self._replies: list[ActionChunk | str] = []
         self.measured: list[float] = []  # of the dimension, with each request
         self.stopped = ""
@@ -71,11 +72,22 @@ class _ThereAndBack:
             return
         there = len(self.measured) == 1
         if there:
+            self._check(self.measured[0] + self._by)
             self._start = obs.state[: self._dims].copy()
         actions = np.repeat(self._start[None], self._ticks, 0)
         actions[:, self._dimension] += self._by * there
         origin, rid, epoch = request.origin, request.rid, request.epoch
         self._replies.append(ActionChunk(actions, origin, request.k_obs, rid=rid, epoch=epoch))
+
+    def _check(self, goal: float) -> None:
+        """Refuse what the envelope would cut short, or take for a wrong unit."""
+        low, high, *_ = self._envelope.limits(self._dimension)
+        if not low <= goal <= high:
+            dim = self._envelope.robot.action[self._dimension]
+            raise UserError(
+                f"{dim.name} would be {goal:.3f} {dim.unit}, its limits are {low:.3f} to {high:.3f}",
+                "give a smaller --by, or one the other way",
+            )
 
     def receive(self, timeout_s: float = 0.0) -> list[ActionChunk | str]:
         replies, self._replies = self._replies, []

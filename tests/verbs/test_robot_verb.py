@@ -101,6 +101,14 @@ def test_jog_is_one_motion_there_and_back():
     assert not (way[np.argmin(way) :] > 0).any()  # nothing goes out again after the way back
 
 
+def test_jog_beyond_a_limit_is_refused_before_anything_moves(monkeypatch, capsys):
+    arm = Arm()
+    monkeypatch.setattr("vla_stack.verbs.robot.driver_maker", lambda args: lambda: arm)
+    assert main(["robot", "jog", "--joint", "x.pos", "--by", "9"]) == 1
+    assert "x.pos would be 9.000 m, its limits are -1.000 to 1.000" in capsys.readouterr().err
+    assert not arm.sent and not arm.stops
+
+
 @pytest.mark.parametrize(
     ("back", "words"), [(0.0, "it follows\n"), (0.08, "it follows there, but is 0.080 m from its start")]
 )
