@@ -33,6 +33,16 @@ def test_check_describes_the_robot_and_writes_its_limits(tmp_path, capsys):
     assert f"{limits} exists" in capsys.readouterr().err
 
 
+def test_a_limits_file_that_cannot_be_written_is_refused_before_the_arm_is_opened(tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("vla_stack.verbs.robot.driver_maker", lambda args: lambda: opened.append(1))
+    (tmp_path / "limits.yaml").write_text("mine")
+    for name, words in (("limits.yaml", "limits.yaml exists"), ("none/limits.yaml", "there is no folder")):
+        assert main(["robot", "check", "--write", str(tmp_path / name)]) == 1
+        assert words in capsys.readouterr().err
+    assert not opened
+
+
 def test_cameras_are_named_one_by_one_or_with_commas(capsys):
     assert main(["robot", "check", *SMALL, "--seconds", "0.1", "--robot-arg", "cameras=wrist"]) == 0
     printed = capsys.readouterr().out

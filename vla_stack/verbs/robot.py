@@ -62,6 +62,8 @@ def main(args: argparse.Namespace) -> int:
         return _calibrate(args)
     if args.what == "jog" and (args.joint is None or args.by is None):
         raise UserError("jog needs a joint and a distance", "e.g. --joint tcp_z.pos --by 0.03")
+    if args.what == "check" and args.write:
+        check_new(args.write)  # before the arm is looked at
     driver = driver_maker(args)()
     if args.what == "release":
         return _release(args, driver)
@@ -200,14 +202,21 @@ def _serve(args: argparse.Namespace, driver: Driver) -> int:
     return 0
 
 
+def check_new(path: Path) -> None:
+    """Raise ``UserError`` where a limits file would overwrite another, or has no folder to lie in."""
+    if path.exists():
+        raise UserError(f"{path} exists", "give another name, or remove it")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent}", "make it, or give another name")
+
+
 def write_limits(path: Path, spec: RobotSpec) -> None:
     """A limits file with what the robot may do at present; nothing is overwritten.
 
     Raises:
         UserError: The file exists.
     """
-    if path.exists():
-        raise UserError(f"{path} exists", "give another name, or remove it")
+    check_new(path)
     dims = {}
     for d in spec.action:
         bounds = {"low": d.low, "high": d.high, "max_rate": d.max_rate}
