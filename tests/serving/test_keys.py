@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import threading
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -14,6 +16,7 @@ from vla_stack.cli import main as vla
 from vla_stack.errors import UserError
 from vla_stack.serving import messages, wire
 from vla_stack.serving.client import PolicyClient
+from vla_stack.serving.dialer import no_server
 from vla_stack.serving.keys import KeyFolder, Peer, Role
 from vla_stack.serving.server import PolicyServer
 from vla_stack.serving.sessions import LEASE_NS, Sessions
@@ -158,6 +161,24 @@ def test_the_verb(tmp_path, capsys):
     assert other not in KeyFolder(tmp_path).allowed()
     run("trust", "gpu.lab:5555", public)
     assert KeyFolder(tmp_path).server_key("tcp://gpu.lab:5555") == public
+
+
+def test_a_mistyped_key_takes_no_good_one_away(tmp_path):
+    folder = KeyFolder(tmp_path)
+    key, newer = KeyFolder(tmp_path / "arm").create("arm").public, KeyFolder(tmp_path / "new").create("arm").public
+    folder.allow(key, "arm", Role.ROBOT)
+    with pytest.raises(UserError, match="'nonsense' is not a key"):
+        folder.allow("nonsense", "arm", Role.ROBOT)
+    assert folder.allowed() == {key: Peer("arm", Role.ROBOT)}
+    folder.allow(newer, "arm", Role.OBSERVER)  # a name stands for one key
+    assert folder.allowed() == {newer: Peer("arm", Role.OBSERVER)}
+
+
+def test_the_remedy_of_a_refused_key_can_be_pasted_into_a_shell():
+    key = "a&b>c<d!e(f)$g" + "x" * 26
+    refused = SimpleNamespace(public=key, trouble="does not allow this computer's key", refused=True, endpoint="tcp://x")
+    words = list(shlex.shlex(no_server(refused, "policy server", "").remedy, posix=True, punctuation_chars=True))
+    assert words[words.index("allow") + 1] == key
 
 
 def test_no_public_key_reads_as_an_option(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import select
+import shlex
 import socket
 import threading
 import time
@@ -217,9 +218,9 @@ def no_server(dialer: Dialer, who: str, start: str) -> UserError:
     """What a person is told where ``dialer`` has no connection: why, and what to do; ``start`` is how to start one."""
     remedy = start
     if "allow" in dialer.trouble:
-        remedy = f"there: vla keys allow {dialer.public} --name NAME"
+        remedy = f"there: vla keys allow {shlex.quote(dialer.public)} --name NAME"
     elif dialer.refused:
-        remedy = "there: vla keys show; here: vla keys trust HOST:PORT KEY. Or use keys at neither end"
+        remedy = "there: vla keys show; here: vla keys trust HOST:PORT 'KEY'. Or use keys at neither end"
     elif "pinned" in dialer.trouble:
         remedy = "compare `vla keys show` there with trusted.json here"
     return UserError(f"{who} {dialer.endpoint}: {dialer.trouble or 'no answer'}", remedy)

@@ -119,11 +119,11 @@ class KeyFolder:
 
     def allow(self, public: str, name: str, role: Role) -> None:
         """Let a peer connect to servers of this computer; a name stands for one key."""
-        self.revoke(name, missing_ok=True)
-        body = self._read("allowed.json") | {check_key(public): {"name": name, "role": str(role)}}
-        self._write("allowed.json", body)
+        key = check_key(public)  # before anything is taken away
+        others = {k: value for k, value in self._read("allowed.json").items() if value.get("name") != name}
+        self._write("allowed.json", others | {key: {"name": name, "role": str(role)}})
 
-    def revoke(self, name: str, missing_ok: bool = False) -> None:
+    def revoke(self, name: str) -> None:
         """Take a peer off the allow-list; running servers notice.
 
         Raises:
@@ -131,11 +131,10 @@ class KeyFolder:
         """
         body = self._read("allowed.json")
         kept = {key: value for key, value in body.items() if value.get("name") != name}
-        if len(kept) == len(body) and not missing_ok:
+        if len(kept) == len(body):
             names = ", ".join(sorted(value.get("name", "") for value in body.values())) or "nobody"
             raise UserError(f"'{name}' is not on the allow-list", f"it holds {names}")
-        if len(kept) != len(body):
-            self._write("allowed.json", kept)
+        self._write("allowed.json", kept)
 
     def trust(self, server: str, public: str) -> None:
         """Pin the key of a server, ``HOST:PORT``."""
@@ -151,7 +150,7 @@ class KeyFolder:
         if key is None:
             raise UserError(
                 f"no key is pinned for the server {address(endpoint)}",
-                f"run `vla keys show` there, then here: vla keys trust {address(endpoint)} KEY",
+                f"run `vla keys show` there, then here: vla keys trust {address(endpoint)} 'KEY'",
             )
         return check_key(key)
 
