@@ -1,6 +1,7 @@
 """What ``vla run`` makes of its arguments and of its episodes."""
 
 import argparse
+import json
 import os
 import pty
 import select
@@ -12,6 +13,7 @@ from toy_robot import make
 
 from vla_stack.data.sidecar import EpisodeFacts, facts_row, write_facts
 from vla_stack.errors import UserError
+from vla_stack.rollout.records import load_records
 from vla_stack.verbs import run, run_session
 from vla_stack.verbs.robot_arguments import driver_arguments
 from vla_stack.verbs.terminal import Keys, wait_for_scene
@@ -59,6 +61,21 @@ def test_summary_adds_up():
     assert s["idle_fraction"] == 0.1
     assert (s["delay_ticks_mean"], s["delay_ticks_max"]) == (20 / 8, 4)
     assert (s["overruns"], s["slower_than_real_time"], s["stops"]) == (2, 1, 0)
+
+
+def test_what_nobody_judged_is_no_failure(tmp_path):
+    unknown, won = episode(None, 20, 2, {}), episode(True, 20, 2, {})
+    for e in (unknown, won):
+        e |= {"seed": 1, "instruction": "pick", "delay_ticks": {"mean": 1.0, "counts": {}}}
+    s = run.summarise([unknown])
+    assert (s["episodes"], s["judged"], s["success_rate"], s["interval_95"]) == (1, 0, None, None)
+    assert "[1/1] not judged in" in (line := run._line([unknown], 1)) and "%)" not in line
+    assert run._closing(tmp_path, [unknown]).startswith("1 episodes not judged; idle")
+    assert "1/1 = 100%" in run._line([won, unknown], 2)
+    assert run._closing(tmp_path, [won, unknown]).startswith("1 of 1 episodes succeeded: 100%")
+    (tmp_path / "records.json").write_text(json.dumps({"name": "a", "rate_hz": 10.0, "episodes": [won, unknown]}))
+    (read,) = load_records(tmp_path / "records.json")
+    assert (len(read.episodes), read.success_rate) == (1, 1.0) and "1 further" in read.notes[0]
 
 
 @pytest.fixture
@@ -120,11 +137,23 @@ def test_keys_of_a_recording_and_enter_do_not_take_each_other(terminal):
 
 def test_the_person_has_the_last_word_on_success(monkeypatch):
     told, _ = session("--robot", "lerobot")
+    told.recording = object()  # asks through a pipe too
     monkeypatch.setattr("builtins.input", lambda question: "n")
     assert not told._judged(True)  # a real robot knows nothing: it is asked
     told._said = True
     assert told._judged(False)
     assert session()[0]._judged(True)  # a simulated one knows
+
+
+def test_a_real_robot_s_episode_is_judged_at_a_terminal_and_nowhere_else(terminal, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    real = session("--robot", "lerobot")[0]
+    assert real._judged(False) is True
+    assert session("--robot", "lerobot", "--dry-run")[0]._judged(False) is None
+    assert session("--dry-run")[0]._judged(False) is None  # a simulated arm has not moved either
+    with open(os.devnull) as nobody:
+        monkeypatch.setattr(sys, "stdin", nobody)
+        assert real._judged(False) is None
 
 
 def test_recording_and_its_folder_need_each_other(tmp_path):

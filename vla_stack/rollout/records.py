@@ -186,17 +186,23 @@ class EvalResult:
 
     @classmethod
     def from_json(cls, d: dict[str, Any]) -> EvalResult:
-        """Inverse of :meth:`to_json`, the summary aside; raises KeyError or TypeError on a malformed record."""
+        """Inverse of :meth:`to_json`, the summary aside; raises KeyError or TypeError on a malformed record.
+
+        Episodes that nobody judged, whose success is null, say nothing of success: a note counts them.
+        """
+        judged = [e for e in d["episodes"] if e["success"] is not None]
+        unknown = len(d["episodes"]) - len(judged)
+        left_out = (f"Nobody judged {unknown} further episodes; they are left out.",) if unknown else ()
         return cls(
             name=str(d["name"]),
             label=str(d.get("label", "")),
             rate_hz=float(d["rate_hz"]),
-            episodes=tuple(EpisodeRecord.from_json(e) for e in d["episodes"]),
+            episodes=tuple(EpisodeRecord.from_json(e) for e in judged),
             stages=tuple(d.get("stages", ())),
             settings=dict(d.get("settings", {})),
             wall_s=float(d.get("wall_s", 0.0)),
             discontinuity=float(d.get("summary", {}).get("boundary_discontinuity") or math.nan),
-            notes=tuple(map(str, d.get("notes", ()))),
+            notes=(*map(str, d.get("notes", ())), *left_out),
         )
 
 

@@ -34,7 +34,7 @@ from vla_stack.verbs.robot_arguments import (
     key_values,
     robot_safety,
 )
-from vla_stack.verbs.run_session import Session, first_seed, log_opener, recording_opener
+from vla_stack.verbs.run_session import Session, first_seed, log_opener, outcome, recording_opener
 from vla_stack.verbs.terminal import Keys, wait_for_scene
 
 HELP = "Run a robot (simulated or real) in real time against a policy server."
@@ -176,15 +176,17 @@ def server_of(args: argparse.Namespace) -> str | OpenpiAddress:
 
 
 def summarise(episodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Success with its interval, and how well time was kept, over all episodes."""
-    n, successes = len(episodes), sum(e["success"] for e in episodes)
+    """Success with its interval, of the episodes that were judged, and how well time was kept, over all of them."""
+    judged = [e["success"] for e in episodes if e["success"] is not None]
+    n, successes = len(judged), sum(judged)
     seconds = [e["duration_s"] for e in episodes if e["success"]]
     swaps = [(int(d), count) for e in episodes for d, count in e["delay_ticks"]["counts"].items()]
     return {
-        "episodes": n,
+        "episodes": len(episodes),
+        "judged": n,
         "successes": successes,
-        "success_rate": successes / n,
-        "interval_95": list(success_interval(successes, n).interval),
+        "success_rate": successes / n if n else None,
+        "interval_95": list(success_interval(successes, n).interval) if n else None,
         "median_seconds_to_success": statistics.median(seconds) if seconds else None,
         "idle_fraction": sum(e["idle_ticks"] for e in episodes) / max(1, sum(e["steps"] for e in episodes)),
         "delay_ticks_mean": sum(d * c for d, c in swaps) / max(1, sum(c for _, c in swaps)),
@@ -220,23 +222,30 @@ def _save(args: argparse.Namespace, node: RobotNode, episodes: list[dict[str, An
 
 def _line(episodes: list[dict[str, Any]], total: int) -> str:
     e, s = episodes[-1], summarise(episodes)
-    low, high = s["interval_95"]
-    outcome = "success" if e["success"] else "failure"
+    rate = ""
+    if s["judged"]:
+        low, high = s["interval_95"]
+        rate = f" | {s['successes']}/{s['judged']} = {s['success_rate']:.0%} ({low:.0%} to {high:.0%})"
     slow = "" if e["real_time_factor"] >= REAL_TIME else f", only {e['real_time_factor']:.2f} of real time"
     return (
-        f"[{len(episodes):>{len(str(total))}}/{total}] {outcome} in {e['duration_s']:4.1f} s, "
-        f"idle {e['idle_ticks'] / max(1, e['steps']):.0%}, delay {e['delay_ticks']['mean']:.1f} steps{slow} | "
-        f"{s['successes']}/{s['episodes']} = {s['success_rate']:.0%} ({low:.0%} to {high:.0%}) | {e['instruction']}"
+        f"[{len(episodes):>{len(str(total))}}/{total}] {outcome(e['success'])} in {e['duration_s']:4.1f} s, "
+        f"idle {e['idle_ticks'] / max(1, e['steps']):.0%}, delay {e['delay_ticks']['mean']:.1f} steps{slow}"
+        f"{rate} | {e['instruction']}"
     )
 
 
 def _closing(out: Path, episodes: list[dict[str, Any]]) -> str:
     s = summarise(episodes)
-    low, high = s["interval_95"]
-    text = (
-        f"{s['successes']} of {s['episodes']} episodes succeeded: {s['success_rate']:.0%} (95 % interval {low:.0%} to "
-        f"{high:.0%}); idle {s['idle_fraction']:.1%}, {s['overruns']} overruns. Records: {out / 'records.json'}"
-    )
+    text, unknown = "", s["episodes"] - s["judged"]
+    if s["judged"]:
+        low, high = s["interval_95"]
+        text = (
+            f"{s['successes']} of {s['judged']} episodes succeeded: {s['success_rate']:.0%} (95 % interval {low:.0%} to "
+            f"{high:.0%}); "
+        )
+    if unknown:
+        text += f"{unknown} episodes not judged; "
+    text += f"idle {s['idle_fraction']:.1%}, {s['overruns']} overruns. Records: {out / 'records.json'}"
     if s["slower_than_real_time"]:
         text += (
             f"\n{s['slower_than_real_time']} episodes ran slower than real time: this computer is too busy for them."

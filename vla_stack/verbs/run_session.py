@@ -22,7 +22,7 @@ from vla_stack.runtime.node import RobotNode
 from vla_stack.runtime.starvation import Starvation
 from vla_stack.schema import ActionChunk, Observation, RobotSpec
 from vla_stack.verbs.robot_arguments import capabilities
-from vla_stack.verbs.terminal import Keys, ask_success
+from vla_stack.verbs.terminal import Keys, ask_success, at_terminal
 
 if TYPE_CHECKING:  # they need further packages
     from vla_stack.console.run_recording import RunRecording
@@ -101,13 +101,13 @@ class Session:
         name = f"{i:03d}.mp4"
         if film is not None and film.write(args.out / name, node.robot.rate_hz):
             record["video"] = name
+        record["success"] = self._judged(record["success"])
         if recording is not None:
-            record["success"] = self._judged(record["success"])
             with ignored_interrupts():  # an episode that is over is saved, whoever loses patience meanwhile
-                record["recorded"] = recording.end(record["success"])
+                record["recorded"] = recording.end(bool(record["success"]))
         if log is not None:
-            outcome = "success" if record["success"] else "failure"  # the server may change policies as one begins
-            log.event(f"episode {i} ended: {outcome}, policy {node.model_version[:12]}")
+            version = node.model_version[:12]  # the server may change policies as one begins
+            log.event(f"episode {i} ended: {outcome(record['success'])}, policy {version}")
         return record
 
     def tell(self, tick: int, state: str, why: str) -> None:
@@ -167,11 +167,20 @@ class Session:
         if self.recording is not None:
             self.recording.event(why)
 
-    def _judged(self, known: bool) -> bool:
-        """Success of an episode: the person's word, the simulation's, or what the person answers now."""
+    def _judged(self, known: bool) -> bool | None:
+        """Success of an episode: the person's word, the simulation's, or what the person answers now; None: unknown."""
         if self._said is not None:
             return self._said
-        return known if capabilities(self._args).simulated else ask_success()
+        if self._args.dry_run:  # nothing has moved that could have succeeded
+            return None
+        if capabilities(self._args).simulated:
+            return known
+        return ask_success() if self.recording is not None or at_terminal() else None
+
+
+def outcome(success: bool | None) -> str:
+    """In a word."""
+    return {True: "success", False: "failure", None: "not judged"}[success]
 
 
 def recording_opener(args: argparse.Namespace) -> Callable[[RobotNode], RunRecording] | None:

@@ -23,7 +23,7 @@ class Keys:
 
     def take(self) -> str:
         """Keys since the last call, Enter left out. At a terminal alone: in a pipe answers wait for their questions."""
-        if (fd := _stdin()) is None or not os.isatty(fd):
+        if not at_terminal():
             return ""
         text = _typed()
         self._enter |= b"\n" in text
@@ -56,6 +56,11 @@ class Keys:
             termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
+def at_terminal() -> bool:
+    """Whether somebody may be there who answers; in a pipe answers wait, for the questions that they were written for."""
+    return (fd := _stdin()) is not None and os.isatty(fd)
+
+
 def wait_for_scene(question: str) -> None:
     """Ask on the terminal and wait for Enter, for robots that cannot reset their scene.
 
@@ -64,7 +69,7 @@ def wait_for_scene(question: str) -> None:
     Raises:
         UserError: Nobody can answer.
     """
-    if (fd := _stdin()) is not None and os.isatty(fd):
+    if at_terminal():
         forget_typed()
     try:
         input(question)
