@@ -11,6 +11,7 @@ from pathlib import Path
 
 from robot_drivers.so101_emulator import FAULTS, ID, Emulator
 from vla_stack.errors import UserError
+from vla_stack.locks import LOCK, locked
 from vla_stack.verbs.arguments import positive, whole
 
 HELP = "Emulate an SO-101 (bus, servos, arm, cameras) that LeRobot's drivers and `vla run` take for a real one."
@@ -48,7 +49,9 @@ def main(args: argparse.Namespace) -> int:
     emulator = Emulator(
         args.folder, args.task, args.leader, not args.uncalibrated, args.fps, args.image_size, args.seed
     )
-    with emulator:
+    args.folder.mkdir(parents=True, exist_ok=True)
+    # Ports are links, which a second emulator would turn towards itself while a driver reads from the first.
+    with locked(args.folder / LOCK, args.folder, "quit that emulator, or give another --folder"), emulator:
         print(emulator.reset(args.seed), flush=True)
         print(next_steps(emulator, not args.uncalibrated), flush=True)
         try:
