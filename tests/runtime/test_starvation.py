@@ -64,6 +64,26 @@ def test_a_stop_and_the_time_between_episodes_are_no_part_of_it():
     assert len(robot.told) == 1
 
 
+def test_the_time_before_the_policy_is_asked_is_no_part_of_it():
+    robot = Robot()
+    for _ in range(5):  # short episodes, before each of which a scene is laid out slowly
+        robot.starvation.begin(robot.counters)
+        for _ in range(4):
+            robot.now += 0.5
+            robot.look()
+        robot.counters.update(requests=1, chunks=1)
+        robot.now += 0.1
+        robot.spend(0.5, "run")
+        robot.starvation.note("stop")
+    assert not robot.told
+    robot.starvation.begin(robot.counters)
+    robot.counters["requests"] += 1
+    for _ in range(6):  # and where it is asked and does not answer, the robot has nothing to do
+        robot.now += 0.5
+        robot.look()
+    assert len(robot.told) == 1
+
+
 def test_a_robot_that_got_going_again_says_nothing():
     robot = Robot()
     robot.spend(WINDOW_S / 2, "hold")

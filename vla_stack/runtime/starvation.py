@@ -1,7 +1,8 @@
 """Says when a robot stands idle because its policy does not keep up: what is wrong, in figures, and what to do.
 
 A robot without an action holds, which looks like a policy that thinks, or like one that has failed. The time of a STOP
-is no part of it: a stop is told as one, and may wait for a person.
+is no part of it: a stop is told as one, and may wait for a person. Nor is the time before the policy is first asked in
+an episode, in which a simulation lays its scene out.
 """
 
 from __future__ import annotations
@@ -42,10 +43,16 @@ class Starvation:
         self._seconds = self._idle = 0.0
         self._asked = self._answered = 0
         self._silent_until = float("-inf")
+        self._before: int | None = None  # requests before an episode that has begun and has asked nothing yet
+
+    def begin(self, counters: Mapping[str, int]) -> None:
+        """An episode begins; ``counters`` as for :meth:`look`."""
+        self.note(State.STOP.value)
+        self._before = _requests(counters)
 
     def note(self, state: str) -> None:
-        """The robot's state is now this; an episode begins with ``hold``."""
-        now = self._clock()
+        """The robot's state is now this."""
+        now, self._before = self._clock(), None
         if self._state != State.STOP.value:
             self._seconds += now - self._at
             self._idle += (now - self._at) * (self._state == State.HOLD.value)
@@ -57,8 +64,10 @@ class Starvation:
         Args:
             counters: Of the node: ``requests``, ``requests unsent`` and ``chunks`` since its start.
         """
-        self.note(self._state)
-        asked, answered = counters["requests"] + counters["requests unsent"], counters["chunks"]
+        asked, answered = _requests(counters), counters["chunks"]
+        if asked == self._before:
+            return None
+        self.note(self._state if self._before is None else State.HOLD.value)
         self._spans.append(_Span(self._seconds, self._idle, asked - self._asked, answered - self._answered))
         self._seconds = self._idle = 0.0
         self._asked, self._answered = asked, answered
@@ -78,3 +87,7 @@ class Starvation:
             return "see what the server says; it is gone, or busy with other robots or other programs"
         faster = "the server needs a faster --device, more cores, a smaller policy or fewer robots"
         return faster if self._mode == "sync" else f"{faster}; --mode sync waits for late answers"
+
+
+def _requests(counters: Mapping[str, int]) -> int:
+    return counters["requests"] + counters["requests unsent"]

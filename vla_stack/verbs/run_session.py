@@ -85,7 +85,7 @@ class Session:
         if log is not None:
             log.begin_episode(f"episode {i}, seed {args.seed + i}")
         self._said = None
-        self._starvation.note(State.HOLD.value)
+        self._starvation.begin(node.counters)
         with self._keys.one_by_one() if recording else contextlib.nullcontext():
             episode: Episode = node.run_episode(
                 args.seed + i,
