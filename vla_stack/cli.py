@@ -12,6 +12,7 @@ import atexit
 import errno
 import gc
 import os
+import select
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -62,6 +63,7 @@ LOADING_VERBS = (
 )  # of policies and run directories
 ENDING_VERBS = ("doctor", "collect", "train", "policy", "eval", "monitor", "export", "report", "demo")  # ask nothing
 ROBOT_VERBS = ("run", "compare", "robot", "teleop", "console")  # take LeRobot's --robot.* flags as well
+READER_LEFT = 128 + 13  # what a shell makes of SIGPIPE
 EXTRAS = {  # package -> the smallest extra of pyproject.toml that brings it
     **dict.fromkeys(("mujoco", "gymnasium", "cv2"), "robot"),
     **dict.fromkeys(("torch", "lerobot", "safetensors", "huggingface_hub", "draccus", "rich", "num2words"), "train"),
@@ -133,9 +135,29 @@ def _parser(verb: str, module: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def _reader_left() -> bool:
+    """Whether nobody reads stdout any more, as after ``| head``; what is still to be written is then dropped."""
+    stdout, poll = sys.stdout.fileno(), select.poll()
+    poll.register(stdout, 0)
+    if not poll.poll(0):  # it was another pipe that broke
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+    return True
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the ``vla`` command; returns the process's exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = _obey(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return READER_LEFT
+
+
+def _obey(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0
@@ -178,6 +200,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"vla {verb}: {e}", file=sys.stderr)
         return 1
     except OSError as e:  # of a file that a person named, or of a full disk
+        if isinstance(e, BrokenPipeError) and _reader_left():
+            return READER_LEFT
         if os.environ.get("VLA_TRACEBACK") or e.errno is None:
             raise
         where = f"{e.filename}: " if e.filename is not None else ""

@@ -95,3 +95,13 @@ def test_on_a_terminal_it_ends_with_what_the_command_said():
     text = said.decode().replace("\r\n", "\n")
     assert re.search(r"vla eval: \d+ s", text) and text.endswith("a notice\ndone\nafter\n")
     assert text.rindex(ERASE) < text.index("a notice")
+
+
+def test_a_reader_that_has_read_enough_is_no_mistake():
+    for argv in (["--list"], ["recipes"]):  # into a pipe that nobody reads, at once and with what is left at the end
+        ours, theirs = os.pipe()
+        os.close(ours)
+        command = [sys.executable, "-m", "vla_stack.cli", *argv]
+        done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True)
+        os.close(theirs)
+        assert (done.returncode, done.stderr) == (141, "")
