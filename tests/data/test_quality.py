@@ -140,7 +140,7 @@ def test_a_policy_s_error_is_a_score(dataset: Dataset) -> None:
 
 
 def test_the_verb_leaves_a_table_figures_a_picture_and_the_selection(
-    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, new = tmp_path / "out", tmp_path / "clean"
     command = ["data", "quality", str(dataset.root), "--save", str(out)]
@@ -151,6 +151,10 @@ def test_the_verb_leaves_a_table_figures_a_picture_and_the_selection(
     assert written["why"][STALL] == "stall" and len(written["scores"]["jerk"]) == EPISODES
     assert ET.fromstring((out / "quality.svg").read_text()).tag.endswith("svg")
     assert open_dataset(new).num_episodes == 9
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "quality", str(dataset.root)]) == 0  # by default each dataset has a folder of its own
+    assert (tmp_path / "outputs/quality" / dataset.root.name / "quality.json").is_file()
+    capsys.readouterr()
     for keep, says in ((["--keep", "3"], "need each other"), (["--keep", "21", "--into", "x"], "--keep 21 of 15")):
         assert main([*command, *keep]) == 1
         assert says in capsys.readouterr().err

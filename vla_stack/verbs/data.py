@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", help="relabel: first and one past the last, e.g. 10:25")
     parser.add_argument("--segment", choices=[s.name.lower() for s in Segment], help="relabel: what they are")
     parser.add_argument("--into", type=Path, help="merge, quality, compact: the new dataset")
-    parser.add_argument("--save", type=Path, help="view: .rrd file to write; quality: folder (outputs/quality)")
+    parser.add_argument("--save", type=Path, help="view: .rrd file to write; quality: folder (outputs/quality/DATASET)")
     data_quality.add_quality_arguments(parser)
     data_import.add_import_arguments(parser)
 

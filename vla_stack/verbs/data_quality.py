@@ -35,7 +35,7 @@ def judge(args: argparse.Namespace) -> int:
     """Scores as a table, as ``quality.json`` and as a picture; the selection where one is asked for."""
     from vla_stack.evaluation.plots import quality_plot
 
-    root, folder = args.root[0], args.save or Path("outputs/quality")
+    root, folder = args.root[0], args.save or Path("outputs/quality", args.root[0].resolve().name)
     if (args.keep is None) != (args.into is None):
         raise UserError("--keep and --into need each other", "for example --keep 0.9 --into datasets/clean")
     dataset = open_dataset(root)
