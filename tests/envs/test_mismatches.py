@@ -1,5 +1,6 @@
 """What does not fit is said in one line, at the door where it shows: environment, robot or dataset against a policy."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +77,15 @@ def test_a_recording_and_a_dataset(robot, message):
     with pytest.raises(UserError) as e:
         check_same(Path("data/pick"), TRAINED, robot, {}, {})
     assert message in str(e.value) and "data/pick" in str(e.value) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("field", ["action", "state"])
+def test_who_searches_the_page_for_the_message_finds_it(field):
+    with pytest.raises(UserError) as e:
+        check_fit(of(**{field: (X, Y)}), TRAINED, "sim/test-v0")
+    said = re.sub(r"\[.*?\]", "[...]", e.value.message).removeprefix("sim/test-v0 ")
+    page = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+    assert any(said in line for line in page.read_text().splitlines() if line.startswith("## "))
 
 
 def test_what_fits_is_not_refused():
