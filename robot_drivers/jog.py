@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vla_stack.errors import UserError
 from vla_stack.runtime.clock import Clock, RealClock
@@ -58,7 +59,7 @@ class _ThereAndBack:
     def __init__(self, envelope: SafetyEnvelope, dimension: int, by: float, ticks: int) -> None:
         self._envelope, self._dimension, self._by, self._ticks = envelope, dimension, by, ticks
         self._dims = len(envelope.robot.action)
-        self._start = np.zeros(self._dims, np.float32)
+        self._start: NDArray[np.float32] = np.zeros(self._dims, np.float32)
         self._replies: list[ActionChunk | str] = []
         self.measured: list[float] = []  # of the dimension, with each request
         self.stopped = ""

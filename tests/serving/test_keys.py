@@ -176,7 +176,9 @@ def test_a_mistyped_key_takes_no_good_one_away(tmp_path):
 
 def test_the_remedy_of_a_refused_key_can_be_pasted_into_a_shell():
     key = "a&b>c<d!e(f)$g" + "x" * 26
-    refused = SimpleNamespace(public=key, trouble="does not allow this computer's key", refused=True, endpoint="tcp://x")
+    refused = SimpleNamespace(
+        public=key, trouble="does not allow this computer's key", refused=True, endpoint="tcp://x"
+    )
     words = list(shlex.shlex(no_server(refused, "policy server", "").remedy, posix=True, punctuation_chars=True))
     assert words[words.index("allow") + 1] == key
 

@@ -65,7 +65,9 @@ class Comparison:
         return len(self.names) * (len(self.names) - 1) // 2
 
     def verdicts(self, tests: dict[Pair, PairedTest]) -> dict[Pair, Verdict]:
-        """What each pair comes to, all of them together wrong with probability ``alpha`` at most (Holm)."""
+        """What each pair comes to. A wrong policy is called better in any of them with probability ``alpha`` at most
+        (Holm), and different ones the same likewise; of two policies only one of these can be wrong.
+        """
         better = holm([t.p for t in tests.values()])
         same = holm([t.same_p for t in tests.values()])
         said: dict[Pair, Verdict] = {}

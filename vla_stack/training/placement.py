@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import timedelta
 from typing import Any, Literal
 
 import psutil
@@ -103,7 +104,9 @@ class Distributed:
                 raise UserError(f"process {local} has no GPU, there are {torch.cuda.device_count()}", "start fewer")
             self.device = torch.device("cuda", local)
             torch.cuda.set_device(self.device)
-        distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+        # The main process evaluates alone, for as long as that takes; by default the others would be ended meanwhile.
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, timeout=timedelta(days=7))
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self.is_main = self.rank == 0
 
