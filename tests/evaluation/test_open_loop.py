@@ -10,7 +10,7 @@ import pytest
 
 from vla_stack.cli import main
 from vla_stack.data.chunks import chunk_columns
-from vla_stack.data.dataset import CHUNK, CHUNK_STEPS, open_dataset
+from vla_stack.data.dataset import CHUNK, CHUNK_GIVEN, CHUNK_STEPS, open_dataset
 from vla_stack.data.recorder import EpisodeRecorder
 from vla_stack.errors import UserError
 from vla_stack.evaluation.open_loop import LABELS, RECORDED, noise_seed, open_loop, spread
@@ -22,9 +22,9 @@ HORIZON = 8
 LENGTHS = (10, 6, 20)
 
 
-def recorded(root, robot=eval_fakes.ROBOT, lengths=LENGTHS, labels=False):
+def recorded(root, robot=eval_fakes.ROBOT, lengths=LENGTHS, labels=False, given=0):
     """Episodes whose x goes up by 1 a step from 100 times the episode's number; the command is the next state."""
-    extra = chunk_columns(HORIZON, 2) if labels else {}
+    extra = chunk_columns(HORIZON, 2, late=given > 0) if labels else {}
     with EpisodeRecorder(root, robot, image_mode="image", extra=extra) as recorder:
         for e, length in enumerate(lengths):
             for k in range(length):
@@ -32,6 +32,7 @@ def recorded(root, robot=eval_fakes.ROBOT, lengths=LENGTHS, labels=False):
                 images = {c.name: np.zeros((c.height, c.width, 3), np.uint8) for c in robot.cameras}
                 chunk = np.stack([state + [2 * (i + 1), 0] for i in range(HORIZON)]).astype(np.float32)
                 more = {CHUNK: chunk.ravel(), CHUNK_STEPS: 3 if k else 0} if labels else {}
+                more |= {CHUNK_GIVEN: given if k else 0} if given else {}
                 task = ("go left", "go right")[e % 2]
                 recorder.add_frame(
                     Observation(state, images, task, k, k * 10**8), (state + [1, 0]).astype(np.float32), **more
@@ -94,6 +95,12 @@ def test_chunk_labels_are_a_target_of_their_own(tmp_path):
     error = found[LABELS].error[..., 0]
     assert not error[labelled, :3].any() and np.isnan(error[labelled, 3:]).all()
     assert np.array_equal(error[~labelled], found[RECORDED].error[~labelled, :, 0], equal_nan=True)
+
+
+def test_what_was_executed_meanwhile_is_no_label(tmp_path):
+    dataset = recorded(tmp_path / "data", labels=True, given=1)
+    error = open_loop(Off(1.0), dataset, every=1)[LABELS].error[dataset.columns[CHUNK_STEPS] > 0, :, 0]
+    assert np.isnan(error[:, 0]).all() and not error[:, 1:3].any() and np.isnan(error[:, 3:]).all()
 
 
 def test_noise_is_of_the_place_and_not_of_the_batch(tmp_path, monkeypatch):

@@ -157,8 +157,10 @@ def open_loop(
     out = {}
     for target, source in targets(dataset).items():
         labels = ActionChunks(source, chunks.shape[1])
-        beyond = (np.arange(chunks.shape[1]) >= labels.steps[frames, None])[..., None]
-        wanted = np.where(beyond, np.nan, labels.take(frames).astype(np.float64))
+        steps = np.arange(chunks.shape[1])
+        # Past the chunk's end, or what was executed meanwhile: the policy's own, and no label.
+        unknown = ((steps >= labels.steps[frames, None]) | (steps < labels.given[frames, None]))[..., None]
+        wanted = np.where(unknown, np.nan, labels.take(frames).astype(np.float64))
         moved = np.nanmean(np.abs(wanted - still[:, None]), axis=(0, 1))
         if not moved.any():
             raise UserError(f"{dataset.root}: nothing moves in these episodes", "record some motion first")
