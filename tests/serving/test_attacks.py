@@ -318,9 +318,10 @@ def test_unreachable_refused_and_encrypted_are_three_messages(tmp_path, servers,
     mine.trust(server.endpoint, server_key)
     plain = servers.start(TickPolicy())
     mine.trust(plain.endpoint, server_key)
+    pasted = shlex.quote(key)
     for endpoint, keys, what in (
         (nobody, None, "nobody listens there -- start one with: vla serve"),
-        (server.endpoint, mine, f"allow this computer's key -- there: vla keys allow {shlex.quote(key)} --name"),
+        (server.endpoint, mine, f"does not allow this computer's key -- there: vla keys allow {pasted} --name"),
         (server.endpoint, None, "the other end speaks with keys ... this one without keys -- there: vla keys show"),
         (plain.endpoint, mine, "the other end speaks without keys, this one with keys"),
     ):

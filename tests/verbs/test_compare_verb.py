@@ -46,6 +46,19 @@ def test_comparisons_of_others_have_files_of_their_own(policies, monkeypatch):
     assert sorted(made) == ["eval_fakes_Line-v0-good-idle", "eval_fakes_Line-v0-idle-good"]
 
 
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (["--task", "place"], "--task does nothing beside --env -- the simulated task is --env sim/place-v0"),
+        (["--hold-s", "3"], "--hold-s does nothing beside --env -- add --robot"),
+        (["--robot", "sim", "--num-envs", "2"], "--num-envs does nothing beside --robot"),
+    ],
+)
+def test_options_of_another_place_are_refused(capsys, given, message):
+    assert main(["compare", "shipped", "native_multitask", *given]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_on_a_robot_the_policy_is_hidden_and_a_person_scores(monkeypatch, tmp_path, capsys):
     drove: list[str] = []
     asked: list[str] = []

@@ -29,6 +29,8 @@ EXAMPLES = (
     "vla compare tcp://gpu:5555 tcp://gpu:5556 --robot.type=so101_follower --robot.port=/dev/ttyACM0 \\\n"
     "      --task 'pick the cube' --seconds 30 --budget 30          # blind: order drawn, policy hidden, you score",
 )
+ROBOTS = ("robot_arg", "task", "limits", "seconds", "hold_s", "interpolate")  # options that nothing simulated takes
+SIMULATED = ("env", "num_envs", "workers", "device")  # and those that a robot does not
 BLOCK = 10  # simulated starts between looks; fewer leave environments idle
 
 
@@ -57,6 +59,7 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(f"one policy alone ({args.policies[0]}) is compared with nothing", "name another one")
     if twice := [p for p in args.policies if args.policies.count(p) > 1]:
         raise UserError(f"{twice[0]} is named twice", "name different policies")
+    check_place(args)
     comparison = Comparison(tuple(args.policies), args.margin, args.alpha)
     path = (args.out or Path("outputs/compare", name_of(args))) / "comparison.json"
     try:
@@ -68,6 +71,19 @@ def main(args: argparse.Namespace) -> int:
     if comparison.playing():
         print(f"The budget is used up; the same command with --budget {2 * args.budget} goes on.")
     return 0
+
+
+def check_place(args: argparse.Namespace) -> None:
+    """Refuse options of a robot in simulation, and the other way round: it would be ignored unnoticed."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for name in SIMULATED if args.robot else ROBOTS:
+        if getattr(args, name) == parser.get_default(name):
+            continue
+        where, remedy = ("--robot", "leave one of them out") if args.robot else ("--env", "add --robot")
+        if name == "task" and not args.robot:
+            remedy = f"the simulated task is --env sim/{args.task}-v0; a robot needs --robot"
+        raise UserError(f"--{name.replace('_', '-')} does nothing beside {where}", remedy)
 
 
 def name_of(args: argparse.Namespace) -> str:

@@ -239,8 +239,10 @@ def _closing(out: Path, episodes: list[dict[str, Any]]) -> str:
     text, unknown = "", s["episodes"] - s["judged"]
     if s["judged"]:
         low, high = s["interval_95"]
-        text = f"{s['successes']} of {s['judged']} episodes succeeded: {s['success_rate']:.0%}"
-        text += f" (95 % interval {low:.0%} to {high:.0%}); "
+        text = (
+            f"{s['successes']} of {s['judged']} episodes succeeded: {s['success_rate']:.0%} "
+            f"(95 % interval {low:.0%} to {high:.0%}); "
+        )
     if unknown:
         text += f"{unknown} episodes not judged; "
     text += f"idle {s['idle_fraction']:.1%}, {s['overruns']} overruns. Records: {out / 'records.json'}"

@@ -57,7 +57,7 @@ class Keys:
 
 
 def at_terminal() -> bool:
-    """Whether somebody may be there who answers; answers in a pipe are for the questions they were written for."""
+    """Whether somebody may be there who answers; in a pipe answers wait for their questions."""
     return (fd := _stdin()) is not None and os.isatty(fd)
 
 
