@@ -16,12 +16,16 @@ from training_fakes import record, tiny_config
 
 from vla_stack.cli import main
 from vla_stack.data.dataset import open_dataset
+from vla_stack.data.recorder import EpisodeRecorder
+from vla_stack.errors import UserError
 from vla_stack.methods.imitation.loss import loss
+from vla_stack.schema import Dim, Observation, RobotSpec
 from vla_stack.training.build import build
 from vla_stack.training.loop import Trainer
 from vla_stack.training.placement import Local
-from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe
-from vla_stack.training.validation import held_out_by, split, without_dropout
+from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe, SourceRecipe
+from vla_stack.training.sources import open_sources
+from vla_stack.training.validation import hold_out, held_out_by, split, without_dropout
 
 FIELDS = ("width", "expert_width", "depth", "heads", "head_dim", "vision_channels", "chunk_size", "n_action_steps")
 
@@ -155,3 +159,67 @@ def test_a_check_drops_nothing_and_leaves_the_policy_as_it_was() -> None:
     with without_dropout(net):
         assert net.training and [m.training for m in net] == [True, False, False, False]
     assert [m.training for m in net] == [True, True, True, False]
+
+
+def won(root: Path, episodes: int, won: set[int]) -> Path:
+    """A dataset some of whose episodes succeeded; the success lies in the last frame alone, as the recorder has it."""
+    dims = (Dim("x", "m"),)
+    spec = RobotSpec("test/arm", dims, dims, (), rate_hz=10)
+    with EpisodeRecorder(root, spec) as recorder:
+        for episode in range(episodes):
+            for step in range(5):
+                state = np.array([step], np.float32)
+                recorder.add_frame(Observation(state, {}, "push", step, step * 10**8), state)
+            recorder.save_episode(success=episode in won)
+    return root
+
+
+def parts_of(share: float, *recipes: SourceRecipe, **data: Any) -> tuple[list[set[int]], list[set[int]]]:
+    """Episodes of each source that are trained on, and that are held out."""
+    sources = open_sources(DataRecipe(sources=recipes, **data), tiny_config())
+    train, held_out = hold_out(sources, share)
+    return [set(s.recipe.episodes or ()) for s in train], [set(s.recipe.episodes or ()) for s in held_out]
+
+
+def test_what_is_held_out_has_frames_to_train_on(tmp_path: Path) -> None:
+    root = str(won(tmp_path / "some", 12, {0, 4, 9}))
+    for interventions, usable in (("succeeded", {0, 4, 9}), ("rac", set(range(12)))):
+        (train,), (held_out,) = parts_of(0.34, SourceRecipe(root), interventions=interventions)
+        assert held_out < usable and held_out | train == set(range(12)) and not held_out & train, interventions
+    for number, (few, what) in enumerate((({3}, "one"), (set(), "no"))):
+        one = SourceRecipe(str(won(tmp_path / f"few{number}", 4, few)))
+        with pytest.raises(UserError, match=rf"{what} episode to train on, and 'data.validation' is set"):
+            parts_of(0.3, one, interventions="succeeded")
+
+
+def test_two_sources_of_one_dataset_hold_out_the_same(tmp_path: Path, ten: Path) -> None:
+    """However the folder is written: what one of them holds out the other one is not trained on."""
+    link = tmp_path / "again"
+    link.symlink_to(ten)
+    first, both = SourceRecipe(str(ten), episodes=tuple(range(6))), SourceRecipe(str(link))
+    train, held_out = parts_of(0.3, first, both)
+    assert not set.union(*train) & set.union(*held_out)
+    assert held_out == [held_out[1] & set(range(6)), set(split(range(10), 0.3)[1])]
+
+    rest = min(held_out[1])
+    with pytest.raises(UserError, match=r"all of its episodes to train on held out, and 'data.validation' is set"):
+        parts_of(0.3, SourceRecipe(str(ten), episodes=(rest,)), both)
+    trained = SourceRecipe(str(ten), episodes=tuple(sorted(train[1])[:2]))
+    assert parts_of(0.3, trained, both) == ([set(sorted(train[1])[:2]), train[1]], [held_out[1]])
+
+
+def test_what_a_run_held_out_of_a_dataset_is_of_all_its_sources(tmp_path: Path, ten: Path) -> None:
+    noted = [{"root": str(ten), "held_out": [7, 2]}, {"root": str(tmp_path), "held_out": [1]}]
+    (tmp_path / "held_out.json").write_text(json.dumps([*noted, {"root": str(ten), "held_out": [4]}]))
+    assert held_out_by(tmp_path, open_dataset(ten)) == (2, 4, 7)
+
+
+def test_a_run_that_held_out_otherwise_goes_on_so(tmp_path: Path) -> None:
+    """As runs did that began when failed episodes were held out, too."""
+    root = won(tmp_path / "some", 12, {0, 4, 9})
+    sources = open_sources(DataRecipe((str(root),), interventions="succeeded"), tiny_config())
+    before = split(range(12), 0.34)[1]
+    assert hold_out(sources, 0.34)[1][0].recipe.episodes != before
+    (tmp_path / "held_out.json").write_text(json.dumps([{"root": str(root), "held_out": before}]))
+    assert hold_out(sources, 0.34, tmp_path)[1][0].recipe.episodes == before
+    assert hold_out(sources, 0.2, tmp_path) == hold_out(sources, 0.2)

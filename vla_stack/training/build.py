@@ -129,7 +129,7 @@ def build(
         fits(config, recipe.policy)
     sources, held_out = open_sources(recipe.data, config), None
     if recipe.data.validation:
-        sources, held_out = hold_out(sources, recipe.data.validation)
+        sources, held_out = hold_out(sources, recipe.data.validation, checkpoint and checkpoint.parents[1])
     if checkpoint is None:
         options = recipe.policy.options.get("base") or recipe.policy.options
         known = bool(recipe.policy.weights) or "use_relative_actions" in options

@@ -45,33 +45,84 @@ def split(episodes: Sequence[int], share: float) -> tuple[tuple[int, ...], tuple
     return tuple(sorted(order[count:])), tuple(sorted(order[:count]))
 
 
-def hold_out(sources: Sequence[Source], share: float) -> tuple[list[Source], list[Source]]:
+def hold_out(sources: Sequence[Source], share: float, run_dir: Path | None = None) -> tuple[list[Source], list[Source]]:
     """The same datasets twice: with the episodes that are trained on, and with those that are held out.
+
+    Only episodes that have a frame to train on are held out: a loss on others says nothing. A dataset that several
+    sources name is split once, so that none of them trains on what another one holds out; one of whose episodes none
+    are held out is not among the latter.
+
+    Args:
+        sources: The datasets.
+        share: Of their episodes to hold out, in (0, 1).
+        run_dir: Of a run that is resumed.
 
     Raises:
         UserError: A dataset has too few episodes.
     """
-    parts: tuple[list[Source], list[Source]] = ([], [])
-    for source in sources:
-        chosen = source.recipe.episodes
-        episodes = range(source.dataset.num_episodes) if chosen is None else chosen
+    roots = [source.dataset.root.resolve() for source in sources]
+    usable = [_usable(source) for source in sources]
+    held: dict[Path, set[int]] = {}
+    for root in dict.fromkeys(roots):
+        mine = [n for n, other in enumerate(roots) if other == root]
+        episodes = sorted(set().union(*(usable[n] for n in mine)))
         if len(episodes) < 2:
-            message = f"{source.key}: {source.dataset.root} has one episode to train on, and 'data.validation' is set"
-            raise UserError(message, "record more, or set data.validation=0")
-        for part, some in zip(parts, split(episodes, share), strict=True):
-            part.append(replace(source, recipe=replace(source.recipe, episodes=some)))
+            raise _too_few(sources[mine[0]], f"has {'one' if episodes else 'no'} episode to train on")
+        held[root] = set(split(episodes, share)[1])
+    held_out = [sorted(held[root] & episodes) for root, episodes in zip(roots, usable, strict=True)]
+    if run_dir is not None and _noted(run_dir) == (before := [_by_itself(source, share) for source in sources]):
+        held_out = before
+    parts: tuple[list[Source], list[Source]] = ([], [])
+    for source, some, episodes in zip(sources, held_out, usable, strict=True):
+        if not episodes.difference(some):
+            raise _too_few(source, "has all of its episodes to train on held out")
+        rest = [episode for episode in sorted(_chosen(source)) if episode not in some]
+        parts[0].append(replace(source, recipe=replace(source.recipe, episodes=tuple(rest))))
+        if some:
+            parts[1].append(replace(source, recipe=replace(source.recipe, episodes=tuple(some))))
     return parts
+
+
+def _too_few(source: Source, what: str) -> UserError:
+    message = f"{source.key}: {source.dataset.root} {what}, and 'data.validation' is set"
+    return UserError(message, "record more, or set data.validation=0")
+
+
+def _chosen(source: Source) -> set[int]:
+    """Episodes that the recipe names."""
+    chosen = source.recipe.episodes
+    return set(range(source.dataset.num_episodes) if chosen is None else chosen)
+
+
+def _usable(source: Source) -> set[int]:
+    """Those of them that have a frame to train on."""
+    if source.counted is None:
+        return _chosen(source)
+    return set(np.unique(source.dataset.columns["episode_index"][source.counted]).tolist())
+
+
+def _by_itself(source: Source, share: float) -> list[int]:
+    """What runs held out before episodes without a frame to train on and shared datasets were told apart; those are
+    resumed as they began."""
+    chosen = sorted(_chosen(source))
+    return list(split(chosen, share)[1]) if len(chosen) > 1 else []
+
+
+def _noted(run_dir: Path) -> list[list[int]]:
+    """Of each dataset what a run noted as held out; none where it noted nothing."""
+    file = run_dir / HELD_OUT
+    return [source["held_out"] for source in read_json(file)] if file.is_file() else []
 
 
 def held_out_by(run_dir: Path, dataset: Dataset) -> tuple[int, ...] | None:
     """Episodes of a dataset that a run noted as held out, whatever the dataset has got since; None where it noted none
     of this dataset, or is no run.
     """
+    found: set[int] = set()
     for source in read_json(run_dir / HELD_OUT) if (run_dir / HELD_OUT).is_file() else []:
-        here = Path(source["root"]).resolve() == dataset.root.resolve()
-        if here and max(source["held_out"]) < dataset.num_episodes:
-            return tuple(source["held_out"])
-    return None
+        if Path(source["root"]).resolve() == dataset.root.resolve():
+            found.update(source["held_out"])
+    return tuple(sorted(found)) if found and max(found) < dataset.num_episodes else None
 
 
 def check_held_out(run_dir: Path, held_out: HeldOut | None) -> None:
