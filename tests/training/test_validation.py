@@ -25,7 +25,7 @@ from vla_stack.training.loop import Trainer
 from vla_stack.training.placement import Local
 from vla_stack.training.recipe import DataRecipe, PolicyRecipe, Recipe, SourceRecipe
 from vla_stack.training.sources import open_sources
-from vla_stack.training.validation import hold_out, held_out_by, split, without_dropout
+from vla_stack.training.validation import HeldOut, held_out_by, hold_out, split, without_dropout
 
 FIELDS = ("width", "expert_width", "depth", "heads", "head_dim", "vision_channels", "chunk_size", "n_action_steps")
 
@@ -85,6 +85,16 @@ def test_the_loss_lies_in_the_metrics_and_two_checks_differ_by_the_weights(
     raw = made.validate
     with made.ema.applied():  # what it measures is the average, which now stands where the raw weights do
         assert raw(made.parts.held_out)["loss"] != logged[12]
+
+
+def test_a_check_draws_all_frames_alike(tmp_path: Path, recipe: Recipe, ten: Path) -> None:
+    """Whatever training draws by: values of frames, of which there are none here, are not even read."""
+    plain = of(recipe, ten)
+    sources, held_out = hold_out(open_sources(plain.data, tiny_config()), 0.3)
+    worth = replace(plain, data=replace(plain.data, progress=str(tmp_path / "values"), opening_weight=5.0))
+    checks = [HeldOut(one, held_out, tiny_config(), loss) for one in (plain, worth)]
+    for a, b in zip(*checks, strict=True):
+        assert np.array_equal(a["action"], b["action"])
 
 
 def test_resume_keeps_the_split_and_the_run(tmp_path: Path, ten: Path) -> None:

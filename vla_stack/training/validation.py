@@ -164,7 +164,7 @@ class HeldOut:
     """
 
     def __init__(self, recipe: Recipe, sources: Sequence[Source], config: PreTrainedConfig, loss: Loss) -> None:
-        plain = replace(recipe, data=replace(recipe.data, weights="uniform", opening_weight=1.0))
+        plain = replace(recipe, data=replace(recipe.data, weights="uniform", opening_weight=1.0, progress=""))
         self.loss = loss
         self.episodes = [{"root": s.recipe.root, "held_out": list(s.recipe.episodes or ())} for s in sources]
         self._loader = make_loader(plain, sources, config, rank=0)
