@@ -73,8 +73,8 @@ def hold_out(sources: Sequence[Source], share: float, run_dir: Path | None = Non
     if run_dir is not None and _noted(run_dir) == (before := [_by_itself(source, share) for source in sources]):
         held_out = before
     parts: tuple[list[Source], list[Source]] = ([], [])
-    for source, some, episodes in zip(sources, held_out, usable, strict=True):
-        if not episodes.difference(some):
+    for source, some, own in zip(sources, held_out, usable, strict=True):
+        if not own.difference(some):
             raise _too_few(source, "has all of its episodes to train on held out")
         rest = [episode for episode in sorted(_chosen(source)) if episode not in some]
         parts[0].append(replace(source, recipe=replace(source.recipe, episodes=tuple(rest))))
