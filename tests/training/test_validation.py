@@ -233,3 +233,15 @@ def test_a_run_that_held_out_otherwise_goes_on_so(tmp_path: Path) -> None:
     (tmp_path / "held_out.json").write_text(json.dumps([{"root": str(root), "held_out": before}]))
     assert hold_out(sources, 0.34, tmp_path)[1][0].recipe.episodes == before
     assert hold_out(sources, 0.2, tmp_path) == hold_out(sources, 0.2)
+
+
+def test_a_check_drops_no_channels_and_no_attention_either() -> None:
+    """As convolutions and LeRobot's ACT do; what was switched off below such a module stays so."""
+    x = torch.ones(2, 3, 4)
+    attention = nn.MultiheadAttention(4, 1, dropout=0.5)
+    attention.out_proj.eval()
+    net = nn.ModuleList([nn.Dropout1d(0.5), nn.AlphaDropout(0.5), attention])
+    with without_dropout(net):
+        assert all(torch.equal(layer(x), x) for layer in net[:2])
+        assert torch.equal(attention(x, x, x)[0], attention(x, x, x)[0])
+    assert all(m.training for m in net) and not attention.out_proj.training

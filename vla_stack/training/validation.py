@@ -183,11 +183,12 @@ class HeldOut:
 def without_dropout(policy: nn.Module) -> Iterator[None]:
     """Within the context nothing is dropped and no statistics are gathered; the policy stays in training mode, without
     which some of LeRobot's policies have no loss."""
-    found = [m for m in policy.modules() if isinstance(m, nn.Dropout | nn.modules.batchnorm._BatchNorm) and m.training]
+    drops = nn.modules.dropout._DropoutNd | nn.MultiheadAttention  # the latter drops attention by itself
+    found = [m for m in policy.modules() if isinstance(m, drops | nn.modules.batchnorm._BatchNorm) and m.training]
     for module in found:
-        module.eval()
+        module.training = False
     try:
         yield
     finally:
         for module in found:
-            module.train()
+            module.training = True
