@@ -140,6 +140,37 @@ def test_errors_are_a_share_and_of_our_tasks(what: tuple, tmp_path: Path, capsys
     assert "give --task and at most 1" in capsys.readouterr().err
 
 
+ALOHA = "aloha/transfer_cube"
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (CollectConfig("pick", branch=-1), "--branch -1 is negative"),
+        (CollectConfig(ALOHA, errors=0.2), "--errors 0.2 is no share, or not of our tasks"),
+        (CollectConfig("pick", errors=2.0), "--errors 2 is no share"),
+        (CollectConfig(ALOHA, mixed=True), "--mixed is for our tasks"),
+        (CollectConfig("pick", noise=0.3, mixed=True), "brings its own noise"),
+        (CollectConfig("pick", moments=3), "--moments needs the chunk labels of our tasks"),
+        (CollectConfig(ALOHA, policy="shipped"), "--policy acts by itself, in our tasks"),
+        (CollectConfig("pick", policy="shipped", branch=0), "the expert's chunks are its labels"),
+        (CollectConfig("pick", delay=1), "--delay 1 is of a policy's chunks"),
+        (CollectConfig("pick", privileged=True, options={"cameras": ("top",)}), "--privileged records no cameras"),
+    ],
+)
+def test_a_program_is_refused_what_the_command_is(config: CollectConfig, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        collect(config, tmp_path / "d", 1, workers=0)
+    assert not (tmp_path / "d").exists()
+
+
+def test_all_tasks_of_a_command_are_checked_before_the_first_is_collected(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["collect", "--task", "pick", ALOHA, "--errors", "0.5", "--root", str(tmp_path / "d")]) == 1
+    assert "not of our tasks" in capsys.readouterr().err and not (tmp_path / "d").exists()
+
+
 def test_attempt_seeds_differ_between_tasks_seeds_and_attempts() -> None:
     seeds = [CollectConfig(t, s).env_seed(i) for t in ("pick", "place") for s in (0, 1) for i in range(500)]
     assert len(set(seeds)) == len(seeds)

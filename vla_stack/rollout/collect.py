@@ -90,6 +90,29 @@ class CollectConfig:
     policy: str = ""
     delay: int = 0
 
+    def check(self) -> None:
+        """Raise a :class:`UserError` for what does not go together, in the words of ``vla collect``."""
+        from sim import external
+
+        foreign, perturbed = external.is_external(self.task), self.noise or self.errors
+        if self.branch < 0:
+            raise UserError(f"--branch {self.branch} is negative", "0 records no chunk labels")
+        if self.errors and (foreign or self.errors > 1):
+            raise UserError(f"--errors {self.errors:g} is no share, or not of our tasks", "give --task and at most 1")
+        if self.mixed and (foreign or perturbed):
+            message = "--mixed is for our tasks (--task), and brings its own noise"
+            raise UserError(message, "leave out --env and --noise")
+        if self.moments and (foreign or self.mixed or not perturbed):
+            message = "--moments needs the chunk labels of our tasks"
+            raise UserError(message, "give --task and --noise, leave out --mixed")
+        if self.policy and (foreign or self.mixed or perturbed or not self.branch):
+            message = "--policy acts by itself, in our tasks, and the expert's chunks are its labels"
+            raise UserError(message, "give --task, and leave out --noise, --errors, --mixed and --branch 0")
+        if self.delay and not self.policy:
+            raise UserError(f"--delay {self.delay} is of a policy's chunks", "give --policy")
+        if self.privileged and self.options.get("cameras"):
+            raise UserError("--privileged records no cameras", "leave out --cameras")
+
     def env_seed(self, attempt: int) -> int:
         """Environment seed of an attempt; hashed, so that neighbouring seeds and tasks share no episodes."""
         entropy = (self.seed, zlib.crc32(self.task.encode()), attempt)
@@ -167,9 +190,10 @@ def collect(
         Attempts and successes of this call.
 
     Raises:
-        UserError: The task is unknown, the dataset was collected otherwise, the policy cannot act in it, or the expert
-            keeps failing.
+        UserError: The task is unknown, what is to be collected does not go together, the dataset was collected
+            otherwise, the policy cannot act in it, or the expert keeps failing.
     """
+    config.check()
     root, policy = Path(root), None
     if config.policy:
         from vla_stack.policies.chunk_policy import load_policy  # torch, which no expert needs

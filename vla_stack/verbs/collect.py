@@ -97,22 +97,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.episodes < 1 or args.workers < 1:
         raise UserError("--episodes and --workers must be at least 1")
-    if args.branch < 0:
-        raise UserError(f"--branch {args.branch} is negative", "0 records no chunk labels")
-    if args.errors and (args.env or args.errors > 1):
-        raise UserError(f"--errors {args.errors:g} is no share, or not of our tasks", "give --task and at most 1")
-    perturbed = args.noise or args.errors
-    if args.mixed and (args.env or perturbed):
-        raise UserError("--mixed is for our tasks (--task), and brings its own noise", "leave out --env and --noise")
-    if args.moments and (args.env or args.mixed or not perturbed):
-        raise UserError("--moments needs the chunk labels of our tasks", "give --task and --noise, leave out --mixed")
-    if args.policy and (args.env or args.mixed or perturbed or not args.branch):
-        message = "--policy acts by itself, in our tasks, and the expert's chunks are its labels"
-        raise UserError(message, "give --task, and leave out --noise, --errors, --mixed and --branch 0")
-    if args.delay and not args.policy:
-        raise UserError(f"--delay {args.delay} is of a policy's chunks", "give --policy")
-    if args.privileged and args.cameras:
-        raise UserError("--privileged records no cameras", "leave out --cameras")
     if args.task and (args.control_mode or args.visuals):
         raise UserError("--control-mode and --visuals are for benchmarks (--env); our experts act in ee_abs")
     given = {name: getattr(args, name) for name in ("control_hz", "control_mode", "visuals")}
@@ -127,9 +111,12 @@ def main(args: argparse.Namespace) -> int:
         args.keep_failures,
         args.privileged,
     )
-    for task in args.task or args.env:
-        acting = args.policy or "", args.delay
-        config = CollectConfig(task, *shared, args.mixed, args.moments, options, args.errors, *acting)
+    acting = args.policy or "", args.delay
+    tasks = args.task or args.env
+    configs = [CollectConfig(task, *shared, args.mixed, args.moments, options, args.errors, *acting) for task in tasks]
+    for config in configs:
+        config.check()  # all of them before the first one begins
+    for config in configs:
         try:
             collect(config, args.root, args.episodes, args.workers, args.image_mode, args.rollouts)
         except KeyboardInterrupt:
