@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from training_fakes import SIDE, record
 
-from vla_stack.data.loader import ChunkLoader
+from vla_stack.data.loader import ChunkLoader, reseeded
 from vla_stack.errors import UserError
 from vla_stack.policies.embodiment import OBS_EMBODIMENT
 from vla_stack.training.mixture import SOURCE, SOURCES, Layout, Mixture, Part, common_columns
@@ -24,8 +25,8 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [record(base / "a", episodes=2), record(base / "b", episodes=6, seed=1, task="push it")]
 
 
-def mixture(roots: list[Path], weights: tuple[float, ...] = (24, 72), **options: Any) -> Mixture:
-    loaders = [ChunkLoader(root, horizon=4, batch_size=8, seed=3, progress=False) for root in roots]
+def mixture(roots: list[Path], weights: tuple[float, ...] = (24, 72), seed: int = 3, **options: Any) -> Mixture:
+    loaders = [ChunkLoader(root, horizon=4, batch_size=8, seed=seed, progress=False) for root in roots]
     columns = common_columns([loader.dataset for loader in loaders])
     layout = {"slots": {"front": (SIDE, SIDE)}, "state_dim": 4, "action_dim": 3, "columns": columns} | options
     front = {"front": "observation.images.front"}
@@ -83,6 +84,25 @@ def test_a_restored_mixture_continues_with_the_same_rows(roots: list[Path]) -> N
         resumed.load_state_dict(state)
         assert all(equal(a, b) for a, b in zip(islice(whole, 9), islice(resumed, 9), strict=True))
         assert resumed.samples == whole.samples and sum(whole.samples.values()) == 8 * (cut + 9)
+
+
+def test_a_process_that_is_new_goes_on_in_its_own_order(roots: list[Path]) -> None:
+    """A run that resumes in more processes than it had: the position is another's, the seeds are not."""
+    first, second, there = mixture(roots), mixture(roots, seed=4), mixture(roots, seed=4)
+    alone = ChunkLoader(roots[0], horizon=4, batch_size=8, seed=4, progress=False)
+    for loader in (first, there):
+        list(islice(loader, 3))
+    state = json.loads(json.dumps(first.state_dict()))
+    with pytest.raises(UserError, match="has seed 3, this loader has 4"):
+        second.load_state_dict(state)
+    second = mixture(roots, seed=4)
+    second.load_state_dict(reseeded(state, second.state_dict()))
+    assert equal(next(iter(second)), next(iter(there)))
+    alone.load_state_dict(reseeded({"seed": 3, "position": 16, "epoch_size": 24}, alone.state_dict()))
+    assert alone.state_dict() == {"seed": 4, "position": 16, "epoch_size": 24}
+    for other in (state, {"seed": 3, "position": 16, "epoch_size": 23}):  # of other data: refused as ever
+        with pytest.raises(UserError):
+            alone.load_state_dict(reseeded(other, alone.state_dict()))
 
 
 def test_a_state_of_other_datasets_is_refused(roots: list[Path]) -> None:

@@ -47,6 +47,9 @@ def test_a_run_of_shared_weights_goes_on_in_any_number_of_processes(recipe_file:
     assert all(torch.equal(through[k], cut[k]) for k in through)
     assert main(["train", "--resume", str(tmp_path / "cut"), "method.steps=6"]) == 0
     assert json.loads((tmp_path / "cut/checkpoints/last/training_state/state.json").read_text())["step"] == 6
+    with_torchrun("--resume", str(tmp_path / "cut"), "method.steps=8", large=64)  # of one process, in two
+    state = json.loads((tmp_path / "cut/checkpoints/last/training_state/state.json").read_text())
+    assert state["step"] == 8 and len({loader["seed"] for loader in state["loader"]}) == 2
 
 
 def test_shared_weights_take_the_memory_that_was_said(recipe_file: Path, tmp_path: Path) -> None:

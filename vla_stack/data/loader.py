@@ -210,6 +210,20 @@ class ChunkLoader:
         return self._orders[epoch]
 
 
+def reseeded(state: Any, own: Any) -> Any:
+    """A loader's state with the seeds of another one's, whose order of the data is thus kept, from this position on.
+
+    Args:
+        state: Of a loader of another process, plain JSON.
+        own: Of the loader that is to continue there.
+    """
+    if isinstance(state, dict) and isinstance(own, dict):
+        return {k: own.get(k, v) if k == "seed" else reseeded(v, own.get(k)) for k, v in state.items()}
+    if isinstance(state, list) and isinstance(own, list) and len(state) == len(own):
+        return [reseeded(one, mine) for one, mine in zip(state, own, strict=True)]
+    return state
+
+
 def check_kind(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a loader the state of another kind of loader, of one dataset where it has several, say.
 

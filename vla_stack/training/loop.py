@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_stack.data.loader import reseeded
 from vla_stack.errors import UserError
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.configuration_vla import VlaConfig
@@ -98,8 +99,10 @@ class Trainer:
             if len(loaders := state["loader"]) != placement.world and not recipe.sharded:
                 message = f"{resume} is of a run in {len(loaders)} processes, this is one in {placement.world}"
                 raise UserError(message, "resume with as many; processes= and torchrun say how many")
-            # In another number of processes the order of the data is another one from here on.
-            parts.loader.load_state_dict(loaders[placement.rank % len(loaders)])
+            position = loaders[placement.rank % len(loaders)]
+            if placement.rank >= len(loaders):  # a process that there was not: its order of the data is its own
+                position = reseeded(position, parts.loader.state_dict())
+            parts.loader.load_state_dict(position)
         self.generator = torch.Generator(placement.device)
         self.checkpoint: Path | None = resume
 
