@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from vla_stack.training.ema import Ema
 from vla_stack.training.log import Window
 from vla_stack.training.loop import Outcome, Rate, Trainer
 from vla_stack.training.optimizer import learning_rate, of_backbone
-from vla_stack.training.placement import Local
+from vla_stack.training.placement import Distributed, Local
 from vla_stack.training.recipe import Recipe
 
 
@@ -223,3 +224,17 @@ def test_columns_that_a_processor_drops_are_put_back(recipe: Recipe) -> None:
     assert "weight" not in parts.preprocess(raw)
     assert torch.equal(batch["weight"], raw["weight"])
     assert "observation.language.tokens" in batch
+
+
+def test_processes_wait_for_the_first_one_while_it_evaluates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For days: where nothing else is said, torch ends those that wait after 30 minutes, on GPUs after 10."""
+    for key, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(key, value)
+    placement = Distributed("cpu")
+    try:
+        group = torch.distributed.group.WORLD
+        assert group is not None
+        assert group._get_backend(torch.device("cpu")).options._timeout >= timedelta(days=1)
+        placement.barrier()
+    finally:
+        placement.close()
