@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_stack.data.layout import INFO, read_info
-from vla_stack.data.sidecar import read_facts
 from vla_stack.errors import UserError
 from vla_stack.runtime.dispatch import NO_ACTION, State
 from vla_stack.runtime.episode_log import Episode
@@ -203,6 +202,8 @@ def first_seed(args: argparse.Namespace) -> int:
         return int(args.seed)
     if not args.root or not (args.root / INFO).exists():
         return 0
+    from vla_stack.data.sidecar import read_facts  # pyarrow, which only a recording needs
+
     used = (row["seed"] + 1 for row in read_facts(args.root).values())  # more than are kept, where clips alone are
     return max(int(read_info(args.root)["total_episodes"]), *used, 0)
 
