@@ -22,8 +22,11 @@ HORIZON = 8
 LENGTHS = (10, 6, 20)
 
 
-def recorded(root, robot=eval_fakes.ROBOT, lengths=LENGTHS, labels=False, given=0):
-    """Episodes whose x goes up by 1 a step from 100 times the episode's number; the command is the next state."""
+def recorded(root, robot=eval_fakes.ROBOT, lengths=LENGTHS, labels=False, given=0, apart=1):
+    """Episodes whose x goes up by 1 a step from 100 times the episode's number; the command is the next state.
+
+    With labels, so many of their first actions are given. A frame is captured so many control steps after another.
+    """
     extra = chunk_columns(HORIZON, 2, late=given > 0) if labels else {}
     with EpisodeRecorder(root, robot, image_mode="image", extra=extra) as recorder:
         for e, length in enumerate(lengths):
@@ -35,7 +38,7 @@ def recorded(root, robot=eval_fakes.ROBOT, lengths=LENGTHS, labels=False, given=
                 more |= {CHUNK_GIVEN: given if k else 0} if given else {}
                 task = ("go left", "go right")[e % 2]
                 recorder.add_frame(
-                    Observation(state, images, task, k, k * 10**8), (state + [1, 0]).astype(np.float32), **more
+                    Observation(state, images, task, k, k * apart * 10**8), (state + [1, 0]).astype(np.float32), **more
                 )
             recorder.save_episode(success=True)
     return open_dataset(root)
@@ -101,6 +104,14 @@ def test_what_was_executed_meanwhile_is_no_label(tmp_path):
     dataset = recorded(tmp_path / "data", labels=True, given=1)
     error = open_loop(Off(1.0), dataset, every=1)[LABELS].error[dataset.columns[CHUNK_STEPS] > 0, :, 0]
     assert np.isnan(error[:, 0]).all() and not error[:, 1:3].any() and np.isnan(error[:, 3:]).all()
+
+
+def test_frames_that_are_no_control_step_apart_are_no_series(tmp_path):
+    """As those of random moments, and those in which a policy asked: only their labels say what comes next."""
+    dataset = recorded(tmp_path / "labelled", labels=True, apart=4)
+    assert list(open_loop(Off(), dataset, every=1)) == [LABELS]
+    error = open_loop(Off(), recorded(tmp_path / "bare", apart=4), every=1)[RECORDED].error
+    assert not error[:, 0].any() and np.isnan(error[:, 1:]).all()
 
 
 def test_noise_is_of_the_place_and_not_of_the_batch(tmp_path, monkeypatch):

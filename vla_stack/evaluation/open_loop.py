@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from vla_stack.data.chunks import ActionChunks
 from vla_stack.data.dataset import CHUNK, Dataset
+from vla_stack.data.labels import reach
 from vla_stack.envs.making import check_fit
 from vla_stack.errors import UserError
 from vla_stack.evaluation.recorded import observations, recorded_robot
@@ -129,7 +130,8 @@ def open_loop(
         among: Indices of the episodes to take them from; all by default.
 
     Returns:
-        By target: :data:`RECORDED`, the series of recorded actions, and :data:`LABELS` where the dataset has them.
+        By target: :data:`RECORDED`, the series of recorded actions up to a gap in time, and :data:`LABELS` where the
+        dataset has them.
 
     Raises:
         UserError: The dataset's robot does not fit the policy, or it has no actions.
@@ -156,7 +158,7 @@ def open_loop(
     dims = robot.action if robot.name == policy.spec.robot.name else policy.spec.robot.action
     out = {}
     for target, source in targets(dataset).items():
-        labels = ActionChunks(source, chunks.shape[1])
+        labels = ActionChunks(source, chunks.shape[1], np.ones(dataset.num_frames, bool))  # a series ends at a gap
         steps = np.arange(chunks.shape[1])
         # Past the chunk's end, or what was executed meanwhile: the policy's own, and no label.
         unknown = ((steps >= labels.steps[frames, None]) | (steps < labels.given[frames, None]))[..., None]
@@ -170,9 +172,16 @@ def open_loop(
 
 
 def targets(dataset: Dataset) -> dict[str, Dataset]:
-    """What a policy's chunks can be compared with, each as a dataset that has no other."""
-    out = {RECORDED: replace(dataset, columns=dataset.columns.without(CHUNK))}
-    return out | {LABELS: dataset} if CHUNK in dataset.columns else out
+    """What a policy's chunks can be compared with, each as a dataset that has no other.
+
+    Labelled frames of which none is the control step after another, as of a collection of random ones or of those in
+    which a policy asked, are no series of actions.
+    """
+    recorded = {RECORDED: replace(dataset, columns=dataset.columns.without(CHUNK))}
+    if CHUNK not in dataset.columns:
+        return recorded
+    series = (reach(dataset, np.ones(dataset.num_frames, bool)) > 1).any()
+    return {**(recorded if series else {}), LABELS: dataset}
 
 
 def groups(dataset: Dataset, frames: Int[NDArray, " n"]) -> dict[str, NDArray[np.str_]]:

@@ -77,5 +77,5 @@ def _policy_error(args: argparse.Namespace, dataset: Dataset) -> NDArray[np.floa
     policy = load_policy(path, str(find_device(args.device)), frozen=True)
     with tqdm(desc=f"asking {args.policy}", unit=" chunks", dynamic_ncols=True) as bar:
         found = open_loop(policy, dataset, dataset.num_episodes, on_chunks=bar.update)
-    errors = found.get(LABELS, found[RECORDED])
+    errors = found[LABELS if LABELS in found else RECORDED]
     return np.array([np.nanmean(errors.relative[errors.episode == e]) for e in range(dataset.num_episodes)])
