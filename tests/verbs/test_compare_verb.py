@@ -29,7 +29,8 @@ def test_the_better_policy_is_found_and_the_file_continued(policies, capsys):
     arguments = ["compare", "good", "idle", "--env", LINE, "--mode", "naive", "--out", str(policies)]
     assert main([*arguments, "--budget", "4"]) == 0
     out = capsys.readouterr().out
-    assert "not enough to tell good from idle" in out and "--budget 8 goes on" in out
+    assert "not enough to tell good from idle: over 4 common starts in eval_fakes:Line-v0, good alone won" in out
+    assert "--budget 8 goes on" in out
     assert main(arguments) == 0
     assert "good better, p" in capsys.readouterr().out
     found = json.loads((policies / "comparison.json").read_text())
@@ -74,7 +75,7 @@ def test_on_a_robot_the_policy_is_hidden_and_a_person_scores(monkeypatch, tmp_pa
     servers = ["tcp://host:5555", "tcp://host:5556"]
     assert main(["compare", *servers, "--robot", "sim", "--budget", "50", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "tcp://host:5555 better" in out
+    assert "tcp://host:5555 better" in out and "common starts on sim, tcp://host:5555 alone won" in out
     assert not any("tcp" in question for question in asked) and "tcp" not in out[: out.index("better") - 20]
     pairs = list(zip(drove[::2], drove[1::2], strict=True))
     assert all(set(pair) == set(servers) for pair in pairs) and len(set(pairs)) == 2  # either order occurs

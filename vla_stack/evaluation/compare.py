@@ -196,7 +196,9 @@ def sentences(comparison: Comparison) -> list[str]:
 def _pair(p: dict[str, Any], policies: dict[str, Any], comparison: Comparison) -> str:
     a, b, n = p["first"], p["second"], p["starts"]
     won = {"first": p["losses"], "second": p["wins"]}
-    counts = f"over {n} common starts {a} alone won {won['first']}, {b} alone won {won['second']}"
+    about = comparison.about
+    where = f" in {about['env']}" if "env" in about else f" on {about['robot']}" if "robot" in about else ""
+    counts = f"over {n} common starts{where}, {a} alone won {won['first']}, {b} alone won {won['second']}"
     coverage = f"{100 * (1 - comparison.alpha / comparison.pairs):.3g} %"
     points = f"{100 * p['difference']:+.0f} points [{100 * p['low']:+.0f}, {100 * p['high']:+.0f}], {coverage}"
     many = " (Holm, all pairs)" if comparison.pairs > 1 else ""
