@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -77,3 +78,10 @@ def _whole(text: str, low: int, high: int | None = None) -> int:
     if value < low or (high is not None and value > high):
         raise argparse.ArgumentTypeError(f"{value} is not {f'from {low} to {high}' if high else f'{low} or more'}")
     return value
+
+
+def given(add_arguments: Callable[[argparse.ArgumentParser], None], args: argparse.Namespace, *names: str) -> list[str]:
+    """Which of these options of a verb ask for something else than by default."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return [f"--{n.replace('_', '-')}" for n in names if getattr(args, n) != parser.get_default(n)]

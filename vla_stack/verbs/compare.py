@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from vla_stack.errors import UserError
 from vla_stack.evaluation.compare import Comparison, sentences
-from vla_stack.verbs.arguments import count, device, positive, share, whole
+from vla_stack.verbs.arguments import count, device, given, positive, share, whole
 from vla_stack.verbs.robot_arguments import add_execution_arguments, key_values
 
 HELP = "Say which of several policies is better, on common starts, and stop as soon as that is known."
@@ -75,15 +75,11 @@ def main(args: argparse.Namespace) -> int:
 
 def check_place(args: argparse.Namespace) -> None:
     """Refuse options of a robot in simulation, and the other way round: it would be ignored unnoticed."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    for name in SIMULATED if args.robot else ROBOTS:
-        if getattr(args, name) == parser.get_default(name):
-            continue
+    for option in given(add_arguments, args, *(SIMULATED if args.robot else ROBOTS)):
         where, remedy = ("--robot", "leave one of them out") if args.robot else ("--env", "add --robot")
-        if name == "task" and not args.robot:
+        if option == "--task":
             remedy = f"the simulated task is --env sim/{args.task}-v0; a robot needs --robot"
-        raise UserError(f"--{name.replace('_', '-')} does nothing beside {where}", remedy)
+        raise UserError(f"{option} does nothing beside {where}", remedy)
 
 
 def name_of(args: argparse.Namespace) -> str:

@@ -33,7 +33,7 @@ from vla_stack.rollout.records import EpisodeRecord, EvalResult, save_records
 from vla_stack.runtime.executor import MODES, ExecutorConfig
 from vla_stack.runtime.monitor import Monitor
 from vla_stack.statistics import success_interval
-from vla_stack.verbs.arguments import device, positive, whole
+from vla_stack.verbs.arguments import device, given, positive, whole
 from vla_stack.verbs.out_folder import out_folder, policy_name
 
 if TYPE_CHECKING:
@@ -213,14 +213,14 @@ def check_suite(args: argparse.Namespace) -> None:
         raise UserError("--splits are of a suite", f"give --suite {' or --suite '.join(SUITES)}")
     if not args.suite:
         return
-    for option, given in (
+    for option, values in (
         ("--mode", args.mode),
         ("--execute", args.execute or []),
         ("--latency", args.latency.split(",")),
     ):
-        if len(given) > 1 or "all" in given:
+        if len(values) > 1 or "all" in values:
             raise UserError(f"--suite runs one setting, {option} names several", "give one")
-    for option in _given(args, "randomisation", "visuals", "swap_instruction", "monitor", "videos"):
+    for option in given(add_arguments, args, "randomisation", "visuals", "swap_instruction", "monitor", "videos"):
         raise UserError(f"--suite and {option} do not go together", "leave one of them out")
 
 
@@ -257,15 +257,8 @@ def check_open_loop(args: argparse.Namespace) -> None:
         return
     if args.execute and len(args.execute) > 1:
         raise UserError("--open-loop decides at one frequency, --execute names several", "give one")
-    for option in _given(args, *OF_ROLLOUTS):
+    for option in given(add_arguments, args, *OF_ROLLOUTS):
         raise UserError(f"--open-loop rolls nothing out, {option} is of rollouts", "leave one of them out")
-
-
-def _given(args: argparse.Namespace, *names: str) -> list[str]:
-    """Which of these options ask for something else than by default."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return [f"--{n.replace('_', '-')}" for n in names if getattr(args, n) != parser.get_default(n)]
 
 
 def able_modes(policy: ChunkPolicy) -> list[str]:
