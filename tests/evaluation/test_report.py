@@ -110,6 +110,14 @@ def test_a_run_is_reported_from_its_directory(tmp_path):
         write_run_report(tmp_path / "out", tmp_path / "report.html")
 
 
+def test_a_run_that_nobody_judged_has_no_report(tmp_path):
+    run = {"name": "so101", "label": "naive", "rate_hz": 10.0, "episodes": [{"seed": 1, "success": None}]}
+    run["episodes"][0] |= {"steps": 12, "instruction": "pick up the red cube"}
+    (tmp_path / "records.json").write_text(json.dumps(run))
+    with pytest.raises(UserError, match="none of its episodes was judged"):
+        write_run_report(tmp_path, tmp_path / "report.html")
+
+
 def test_an_empty_report_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one"):
         write_report([], tmp_path / "r.html")

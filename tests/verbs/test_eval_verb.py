@@ -3,7 +3,10 @@
 import argparse
 import errno
 import json
+import subprocess
+import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import eval_fakes
@@ -14,7 +17,7 @@ from vla_stack.cli import main
 from vla_stack.errors import UserError
 from vla_stack.evaluation.monitoring import Watched, fit
 from vla_stack.rollout.latency import Latency, parse_latencies
-from vla_stack.rollout.records import load_records
+from vla_stack.rollout.records import EpisodeRecord, EvalResult, load_records
 from vla_stack.runtime.monitor import Decided
 from vla_stack.verbs import eval as verb
 from vla_stack.verbs.out_folder import policy_name
@@ -100,6 +103,30 @@ def test_a_place_that_takes_no_report_is_refused_first(monkeypatch, tmp_path, ca
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     assert main(["eval", "--out", str(tmp_path)]) == 1
     assert f"--out: nothing can be written to {tmp_path} (Permission denied)" in capsys.readouterr().err
+
+
+def test_a_folder_that_nothing_was_written_to_does_not_stay(tmp_path):
+    made = "from vla_stack.verbs.out_folder import out_folder; from pathlib import Path; "
+    made += "a, b = (out_folder(None, 'out', name) for name in 'ab'); c = out_folder(Path('mine'), '', ''); "
+    made += "(b / 'report.json').touch(); print(a.is_dir(), c.is_dir())"
+    (tmp_path / "mine").mkdir()
+    done = subprocess.run([sys.executable, "-c", made], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"] and (tmp_path / "mine").is_dir()  # it was there before
+    assert [path.name[0] for path in (tmp_path / "out").iterdir()] == ["b"]
+
+
+def test_how_a_plan_is_continued_is_part_of_a_settings_name(monkeypatch, tmp_path):
+    policy = eval_fakes.Obedient()
+    policy.spec = replace(policy.spec, extras={"continues": ["rtc"]})
+    monkeypatch.setattr(verb, "_load", lambda name, *_: (tmp_path / name, policy))
+    ran = EvalResult(LINE, "rtc, 0 ms", 10.0, (EpisodeRecord(1, "go", "go", True, 3),))
+    monkeypatch.setattr(verb, "evaluate", lambda *_, **__: ran)
+    for given in ([], ["--beta", "5"], ["--schedule", "linear", "--beta", "5"]):
+        out = ["--mode", "rtc", "--videos", "0", "--out", str(tmp_path / f"{len(given)}")]
+        assert main(["eval", "--env", LINE, *out, *given]) == 0
+    assert main(["eval", "--env", LINE, "--mode", "naive", *out[2:4], "--beta", "5", "--out", str(tmp_path / "n")]) == 0
+    labels = [load_records(tmp_path / name / "report.json")[0].label for name in ("0", "2", "4", "n")]
+    assert labels == ["rtc, 0 ms", "rtc, 0 ms, beta 5", "rtc, 0 ms, linear, beta 5", "rtc, 0 ms"]
 
 
 @pytest.mark.parametrize(

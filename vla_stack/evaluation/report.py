@@ -17,6 +17,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from vla_stack.errors import UserError
 from vla_stack.evaluation import plots
 from vla_stack.evaluation.metrics import paired_results
 from vla_stack.evaluation.provenance import provenance
@@ -80,14 +81,17 @@ def write_run_report(run: str | os.PathLike[str], path: str | os.PathLike[str], 
     """Write the report of a directory of ``vla run``, or of any record file.
 
     Raises:
-        UserError: There are no records, or they are malformed.
+        UserError: There are no records, they are malformed, or nobody has judged an episode.
     """
     run = Path(run)
     about: dict[str, Any] = {}
     if (run / "summary.json").is_file():  # how well time was kept, which only a real clock can get wrong
         summary = json.loads((run / "summary.json").read_text())
         about = {text: f"{summary[key]:.3g}" for key, text in TIMING.items() if summary.get(key) is not None}
-    return write_report(load_records(run / "records.json" if run.is_dir() else run), path, title, about)
+    results = load_records(run / "records.json" if run.is_dir() else run)
+    if not any(r.episodes for r in results):
+        raise UserError(f"{run}: none of its episodes was judged", "judge them as they end, see docs/running.md")
+    return write_report([r for r in results if r.episodes], path, title, about)
 
 
 def percent(x: float) -> str:

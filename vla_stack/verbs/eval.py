@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,6 +147,7 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str,
     instructs: tuple[Instruct, ...] = (None, "swap") if args.swap_instruction else (None,)
     modes = able_modes(policy) if "all" in args.mode else args.mode
     results: list[EvalResult] = []
+    terms = continuing_terms(args)
     origin = provenance()
     monitor = Monitor.load(args.monitor) if args.monitor else None
     if monitor is not None:
@@ -177,11 +178,19 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str,
                     env_options=options,
                     on_episode=on_episode,
                 )
+            if terms and mode in policy.spec.extras.get("continues", ()):
+                result = replace(result, label=f"{result.label}, {terms}", settings=result.settings | {"terms": terms})
             if monitor is not None and isinstance(acting, Listening):
                 result = monitored(monitor, acting, result)
             results.append(result)
             save_records(results, args.out / "report.json", **origin, **about)
     return results
+
+
+def continuing_terms(args: argparse.Namespace) -> str:
+    """How a plan is continued, where that is not the default: part of a setting's name, so that none is another's."""
+    beta, weak = f"beta {args.beta:g}" if args.beta else "", f"weak {policy_name(args.weak)}" if args.weak else ""
+    return ", ".join(term for term in (args.schedule * (args.schedule != "exp"), beta, weak) if term)
 
 
 def suite(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str, Any]) -> int:

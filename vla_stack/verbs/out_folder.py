@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import tempfile
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from vla_stack.errors import UserError
 
 def out_folder(given: Path | None, under: str, name: str) -> Path:
     """Make the folder of ``--out``, or a new one that is called after what it is of, and the time.
+
+    If it was made here and nothing has been written to it when the program ends, it is removed again.
 
     Args:
         given: What ``--out`` says.
@@ -26,6 +30,8 @@ def out_folder(given: Path | None, under: str, name: str) -> Path:
     try:
         if given is None:
             path = _new(path)
+        if given is None or not path.exists():
+            atexit.register(_remove_empty, path.absolute(), os.getpid())
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):  # permissions alone do not say whether it works
             pass
@@ -43,6 +49,13 @@ def policy_name(policy: str) -> str:
 
 def _parts(policy: str) -> tuple[str, ...]:
     return Path(os.path.abspath(policy)).parts[1:]  # "." has no name of its own
+
+
+def _remove_empty(path: Path, process: int) -> None:
+    """Of a command that was refused; in no process that came of it by a fork."""
+    if os.getpid() == process:
+        with suppress(OSError):  # there is something in it, or it has gone
+            path.rmdir()
 
 
 def _new(path: Path) -> Path:
