@@ -321,7 +321,7 @@ class _Running:
                 self._break(message["fault"], message["value"], message["arm"])
             elif message["kind"] == "mend":
                 self._mend()
-        except (KeyError, ValueError, IndexError, TypeError) as e:
+        except (KeyError, ValueError, IndexError, TypeError, UserError) as e:
             self._link.send("failed", error=f"{message['kind']}: {type(e).__name__}: {e}")
             return
         self._link.send("done", **answer)

@@ -111,6 +111,9 @@ class ZenohRobot:
         self._task = task or (self._map.task if self._map.task != "-" else "")
         if odd := sorted(set(self._limits) - set(self._map.joints)):
             raise UserError(f"limits: there is no joint '{odd[0]}'", f"the map has {', '.join(self._map.joints)}")
+        if held := sorted(j for j in self._limits if self._map.dim(j).kind == "gripper"):
+            what = f"limits: '{held[0]}' is a gripper, whose range is that of `grippers`"
+            raise UserError(what, "give how far it may close and open there")
         self._decode = {kind: ros.decoder(kind) for kind in (ros.JOINT_STATE, ros.IMAGE, ros.COMPRESSED_IMAGE)}
         self._news = threading.Condition()
         self._measured: dict[str, tuple[float, int]] = {}  # joint -> position as it was said, when it came (ns)
@@ -254,6 +257,9 @@ class ZenohRobot:
                 f"nobody subscribes to /{self._command} in domain {self._domain}{kinds}",
                 f"start the controller, of {' or '.join(COMMANDS)}; `ros2 topic info /{self._command}`",
             )
+        if len(several := sorted({topic.kind for topic in taken})) > 1:
+            what = f"/{self._command} in domain {self._domain} is subscribed to as {' and as '.join(several)}"
+            self._fail(what, "one of them would hear nothing: stop it, or give the topic of the other")
         return taken[0]
 
     def _fail(self, what: str, remedy: str = "") -> NoReturn:
@@ -261,7 +267,7 @@ class ZenohRobot:
 
     def _dim(self, joint: str) -> Dim:
         dim = self._map.dim(joint)
-        if joint not in self._limits or dim.kind == "gripper":
+        if joint not in self._limits:
             return dim
         low, high = map(float, self._limits[joint])
         return Dim(dim.name, dim.unit, low, high)

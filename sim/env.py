@@ -105,7 +105,8 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
         self._variant = self._stage = self._world_seed = 0
         self._instruction, self._given, self._delay = "", "", 0.0  # given: in place of the task's own
-        self._drives = Drives(self._joints + 1, self.arm.interpolates)  # of the first actuators
+        latest = self._level.delay * control_hz
+        self._drives = Drives(self._joints + 1, self.arm.interpolates, latest)  # of the first actuators
         self._tool_command: NDArray[np.float64] = np.zeros(5)
 
         low, high = self._spec_robot.action_low, self._spec_robot.action_high
@@ -378,7 +379,7 @@ class ArmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def _advance(self, drive: NDArray[np.float64]) -> None:
         """Run the physics of one control step; targets move in a line, or at once, late by the delay."""
         self.happen()
-        late = self._delay * self._spec_robot.rate_hz  # in control steps, below one
+        late = self._delay * self._spec_robot.rate_hz  # in control steps
         ctrl = self.data.ctrl[: self._joints + 1]
         for targets in self._drives.path(drive, self._substeps, late):
             ctrl[:] = targets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -76,10 +77,17 @@ def level_of(given: int | Mapping[str, Any]) -> Level:
     """The level of a number, see ``LEVELS``; or level 0 with some of its widths changed, by their names.
 
     Raises:
-        UserError: There is no such level or width.
+        UserError: There is no such level or width, or a width is no number or out of range.
     """
     if isinstance(given, Mapping):
         check_options("randomisation", given, [f.name for f in fields(Level)])
+        for name, width in given.items():
+            most = 1.0 if name in ("light", "texture", "background") else math.inf  # parts of what there is
+            number = int if name == "distractors" else (int, float)
+            if isinstance(width, bool) or not isinstance(width, number) or not 0 <= width <= most:
+                kind = "a whole number" if number is int else "a number"
+                limit = f" from 0 to {most:g}" if most < math.inf else " of at least 0"
+                raise UserError(f"randomisation: {name}={width!r} is out of range", f"give {kind}{limit}")
         return Level(**given)
     if given not in range(len(LEVELS)):
         raise UserError(

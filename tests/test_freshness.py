@@ -1,6 +1,7 @@
 """A figure is stale exactly when what it was made of has changed."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -271,6 +272,30 @@ def test_a_figure_is_measured_again_by_its_own_command(tmp_path, freshness):
     record.write_text(json.dumps({"command": "python script.py --seeds 3 --report"}))
     assert freshness.rerun(record, tmp_path) == 0
     assert (tmp_path / "seen").read_text() == "--seeds 31"
+    script.write_text(script.read_text() + "; print('--out')")  # its help
+    assert freshness.rerun(record, tmp_path) == 0  # not with what lies in its usual folder, which may be of other code
+    assert re.fullmatch(r"--seeds 3 --out outputs/reproduce/one-[0-9a-f]{10}1", (tmp_path / "seen").read_text())
+    record.write_text(json.dumps({"command": "python script.py --stock …/elsewhere"}))
+    assert freshness.rerun(record, tmp_path) == 1
+
+
+def test_nothing_to_report_leaves_what_was_published(tmp_path, monkeypatch, freshness):
+    import results
+
+    (tmp_path / "one.json").write_text("published")
+    monkeypatch.setattr(sys, "argv", ["one.py", "--report"])
+    with pytest.raises(SystemExit, match="nothing to report yet"):
+        results.write("one", [], {}, path=tmp_path / "one.json")
+    assert (tmp_path / "one.json").read_text() == "published"
+
+
+def test_what_was_published_is_no_measurement_of_today(monkeypatch, freshness):
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "reproduce"))
+    import claims
+
+    assert claims.published_before("wsrl")[1]
+    monkeypatch.setenv("REPRODUCE_ANEW", "1")
+    assert claims.published_before("wsrl") == (None, [])
 
 
 def test_of_this_tree_a_figure_names_its_policy_task_and_weights(freshness):

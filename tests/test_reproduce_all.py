@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,6 +94,16 @@ def test_when_time_is_over_the_study_that_runs_reports_and_is_gone_on_with_later
     assert "the same command goes on" in capsys.readouterr().out
     noted = json.loads((tmp_path / "out/all.json").read_text())["endless.py"]
     assert noted["core_s"] > 0.2 and not noted["over"]
+
+
+def test_what_a_study_has_begun_in_a_session_of_its_own_counts_and_ends_with_it(everything, tmp_path):
+    (tmp_path / "tools/training.py").write_text(
+        "import subprocess, sys\nopen('pid', 'w').write(str(subprocess.Popen([sys.executable, '-c', "
+        "'while True: pass'], start_new_session=True).pid))\nimport signal; signal.pause()"
+    )
+    everything.work([everything.Step("training", "training.py")], 0.2 / 3600, 1, listed=False)
+    with pytest.raises(psutil.NoSuchProcess):
+        psutil.Process(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize(("stale", "anew"), [(["sim/env.py"], "1"), ([], "")])

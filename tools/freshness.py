@@ -10,6 +10,7 @@ to what has (:mod:`parts`): not a definition that nothing of it names, nor comme
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -145,11 +146,23 @@ def dirty(results: Path) -> set[str]:
     return {name for name, r in records.items() if "+" in measured(r) + r["revision"]}
 
 
+def digest(tree: Tree, script: str) -> str:
+    """Of all that a script may run."""
+    return hashlib.sha256(json.dumps(sorted(closure(tree, script).items())).encode()).hexdigest()[:10]
+
+
 def rerun(path: Path, root: Path = ROOT) -> int:
     """Run the command of a result file again, measuring all of it; returns its exit code."""
     words = [w for w in shlex.split(json.loads(path.read_text())["command"])[1:] if w not in REPORTING]
+    if lost := [w for w in words if w.startswith("…/")]:
+        print(f"{path.stem} was measured with {' '.join(lost)} of another machine: give its script one of this machine")
+        return 1
+    env = {**os.environ, ANEW: "1"}
+    helped = subprocess.run([sys.executable, words[0], "--help"], cwd=root, env=env, capture_output=True, text=True)
+    if "--out" in helped.stdout:  # what lies in the usual folder may be of other code
+        words += ["--out", f"outputs/reproduce/{path.stem}-{digest(Tree(root), words[0])}"]
     print("python", shlex.join(words), flush=True)
-    return subprocess.run([sys.executable, *words], cwd=root, env={**os.environ, ANEW: "1"}).returncode
+    return subprocess.run([sys.executable, *words], cwd=root, env=env).returncode
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ import math
 import operator
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -102,6 +103,8 @@ def write(
         Path of the file written.
     """
     path = path or RESULTS / f"{name}.json"
+    if not seeds and set(freshness.REPORTING) & set(sys.argv[1:]):
+        raise SystemExit(f"{name}: there is nothing to report yet, and {path.name} stays as it is")
     path.parent.mkdir(parents=True, exist_ok=True)
     typed = command()
     record = {
@@ -122,7 +125,7 @@ def write(
 
 def _origin(typed: str, path: Path, inputs: Sequence[Path]) -> dict[str, Any]:
     """Revision, of the measurement too where this reports an earlier one, and digests of what made the figures."""
-    words = typed.split()
+    words = shlex.split(typed)
     # What is reported while nothing that was published is taken over, the code that is there has measured.
     reporting = any(flag in words for flag in freshness.REPORTING) and not os.environ.get(freshness.ANEW)
     given = [p.resolve().relative_to(ROOT).as_posix() for p in inputs if p.resolve().is_relative_to(ROOT)]
@@ -146,7 +149,7 @@ def command() -> str:
             next(rest, None)
         elif not word.startswith("--out="):
             words.append(f"…/{Path(word).name}" if Path(word).is_absolute() else word)
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def show(record: dict[str, Any]) -> None:

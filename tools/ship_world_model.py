@@ -23,17 +23,23 @@ LARGEST = 25.0  # MB
 
 
 def main(run: str, name: str) -> int:
-    source, target = Path(run), SHIPPED / name
-    shutil.copytree(resolve(source), target, dirs_exist_ok=True)  # what its README.md says stays
-    for path in target.glob("*.safetensors"):
+    source, target = resolve(run).parent, SHIPPED / name
+    made = target.with_name(f".{name}")  # beside what ships, until all of it is there
+    shutil.rmtree(made, ignore_errors=True)
+    shutil.copytree(resolve(run), made)
+    for path in made.glob("*.safetensors"):
         weights = load_file(path)
         save_file({k: v.half() if v.dtype == torch.float32 else v for k, v in weights.items()}, path)
     recipe = yaml.safe_load((source / "recipe.yaml").read_text())
-    recipe["data"]["root"], recipe["output_dir"] = Path(recipe["data"]["root"]).name, ""
-    (target / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    recipe["data"]["root"], recipe["output_dir"] = [Path(root).name for root in recipe["data"]["root"]], ""
+    (made / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     for stage in PARTS:
         if (log := source / stage / "metrics.jsonl").exists():
-            shutil.copy(log, target / f"{stage}.jsonl")
+            shutil.copy(log, made / f"{stage}.jsonl")
+    if (about := target / "README.md").exists():  # what is said of it stays
+        shutil.copy(about, made)
+    shutil.rmtree(target, ignore_errors=True)
+    made.rename(target)
     size = sum(f.stat().st_size for f in target.iterdir()) / 1e6
     print(f"{target}: {size:.1f} MB; try: vla eval --env imagined:{name}")
     return 0 if size <= LARGEST else 1

@@ -60,11 +60,17 @@ def make(env_id: str, **options: Any) -> gym.Env:
         UserError: The package is not installed, there is no such task, or an option is not valid.
     """
     limit = options.pop("max_episode_steps", None)
+    sizes = options.get("image_size", 1)
+    numbers = {"max_episode_steps": 1 if limit is None else limit, "control_hz": options.get("control_hz", 1.0)}
+    numbers["image_size"] = min(sizes) if isinstance(sizes, tuple | list) else sizes
+    for name, value in numbers.items():
+        if not value > 0:
+            raise UserError(f"{env_id}: {name}={value} is not positive", "leave it out for the benchmark's own")
     try:
         env = benchmark(env_id).make(env_id.partition("/")[2], **options)
     except TypeError as e:
         raise UserError(f"{env_id} does not take these options: {e}") from e
-    return gym.wrappers.TimeLimit(env, limit or env.default_steps)
+    return gym.wrappers.TimeLimit(env, env.default_steps if limit is None else limit)
 
 
 def make_expert(env: gym.Env, noise: float = 0.0, seed: int = 0) -> BenchmarkExpert:

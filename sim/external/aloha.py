@@ -91,6 +91,8 @@ class AlohaEnv(BenchmarkEnv):
         self._target: NDArray[np.float64] = np.zeros(14)
 
     def begin(self, seed: int) -> None:
+        if seed >= 2**32:  # which the package does not take
+            seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
         pose = sample_box_pose(seed) if self.name == "transfer_cube" else np.concatenate(sample_insertion_pose(seed))
         tasks.BOX_POSE[0] = pose  # the package hands the scene over in a global, read by the reset that follows
         self._env.reset()

@@ -60,7 +60,8 @@ class LiberoEnv(BenchmarkEnv):
         from lerobot.envs.libero import LiberoEnv as Native
 
         spec = robot_spec(tuple(cameras), image_size)
-        shown = spec.cameras or cameras_of(("image",), image_size)  # LeRobot's environment wants one at least
+        # LeRobot's environment wants one at least, and films the first.
+        shown = tuple(sorted(spec.cameras, key=lambda camera: camera.name)) or cameras_of(("image",), image_size)
         self._env: Any = Native(
             suite,
             index,
@@ -125,7 +126,9 @@ def prepare() -> None:
         config.parent.mkdir(parents=True, exist_ok=True)
         folders = {"benchmark_root": ".", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets"}
         folders["datasets"] = "../datasets"
-        config.write_text(yaml.safe_dump({key: str(package / folder) for key, folder in folders.items()}))
+        partial = config.with_suffix(f".tmp{os.getpid()}")  # another process may import it at once
+        partial.write_text(yaml.safe_dump({key: str(package / folder) for key, folder in folders.items()}))
+        partial.replace(config)
 
 
 def find_task(task: str) -> tuple[Any, int]:

@@ -164,7 +164,7 @@ def test_the_noise_of_a_rollout_is_its_own_whoever_shares_its_batch(policy):
     sampler = Sampler(load_policy(policy), sigma=0.5)
     size = len(sampler.policy.spec.robot.state)
     observations = [Observation(np.full(size, x, np.float32), {}, "pick", 0, 0) for x in (0.1, 0.3)]
-    both, (alone,) = sampler._sample(observations, [1, 2]), sampler._sample(observations[1:], [2])
+    (both, _), ((alone,), _) = sampler._sample(observations, [1, 2]), sampler._sample(observations[1:], [2])
     np.testing.assert_allclose(both[1]["chain"], alone["chain"], atol=1e-4)
     network = sampler.policy.policy
     with torch.inference_mode():
@@ -179,8 +179,16 @@ def test_rollouts_begin_with_the_noise_that_the_policy_is_deployed_with(policy):
     chunks = load_policy(policy)
     chunks.policy.noise_scale = 0.2
     observation = Observation(np.zeros(len(chunks.spec.robot.state), np.float32), {}, "pick", 0, 0)
-    (reply,) = Sampler(chunks, sigma=0.5)._sample([observation], [2])
+    ((reply,), _) = Sampler(chunks, sigma=0.5)._sample([observation], [2])
     np.testing.assert_array_equal(reply["chain"][0], chunks.noise([2])[0].numpy())
+
+
+def test_how_much_a_policy_wants_executed_is_what_a_rollout_executes(policy, monkeypatch):
+    chunks = load_policy(policy)
+    observation = Observation(np.zeros(len(chunks.spec.robot.state), np.float32), {}, "pick", 0, 0)
+    infer = chunks.infer
+    monkeypatch.setattr(chunks, "infer", lambda *given: replace(infer(*given), execute=(3,)))
+    assert Sampler(chunks).infer([observation], [2]).row(0)[1] == 3
 
 
 def test_a_policy_that_is_not_there_leaves_no_run(tmp_path, capsys):

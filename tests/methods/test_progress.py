@@ -97,6 +97,9 @@ def test_frames_are_drawn_by_the_worth_that_a_run_found(given, tmp_path):
     np.testing.assert_allclose(drawn[gains], found["success"][gains])  # luck is worth no more
     lost = np.exp(advantage[~gains] / valued.LOST)
     np.testing.assert_allclose(drawn[~gains], found["success"][~gains] * lost, rtol=1e-5)
+    assert cli.main(["train", "--resume", str(run)]) == 0  # there is nothing to do
+    assert cli.main(["train", "--resume", str(run), "method.steps=30"]) == 1  # those values are not these
+    assert facts["how"]["steps"] == 20
     with pytest.raises(UserError, match="holds no values"):
         valued.frames_of(tmp_path, dataset)
     (tmp_path / "other").mkdir()

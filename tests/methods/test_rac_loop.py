@@ -66,6 +66,12 @@ def test_a_stopped_run_continues_with_the_same_data(run: Path, capsys) -> None:
     assert "already holds a run" in capsys.readouterr().err
 
 
+def test_classes_are_weighed_once_there_are_interventions(tmp_path: Path) -> None:
+    assert cli.main(["train", str(CONFIG), *TOY, "data.weights=iwr", f"output_dir={tmp_path}/run"]) == 0
+    used = [yaml.safe_load((tmp_path / f"run/iteration-00{k}/train/recipe.yaml").read_text())["data"] for k in (0, 1)]
+    assert [data["weights"] for data in used] == ["uniform", "iwr"]
+
+
 def test_its_evaluation_is_that_of_vla_eval(run: Path, tmp_path: Path) -> None:
     loop = RacLoop(load_recipe(run / "recipe.yaml", []), run)
     policy, limit = load_policy(loop._policy_dir(1)), 12
@@ -110,13 +116,17 @@ def test_errors_name_the_key(capsys) -> None:
     [
         ("task=juggle", "no operator for the task 'juggle'"),
         ("data.root=x", "method 'rac' records its own data"),
-        ("policy={type: act, options: {}}", "method 'rac' needs a flow policy, 'act' is none"),
+        ("data.episodes=[0,1]", "method 'rac' records its own data"),
+        ("data.weights=sirius", "sirius needs the policy's own frames -- set data.interventions=all"),
+        ("method.mode=hg_dagger data.weights=balanced", "balanced needs recoveries, here are none"),
+        ("policy.options.history=2", "reads earlier observations, which are not kept"),
+        ("policy={type:act,options:{}}", "method 'rac' needs a flow policy, 'act' is none"),
         ("policy.options.widht=3", "the nearest option is 'width'"),
         ("device=gpu", "device 'gpu' is not available"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_anything_is_recorded(override, says, tmp_path: Path, capsys) -> None:
-    assert cli.main(["train", str(CONFIG), override, f"output_dir={tmp_path}/x"]) == 1
+    assert cli.main(["train", str(CONFIG), *override.split(), f"output_dir={tmp_path}/x"]) == 1
     assert says in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 

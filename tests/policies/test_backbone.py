@@ -424,7 +424,9 @@ def test_stages_of_training_follow_each_other(directory, tmp_path, batch, noise,
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
-@pytest.mark.parametrize("options", [{"train_backbone": "full"}, {}], ids=["merged", "kept"])
+@pytest.mark.parametrize(
+    "options", [{"train_backbone": "full"}, {}, {"lora_rank": 2}], ids=["merged", "kept", "another_rank"]
+)
 def test_adapters_add_what_they_added_whatever_alpha_the_next_stage_has(
     directory, tmp_path, batch, noise, options, mixed
 ):

@@ -283,6 +283,16 @@ def test_damaged_messages_change_nothing_and_are_named_once_they_are_all_there_i
     driver.disconnect()
 
 
+def test_two_kinds_of_controllers_on_one_topic_are_not_chosen_between(node, robot):
+    package, _, name = ros.FLOATS.split("/")
+    other = node.session.liveliness().declare_token(
+        f"@ros2_lv/0/{node.session.zid()}/4/8/MS/%/%/other/%arm%command/{package}::msg::dds_::{name}_/{HASH}/::,10:,:,:,,"
+    )
+    with pytest.raises(UserError, match="is subscribed to as .* and as"):
+        robot(node).connect()
+    other.undeclare()
+
+
 @pytest.mark.parametrize(
     ("text", "more", "why"),
     [
@@ -292,6 +302,7 @@ def test_damaged_messages_change_nothing_and_are_named_once_they_are_all_there_i
         (MAP, {"domain": 5}, "in domain 5"),
         (MAP.replace("joints", "units").replace("[shoulder, elbow, finger]", "{}"), {}, "does not say 'joints'"),
         (MAP, {"limits": {"knee": [0, 1]}}, "there is no joint 'knee'"),
+        (MAP, {"limits": {"finger": [0.01, 0.03]}}, "'finger' is a gripper, whose range is that of `grippers`"),
         (MAP, {"endpoint": "tcp/192.0.2.1:7447"}, "is not encrypted"),
         (MAP, {"endpoint": "tcp/127.0.0.1:9"}, "no Zenoh router answers at tcp/127.0.0.1:9"),
     ],

@@ -184,6 +184,9 @@ def test_pictures_are_official_on_request():
         ),
         ("metaworld/push-v3", {"visuals": "pretty"}, "visuals='pretty' does not exist -- use fast or official"),
         ("aloha/insertion", {"control_mode": "ee_abs"}, "aloha/insertion does not take these options: .*control_mode"),
+        ("metaworld/push-v3", {"max_episode_steps": 0}, "max_episode_steps=0 is not positive"),
+        ("metaworld/push-v3", {"control_hz": 0}, "control_hz=0 is not positive"),
+        ("aloha/insertion", {"image_size": (96, 0)}, "image_size=0 is not positive"),
         ("aloha/stack", {}, "gym-aloha has no task 'stack' -- use transfer_cube or insertion"),
     ],
 )

@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from sim.drives import Drives
 from sim.library import PALETTE
 from sim.randomisation import BESIDE, LEVELS, NAMELESS, Level, Randomiser
 from vla_stack.errors import UserError
@@ -96,6 +97,15 @@ def test_action_delay_shifts_the_motion():
     assert moved[0] > moved[1] > moved[2] > 0
 
 
+def test_a_command_that_is_late_by_more_than_a_step_is_the_same_command():
+    drives, told = Drives(2, True, latest=1.6), []
+    for k in range(1, 7):
+        told += drives.path(np.full(2, float(k)), 4, 1.6).tolist()
+    joint, gripper = np.array(told).T
+    np.testing.assert_allclose(joint, np.maximum(0.0, np.arange(1, 25) / 4 - 1.6), atol=1e-12)
+    assert gripper.tolist() == np.maximum(0.0, np.ceil(np.arange(1, 25) / 4 - 1.6)).tolist()
+
+
 @pytest.mark.parametrize("task", ["pick", "so101_pick"])
 @pytest.mark.parametrize("width", SURROUNDINGS, ids=lambda width: next(iter(width)))
 def test_surroundings_change_what_is_seen_and_nothing_that_is_touched(task, width):
@@ -139,3 +149,18 @@ def test_no_distractor_has_a_colour_that_a_sentence_names():
 def test_a_width_that_no_level_has_is_named():
     with pytest.raises(UserError, match="no option 'colours' -- the nearest option is 'colour'"):
         gym.make("sim/pick-v0", cameras=(), randomisation={"colours": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("width", "remedy"),
+    [
+        ({"light": 2.0}, "a number from 0 to 1"),
+        ({"friction": -0.2}, "a number of at least 0"),
+        ({"delay": "much"}, "a number of at least 0"),
+        ({"distractors": 2.5}, "a whole number of at least 0"),
+        ({"mass": float("nan")}, "a number of at least 0"),
+    ],
+)
+def test_a_width_out_of_range_is_refused(width, remedy):
+    with pytest.raises(UserError, match=f"randomisation: {next(iter(width))}=.* is out of range -- give {remedy}"):
+        gym.make("sim/pick-v0", cameras=(), randomisation=width)

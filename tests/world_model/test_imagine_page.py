@@ -41,7 +41,8 @@ def pair() -> Pair:
     made = Pair.__new__(Pair)
     made.imagined, made.simulated = Still(), Still()  # type: ignore[assignment]
     made.low, made.high = np.full(5, -1, np.float32), np.full(5, 1, np.float32)
-    made.reset(0)
+    made.model = "toy"
+    made.reset(7)
     return made
 
 
@@ -72,6 +73,8 @@ async def visit(tmp_path: Path) -> None:
             for bad in ({"x": 1}, keys | {"x": 7}, keys | {"x": "nan"}, []):
                 async with browser.post(f"{base}/act", json=bad, headers=origin) as reply:
                     assert reply.status == 400
+            async with browser.post(f"{base}/reset", json={}, headers=origin) as reply:
+                assert (await reply.json())["seed"] == 7  # the scene that the command named
             async with browser.post(f"{base}/act", json=keys, headers=origin) as reply:
                 news = await reply.json()
             async with browser.post(f"{base}/verdict", json={"success": True}, headers=origin) as reply:
@@ -84,7 +87,11 @@ async def visit(tmp_path: Path) -> None:
     (one,), (two,) = robots.imagined.actions, robots.simulated.actions  # type: ignore[attr-defined]
     np.testing.assert_allclose(one, [0.4 + MOVE, 0, 0.2 - MOVE, 0, 0], rtol=1e-6)
     assert np.array_equal(one, two)
-    assert json.loads(verdicts.read_text()) == {"seed": 0, "steps": 1, "task": Still.task, "success": True}
+    told = json.loads(verdicts.read_text())
+    assert told == {
+        **{"seed": 7, "steps": 1, "task": Still.task, "success": True, "model": "toy", "guards": ["latent"]},
+        "shown": {"imagined": True, "simulated": True},
+    }
 
 
 KEYS = """(events) => { for (const [type, key, code, more] of events)

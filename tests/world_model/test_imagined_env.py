@@ -273,3 +273,8 @@ def test_of_several_chunks_the_promising_and_well_known_one_is_chosen(model: Wor
         model.config = config
     torch.testing.assert_close(cautious, hopes - 2.0 * spread / spread.median())
     assert safest == int(cautious.argmax()) and memory.chunks == 0
+    model.config = dataclasses.replace(config, limits=Limits(disagreement=0.0))  # of one member
+    try:
+        assert torch.equal(choose(model, memory, before, candidates, task=0, seed=1)[1], hopes)
+    finally:
+        model.config = config

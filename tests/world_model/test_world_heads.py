@@ -15,7 +15,7 @@ from vla_stack.world_model.dynamics import DynamicsConfig
 from vla_stack.world_model.heads import Encoder, Heads, HeadsConfig, strict_threshold
 from vla_stack.world_model.heads_data import HeadsLoader, calibrate, imagine_rollouts, window_starts, with_other_tasks
 from vla_stack.world_model.model import WorldConfig, WorldModel
-from vla_stack.world_model.poses import PoseScale
+from vla_stack.world_model.poses import Adapter, PoseScale, turned
 from vla_stack.world_model.vae import Vae, VaeConfig, object_mask, ssim, to_planes
 
 
@@ -47,6 +47,17 @@ def test_an_eye_sees_where_something_is() -> None:
     torch.testing.assert_close(across, torch.tensor([1.0, -1.0]))
     torch.testing.assert_close(down, torch.tensor([-0.6, 0.0]))
     torch.testing.assert_close(shown, torch.full((2,), 30.0))
+
+
+def test_a_turn_past_half_a_circle_leads_as_any_other_does() -> None:
+    torch.manual_seed(0)
+    adapter = Adapter(2)
+    torch.nn.init.normal_(adapter.net[-1].weight, std=0.1)  # type: ignore[arg-type]
+    pose, turn = torch.tensor([[0.4, 0.0, 0.2, 3.1, 1.0]]), torch.tensor([0, 0, 0, 0.1, 0])
+    near, far = pose + turn, pose + turn - torch.tensor([0, 0, 0, 2 * torch.pi, 0])  # the same place
+    there, here = adapter(pose, pose, far[None]), adapter(pose, pose, near[None])
+    torch.testing.assert_close(there[..., :3], here[..., :3])
+    torch.testing.assert_close(turned(there[..., 3] - here[..., 3]), torch.zeros(1, 1), atol=1e-5, rtol=0.0)
 
 
 def test_calibration_makes_an_overconfident_judge_doubt() -> None:

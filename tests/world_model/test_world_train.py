@@ -24,7 +24,7 @@ from vla_stack.errors import UserError
 from vla_stack.training import recipe as recipes
 from vla_stack.world_model import heads_data, quality
 from vla_stack.world_model import model as world
-from vla_stack.world_model.clips import clip_batch, clip_index, open_recording
+from vla_stack.world_model.clips import clip_batch, clip_index, done_frames, open_recording
 from vla_stack.world_model.memory import history_chunks
 from vla_stack.world_model.model import load
 from vla_stack.world_model.tool import tool_of
@@ -191,6 +191,68 @@ def test_a_clip_is_what_a_rollout_would_remember(root: Path) -> None:
     assert recording.success.tolist()[8:16] == [False] * 6 + [True] * 2
 
 
+def frames_of(reward: list[float], won: list[bool]) -> SimpleNamespace:
+    """Two episodes of four frames each."""
+    columns = {"next.reward": np.array(reward, np.float32), "next.success": np.array(won)}
+    return SimpleNamespace(columns=columns, num_frames=8, episode_from=np.array([0, 4]), episode_to=np.array([4, 8]))
+
+
+@pytest.mark.parametrize(
+    ("reward", "won", "done"),
+    [
+        ([0, 1, 1, 1, 0, 0, 0, 0], [3], [2, 3]),  # it went on after its success
+        ([0, 0, 0, 1, 0, 0, 0, 0], [3], [3]),  # it ended with it
+        ([0.1, 0.4, 0.9, 1.0, 0.1, 0.2, 0.1, 0.3], [3], [3]),  # progress is paid
+        ([0, 0, 0, 0, 0, 0, 0, 0], [7], [7]),  # a person said so
+        ([0, 0, 0, 0, 0, 0, 0, 0], [], []),
+        ([0, 0, 0, 1, 0, 0, 0, 0], [], []),  # nobody saw what came of the last step
+    ],
+)
+def test_in_which_frames_the_task_is_done(reward: list[float], won: list[int], done: list[int]) -> None:
+    said = frames_of(reward, [frame in won for frame in range(8)])
+    assert np.flatnonzero(done_frames(said)).tolist() == done  # type: ignore[arg-type]
+
+
+def test_a_recording_without_any_success_is_told_of(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    recipe, recording = recipes.load(tmp_path / "r.yaml", [f"data.root={root}"]), open_recording(root)
+    _check_recording(recording, recipe)
+    assert not capsys.readouterr().out
+    _check_recording(replace(recording, success=np.zeros_like(recording.success)), recipe)
+    assert "judges will learn that nothing ever does" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("method.dynamics.width=9", "'method.dynamics.width' 9 is no multiple of its 2 heads -- use 8"),
+        ("method.train_heads.batch_size=3", "'method.train_heads.batch_size' is 3 -- use at least 4"),
+        ("data.episodes=[0]", "'data.episodes' is not for a world model"),
+        ("data.validation=0.2", "'data.validation' is not for a world model"),
+    ],
+)
+def test_what_would_end_a_training_later_is_refused_first(wrong: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    with pytest.raises(UserError, match=re.escape(says)):
+        recipes.load(tmp_path / "r.yaml", ["data.root=x", wrong])
+
+
+def test_a_model_that_is_shipped_is_all_there(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+    import ship_world_model
+
+    train(root, tmp_path / "run")
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "README.md").write_text("what is said of it")
+    (tmp_path / "toy" / "old.safetensors").touch()
+    monkeypatch.setattr(ship_world_model, "SHIPPED", tmp_path)
+    assert ship_world_model.main(str(tmp_path / "run"), "toy") == 0
+    left = {path.name for path in (tmp_path / "toy").iterdir()}
+    assert {"README.md", "recipe.yaml", "world_model.json", "vae.jsonl"} <= left and "old.safetensors" not in left
+    assert f"root:\n  - {root.name}\n" in (tmp_path / "toy" / "recipe.yaml").read_text()
+    load(tmp_path / "toy")
+
+
 def test_what_is_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "r.yaml").write_text(RECIPE)
     assert main(["train", str(tmp_path / "r.yaml")]) == 1
@@ -232,6 +294,9 @@ def test_an_arm_in_joint_space_is_learnt_and_imagined(tmp_path: Path) -> None:
 def test_a_robot_without_a_simulator_begins_where_its_data_does(root: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(root, run, "task=")
+    short = envs.make(f"imagined:{run}", 1, None, {"max_episode_steps": 2})
+    still = short.reset([0], [0])[0].observation["agent_pos"]
+    assert not short.step([0], still[None, :5])[0].truncated and short.step([0], still[None, :5])[0].truncated
     recording = open_recording(root)
     rows = envs.make(f"imagined:{run}", 1)
     for seed in range(5):

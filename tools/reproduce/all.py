@@ -13,11 +13,8 @@ docs/results`. Commit code first: a result of a state that is in no revision is 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from cpu_hours import of_children, of_group
+from cpu_hours import end_all, of_all, of_children
 
 import freshness
 from results import RESULTS, ROOT, parser
@@ -77,7 +74,7 @@ STEPS = (
     Step("expo", "reproduce/expo.py --seeds 1", SHARED),
     Step("world_model", "reproduce/world_model.py --seeds 1", SHARED),
     Step("aloha", "reproduce/aloha.py", "out"),
-    Step("external", "reproduce/external.py"),
+    Step("external", "reproduce/external.py", "out"),
     # what a robot relies on
     Step("envelope", "bench/envelope.py"),
     Step("executor", "bench/executor.py"),
@@ -108,7 +105,7 @@ STEPS = (
     Step("stems", "reproduce/stems.py --tasks pick", CELLS),
     Step("monitor", "reproduce/monitor.py", CELLS),
     Step("monitor_help", "reproduce/monitor_help.py", CELLS),
-    Step("rl_ray", "reproduce/rl_ray.py", "report"),
+    Step("rl_ray", "reproduce/rl_ray.py", CELLS),
     # all seeds
     Step("memory", "reproduce/memory.py", CELLS),
     Step("progress", "reproduce/progress.py", CELLS),
@@ -160,8 +157,7 @@ def tree() -> freshness.Tree:
 @cache
 def digest(script: str) -> str:
     """Of all that a script below ``tools/`` may run."""
-    made_of = freshness.closure(tree(), f"tools/{script}")
-    return hashlib.sha256(json.dumps(sorted(made_of.items())).encode()).hexdigest()[:10]
+    return freshness.digest(tree(), f"tools/{script}")
 
 
 def due(step: Step, stale: Sequence[str], there: bool, noted: dict[str, Any], now: str) -> Due | None:
@@ -208,13 +204,12 @@ def run(command: list[str], env: dict[str, str], left_s: float) -> tuple[int | N
                 process.wait(POLL_S)
                 break
             except subprocess.TimeoutExpired:
-                if of_group(process.pid) > left_s:
+                if of_all(process.pid) > left_s:
                     stopped = True
                     break
     finally:  # Ctrl-C reaches this process alone
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
+            end_all(process)
     return None if stopped else process.returncode, of_children() - begun
 
 

@@ -86,9 +86,11 @@ def adopt(name: str, out: Path, settings: Mapping[str, Any]) -> None:
 
 
 def published_before(name: str) -> tuple[Any, list[dict[str, Any]]]:
-    """Settings and cells of a result file, for a report of them as they were measured; none without cells."""
+    """Settings and cells of a result file, for a report of them as they were measured; none without cells, nor where
+    all is to be measured again."""
     path = RESULTS / f"{name}.json"
-    data = json.loads(path.read_text())["data"] if path.exists() else {}
+    known = path.exists() and not os.environ.get(freshness.ANEW)
+    data = json.loads(path.read_text())["data"] if known else {}
     return data.get("settings"), data.get("cells", [])
 
 

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from vla_stack.data.layout import write_json
+
+GRACE_S = 120.0  # for a checkpoint
 
 
 def trained(run: Path, recipe: Sequence[str], hours: float) -> float:
@@ -37,7 +40,7 @@ def trained(run: Path, recipe: Sequence[str], hours: float) -> float:
     try:
         while process.poll() is None:
             time.sleep(5.0)
-            now = before["hours"] + of_group(process.pid) / 3600
+            now = before["hours"] + of_all(process.pid) / 3600
             write_json(spent, {"hours": now, "over": False})
             if now > hours:
                 os.killpg(process.pid, signal.SIGINT)  # it saves a checkpoint and ends
@@ -60,16 +63,34 @@ def of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def of_group(group: int) -> float:
-    """CPU seconds of a group of processes that runs."""
+def of_all(pid: int) -> float:
+    """CPU seconds of a process that runs and of all that came of it, ended or not."""
     total = 0.0
-    for process in psutil.process_iter(["pid"]):
-        try:
-            if os.getpgid(process.pid) == group:
-                total += sum(process.cpu_times()[:2])
-        except (psutil.Error, ProcessLookupError):
-            continue  # it has ended
+    for process in everyone(pid):
+        with suppress(psutil.Error):  # it has ended since
+            total += sum(process.cpu_times()[:4])  # its own, and those of children that it has waited for
     return total
+
+
+def everyone(pid: int) -> list[psutil.Process]:
+    """A process and all that came of it, whatever sessions they have made for themselves."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def end_all(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process and all that came of it: a training saves a checkpoint first."""
+    left = everyone(process.pid)
+    for one in left:
+        with suppress(psutil.Error):
+            one.terminate()
+    process.wait()
+    for one in psutil.wait_procs(left[1:], timeout=GRACE_S)[1]:
+        with suppress(psutil.Error):
+            one.kill()
 
 
 def vla(*arguments: str) -> list[str]:

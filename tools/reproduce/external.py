@@ -43,10 +43,12 @@ LIMIT = 50  # control steps of an evaluated episode, 200 of MetaWorld's 500: str
 
 
 def main() -> int:
-    parser(__doc__).parse_args()
+    p = parser(__doc__)
+    p.add_argument("--out", type=Path, default=OUT, help="folder of data, run and evaluations (default: %(default)s)")
+    out = p.parse_args().out
     torch.set_num_threads(1)
-    checks, policy = experts(), trained()
-    records = {task: measured(policy, task) for task in TASKS}
+    checks, policy = experts(), trained(out)
+    records = {task: measured(policy, task, out) for task in TASKS}
     wins = {task: sum(e["success"] for e in r["episodes"]) for task, r in records.items()}
     mean, n = sum(wins.values()) / (EPISODES * len(TASKS)), EPISODES * len(TASKS)
     checks.append(Check("MT10: mean success", mean, interval=success_interval(sum(wins.values()), n)))
@@ -90,9 +92,9 @@ def expert(env_id: str, seed: int, **options: Any) -> bool:
     return bool(info["is_success"])
 
 
-def trained() -> Path:
+def trained(out: Path) -> Path:
     """Directory of the policy that the recipe makes of the demonstrations."""
-    root, run = OUT / "metaworld-data", OUT / "metaworld"
+    root, run = out / "metaworld-data", out / "metaworld"
     flags = [word for key, value in COLLECT.items() for word in (f"--{key}", *value.split())]
     vla("collect", "--env", *TASKS, *flags, "--episodes", str(DEMOS), "--root", str(root))
     recipe = ("metaworld", f"data.root={root}", f"output_dir={run}")
@@ -108,9 +110,9 @@ def training(policy: Path) -> dict[str, Any]:
     return {"recipe": kept | {"cameras": recipe["data"]["cameras"]}, "step": step}
 
 
-def measured(policy: Path, task: str) -> dict[str, Any]:
+def measured(policy: Path, task: str, out: Path) -> dict[str, Any]:
     """Settings and episodes of the evaluation on a task; read from its file where it is done already."""
-    path = OUT / "evaluations" / f"{task.replace('/', '-')}.json"
+    path = out / "evaluations" / f"{task.replace('/', '-')}.json"
     if not path.exists():
         options = {"max_episode_steps": LIMIT}
         result = evaluate(load_policy(policy, frozen=True), task, EPISODES, SEED, env_options=options)

@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings, seeds = IMAGES if args.images else Settings(), range(args.seeds)
     if args.smoke:
         settings = dataclasses.replace(SMOKE, images=args.images)
-    name = args.name or "mixture_of_horizons" + "_images" * args.images
+    # Toy cells never lie among the others.
+    name = args.name or "mixture_of_horizons" + "_images" * args.images + "_smoke" * args.smoke
     out = args.out or OUT / name
     if not args.report:
         prepare(settings, out)

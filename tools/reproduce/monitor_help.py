@@ -261,6 +261,8 @@ def main() -> int:
         return measured(todo, s, policy, args.out, done)
 
     records = run_cells([] if args.report else cells, cell, args.out)
+    if not records:
+        sys.exit(f"{args.out} holds no cells yet")
     checks = report(records, s)
     if not args.smoke:
         write("monitor_help", checks, published(asdict(s), records), seeds=[FIT_SEED, TEST_SEED])

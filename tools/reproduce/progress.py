@@ -1,7 +1,7 @@
 """Demonstrations of which a third are bad: does it help to draw frames by what they are worth?
 
     python tools/reproduce/progress.py                  # the first seed of all arms, then the others, then reports
-    python tools/reproduce/progress.py --seeds 1 --steps 300 --test 20 --out /tmp/progress
+    python tools/reproduce/progress.py --seeds 1 --steps 300 --test 20 --name progress_small
     python tools/reproduce/progress.py --report
 
 Picking from pictures and an instruction. Two thirds of the episodes are an expert's; in the others somebody clumsy is
@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
+from claims import same_settings
 
 import freshness
 from results import RESULTS, ROOT, Check, parser, write
@@ -45,7 +46,8 @@ LABELS = {
 
 def main() -> int:
     p = parser(__doc__)
-    p.add_argument("--out", type=Path, default=ROOT / "outputs" / "reproduce" / "progress")
+    p.add_argument("--name", default="progress", help="stem of the result file (default: %(default)s)")
+    p.add_argument("--out", type=Path, help="folder of recordings and runs (outputs/reproduce/<name>)")
     p.add_argument("--good", type=int, default=200, help="the expert's episodes (default: %(default)s)")
     p.add_argument("--bad", type=int, default=100, help="the others (default: %(default)s)")
     p.add_argument("--steps", type=int, default=1500)
@@ -53,7 +55,9 @@ def main() -> int:
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--report", action="store_true", help="run nothing")
     args = p.parse_args()
+    args.out = args.out or ROOT / "outputs" / "reproduce" / args.name
     data = args.out / "data"
+    same_settings(args.out, settings(args))
     adopt(args)
     if not args.report:
         record(data, args.good, args.bad)
@@ -96,9 +100,9 @@ def record(root: Path, good: int, bad: int, first: int = GOOD_SEED, task: str = 
 
 def adopt(args: argparse.Namespace) -> None:
     """Lay what was published, with these settings, among what is here, seed by seed; not where all is to be anew."""
-    path = RESULTS / "progress.json"
+    path = RESULTS / f"{args.name}.json"
     known = read_json(path)["data"] if path.exists() and not os.environ.get(freshness.ANEW) else {}
-    if known.get("settings") != settings(args):
+    if not known or {"test": 100} | known["settings"] != settings(args):
         return
     found = {f"{arm}-{s}/test.json": {"success": won} for arm in ARMS for s, won in enumerate(known["tests"][arm])}
     found |= {f"values-{s}/progress.json": {"held_out": told} for s, told in enumerate(known["held_out"])}
@@ -109,7 +113,7 @@ def adopt(args: argparse.Namespace) -> None:
 
 
 def settings(args: argparse.Namespace) -> dict[str, int]:
-    return {"good": args.good, "bad": args.bad, "steps": args.steps}
+    return {"good": args.good, "bad": args.bad, "steps": args.steps, "test": args.test}
 
 
 def cell(args: argparse.Namespace, data: Path, arm: str, seed: int) -> None:
@@ -184,7 +188,8 @@ def report(args: argparse.Namespace, data: Path) -> None:
             Check("success noticed within 3 frames, F1 on held-out episodes", float(np.mean(noticed)), 0.95),
         ]
     found_by = {"settings": settings(args), "tests": found, "held_out": heads}
-    write("progress", checks, found_by, seeds=[TEST_SEED])
+    seeds = [s for s in range(args.seeds) if (args.out / f"all-{s}/test.json").exists()]
+    write(args.name, checks, found_by, seeds=seeds)
 
 
 def trained(run: Path, *words: str) -> None:

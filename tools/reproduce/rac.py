@@ -211,6 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for run in kept:
         runs = records.setdefault(run["arm"], {})
         runs[run["seed"]] = max(runs.get(run["seed"], []), run["iterations"], key=len)
+    if not records:
+        sys.exit(f"{out} holds no runs yet")
     rac_report.report(name, ABOUT, records, published(these, cells_of(records)))
     return 0
 

@@ -79,7 +79,8 @@ def main() -> int:
         policy = load_policy(resolve_policy(str(source)))
         for task in args.tasks:
             for name in ROWS:
-                file = args.out / f"{arm}-{task}-{name.replace(' ', '_')}.json"
+                which = policy.spec.model_version[:12]  # rows of another policy are not this one's
+                file = args.out / f"{arm}-{which}-{task}-{name.replace(' ', '_')}.json"
                 if not file.exists():
                     write_json(file, row(policy, task, name))
                 outcomes = json.loads(file.read_text())

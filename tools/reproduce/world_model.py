@@ -150,6 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any(not (out / "cells" / f"{c.name}.json").exists() for c in cells):
             return 0  # another command is at them, and will report
     cells_there = [json.loads(path.read_text()) for path in sorted((out / "cells").glob("*.json"))]
+    if not cells_there:
+        sys.exit(f"{out} holds no cells yet")
     world_report.report(args.name, settings, cells_there)
     return 0
 

@@ -16,6 +16,7 @@ that wander, visit things, drop them, and grasp beside them, and of experts unde
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -129,9 +130,12 @@ def actor(kind: str, env: gym.Env, seed: int, steps: int) -> Any:
 def data(root: Path, world: Path) -> tuple[Recording, Tensor]:
     """The recorded mixture, and its latents, which are kept beside it."""
     recording, model = open_recording(root), load(world)
-    kept = root / f"latents-{world.parent.name}-{world.name}.npy"
+    weights = sha256((resolve(world) / "vae.safetensors").read_bytes()).hexdigest()[:12]
+    kept = root / f"latents-{weights}-{len(recording.end)}.npy"  # of this autoencoder, and of all that is there
     if not kept.exists():
-        np.save(kept, encode_all(model.vae, recording, torch.device("cpu")).numpy())
+        partial = kept.with_suffix(f".{os.getpid()}.npy")
+        np.save(partial, encode_all(model.vae, recording, torch.device("cpu")).numpy())
+        partial.replace(kept)
     return recording, torch.from_numpy(np.load(kept))
 
 

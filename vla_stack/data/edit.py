@@ -107,6 +107,8 @@ def relabel(root: Path, episode: int, frames: range, segment: Segment) -> int:
         if not 0 <= frames.start < frames.stop <= b - a:
             raise UserError(f"episode {episode} has frames 0:{b - a}, not {frames.start}:{frames.stop}")
         kind, source = dataset.columns[SEGMENT_TYPE][a:b].copy(), dataset.columns[CONTROL_SOURCE][a:b].copy()
+        parted = np.diff(dataset.columns[SEGMENT_INDEX][a:b]) != 0
+        parted[max(0, frames.start - 1) : frames.stop] = False  # segments that touch what was named may become one
         changed = int((kind[frames.start : frames.stop] != segment).sum())
         kind[frames.start : frames.stop] = segment
         policy = kind == Segment.AUTONOMOUS
@@ -117,7 +119,7 @@ def relabel(root: Path, episode: int, frames: range, segment: Segment) -> int:
             SEGMENT_TYPE: kind,
             CONTROL_SOURCE: source,
             INTERVENTION: human,
-            SEGMENT_INDEX: np.append(0, np.cumsum(np.diff(kind) != 0)),
+            SEGMENT_INDEX: np.append(0, np.cumsum(parted | (np.diff(kind) != 0))),
         }
         if arms(read_robot_spec(root)) == 1:  # which arm a person moved is not known otherwise
             values["intervention_mask"] = human
@@ -194,6 +196,18 @@ def select(root: Path, episodes: Sequence[int], target: Path) -> int:
         raise UserError(f"{root} has no episode {odd[0]}", f"it has 0 … {dataset.num_episodes - 1}")
     _write(target, robot, dataset.features, [(dataset, episodes, {})])
     return len(episodes)
+
+
+def check_select(root: Path, target: Path) -> None:
+    """Whether :func:`select` can write episodes of a dataset, before it is worked out which; it raises what that does.
+
+    Raises:
+        UserError: As :func:`select`.
+    """
+    _require_free(target, "select")
+    dataset, _ = open_dataset(root), read_robot_spec(root)
+    for e, row in enumerate(read_episode_rows(root, with_stats=True)):
+        _check_videos(dataset, e, row)
 
 
 def _require_free(target: Path, verb: str) -> None:

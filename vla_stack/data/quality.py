@@ -22,6 +22,7 @@ from vla_stack.errors import UserError
 from vla_stack.schema import ACTION, OBS_STATE
 
 MOVES = 0.05  # of a fast step (95th percentile) of its dimension; from here on a step is motion
+BLOCK = 32  # pictures that are compared at a time
 FROZEN = 2  # of 255: the most that a pixel of a picture that was repeated changes, by coding
 POINTS = 16  # of a trajectory that is compared with others
 SAME = 0.02  # standard deviations: trajectories that are as near are one recording
@@ -199,8 +200,10 @@ def _freeze(dataset: Dataset, moving: Bool[NDArray, " n"], progress: bool) -> Fl
     out = np.zeros(dataset.num_episodes)
     for pictures in open_frames(dataset, list(dataset.cameras), progress=progress).values():
         for e, a, b in _spans(dataset):
-            film = pictures[a:b].astype(np.int16)
-            same = (np.abs(np.diff(film, axis=0)).max((1, 2, 3), initial=0) <= FROZEN) & moving[a + 1 : b]
+            same = moving[a + 1 : b].copy()
+            for at in range(0, len(same), BLOCK):  # an episode of large pictures at once would be gigabytes
+                film = pictures[a + at : min(a + at + BLOCK + 1, b)].astype(np.int16)
+                same[at : at + BLOCK] &= np.abs(np.diff(film, axis=0)).max((1, 2, 3), initial=0) <= FROZEN
             changes = np.flatnonzero(~np.concatenate([[False], same, [False]]))
             out[e] = max(out[e], np.diff(changes).max() - 1)
     return out / dataset.fps

@@ -11,6 +11,7 @@ from vla_stack.data.labels import CONTROL_SOURCE, SEGMENT_TYPE
 from vla_stack.data.loader import ChunkLoader
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
+from vla_stack.lerobot_units import dimension_names
 from vla_stack.schema import ACTION, OBS_STATE
 
 
@@ -46,8 +47,9 @@ def view(root: Path, episode: int, save: Path | None = None) -> int:
         for camera, key in dataset.cameras.items():
             recording.log(f"cameras/{camera}", rr.Image(row[key][0]).compress())
         for key in (OBS_STATE, ACTION):
-            names = dataset.features[key].get("names") or range(row[key].shape[-1])
-            for name, value in zip(names, row[key].reshape(-1), strict=True):
+            values = row[key].reshape(-1) if key in row else []
+            names = dimension_names(dataset.features[key]) if key in row else None
+            for name, value in zip(names or range(len(values)), values, strict=True):
                 recording.log(f"{key}/{name}", rr.Scalars(float(value)))
         if SEGMENT_TYPE in dataset.columns:
             kind, source = (int(dataset.columns[k][frame]) for k in (SEGMENT_TYPE, CONTROL_SOURCE))

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vla_stack import envs
+from vla_stack.envs.making import nameless
 from vla_stack.evaluation.metrics import boundary_discontinuity
 from vla_stack.ray_cluster import Where
 from vla_stack.rollout.agents import PolicyAgent
 from vla_stack.rollout.engine import ChunkPolicy, run
 from vla_stack.rollout.latency import Latency
-from vla_stack.rollout.plan import Instruct, Plan, Start
+from vla_stack.rollout.plan import Episode, Instruct, Plan, Start, StepEvent
 from vla_stack.rollout.records import EpisodeRecord, EvalResult
 from vla_stack.runtime.executor import ExecutorConfig
+from vla_stack.schema import RobotSpec
 
 OnEpisode = Callable[[EpisodeRecord], None]
+IMAGINED, GUARDS = "imagined:", "guards"
+
+
+class GuardRecorder:
+    """Which guards of a world model did not believe an episode any longer, a tuple of names."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._tripped: tuple[str, ...] = ()
+
+    def step(self, event: StepEvent) -> None:
+        self._tripped = event.after.info.get(GUARDS, ())
+
+    def result(self) -> tuple[str, ...]:
+        return self._tripped
 
 
 def evaluate(
@@ -57,7 +73,10 @@ def evaluate(
     began = time.perf_counter()
     executor = executor or ExecutorConfig()
     options = envs.options_for(env_id, policy.spec, env_options)
-    plan = Plan(env_id, options, policy.spec, PolicyAgent, executor=executor, latency=latency, instruct=instruct)
+    watched: dict[str, Any] = {GUARDS: GuardRecorder} if env_id.startswith(IMAGINED) else {}
+    plan = Plan(
+        env_id, options, policy.spec, PolicyAgent, watched, executor=executor, latency=latency, instruct=instruct
+    )
     one = envs.make(env_id, 1, policy.spec, options)  # fails here, once, rather than in every worker
     robot, stages = one.robot or policy.spec.robot, one.stages
     one.close()
@@ -84,8 +103,30 @@ def evaluate(
             "model_version": policy.spec.model_version,
         },
         wall_s=time.perf_counter() - began,
+        notes=(*_units(policy.spec.robot, robot), *_cut(records)),
     )
     return replace(result, discontinuity=boundary_discontinuity(result, robot))
+
+
+def _cut(records: Sequence[EpisodeRecord]) -> tuple[str, ...]:
+    """How many imagined episodes guards have ended, and what the others came to: a rate alone hides it."""
+    cut = [r for r in records if r.attached.get(GUARDS)]
+    if not cut:
+        return ()
+    names = ", ".join(sorted({name for r in cut for name in r.attached[GUARDS]}))
+    won, others = sum(r.success for r in records), len(records) - len(cut)
+    return (
+        f"Guards ({names}) ended {len(cut)} of {len(records)} imagined episodes, which count as failures; "
+        f"of the other {others}, {won} succeeded.",
+    )
+
+
+def _units(policy: RobotSpec, env: RobotSpec) -> tuple[str, ...]:
+    """Which units the numbers of a policy were taken to be in, where it does not say."""
+    if not nameless(policy):
+        return ()
+    units = ", ".join(dict.fromkeys(dim.unit for dim in (*env.state, *env.action) if dim.unit))
+    return (f"The policy says nothing of its units; its numbers were taken as the environment's: {units or 'none'}.",)
 
 
 def describe(executor: ExecutorConfig, latency: Latency, instruct: Instruct) -> str:

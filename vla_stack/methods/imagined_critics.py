@@ -22,7 +22,7 @@ from vla_stack.methods.sac import Sac
 from vla_stack.world_model import guards
 from vla_stack.world_model.clips import Recording
 from vla_stack.world_model.model import End, WorldModel
-from vla_stack.world_model.poses import POSE, TOKEN
+from vla_stack.world_model.poses import POSE, TOKEN, turned
 from vla_stack.world_model.quality import chunk_noise
 from vla_stack.world_model.tool import check_commands_poses
 
@@ -45,12 +45,12 @@ class Reach:
         away = (
             recording.commands[now[:, None] + np.arange(horizon), : TURN + 1] - recording.poses[now, None, : TURN + 1]
         )
-        far = np.percentile(np.abs(away), 99, axis=0).clip(1e-3)
+        far = np.percentile(np.abs(shorter(torch.from_numpy(away)).numpy()), 99, axis=0).clip(1e-3)
         return cls(torch.from_numpy(far.astype(np.float32)))
 
     def unit(self, pose: Tensor, commands: Tensor) -> Tensor:
         """Chunks in [-1, 1], [B, 5 H], of commands [B, H, 5] from poses [B, 5]; clipped beyond."""
-        away = (commands[..., : TURN + 1] - pose[:, None, : TURN + 1]) / self.far
+        away = shorter(commands[..., : TURN + 1] - pose[:, None, : TURN + 1]) / self.far
         return torch.cat([away, commands[..., TURN + 1 :] * 2 - 1], -1).clamp(-1, 1).flatten(1)
 
     def commands(self, pose: Tensor, unit: Tensor) -> Tensor:
@@ -58,6 +58,11 @@ class Reach:
         chunk = unit.unflatten(1, (-1, POSE))
         away = pose[:, None, : TURN + 1] + chunk[..., : TURN + 1] * self.far
         return torch.cat([away, (chunk[..., TURN + 1 :] + 1) / 2], -1)
+
+
+def shorter(away: Tensor) -> Tensor:
+    """Ways [*, 4] with the shorter of the two turns."""
+    return torch.cat([away[..., :TURN], turned(away[..., TURN:])], -1)
 
 
 def whole_chunks(recording: Recording, horizon: int) -> NDArray[np.int64]:

@@ -17,8 +17,9 @@ def fit_weights(backbone: nn.Module, weights: dict[str, Tensor], prefix: str, al
     """Rename and merge weights of adapters in place, so that they load into a backbone with or without adapters.
 
     A layer that gains an adapter starts from its weights and an adapter of no effect; one that loses its adapter
-    absorbs it, W + alpha / r * B A (Hu et al. 2021); one that keeps it under another alpha has B scaled, so that it
-    adds what it added. Weights of the language head, where it was dropped, go.
+    absorbs it, W + alpha / r * B A (Hu et al. 2021); one whose adapter gets another rank absorbs the old one and starts
+    from a new one of no effect; one that keeps it under another alpha has B scaled, so that it adds what it added.
+    Weights of the language head, where it was dropped, go.
 
     Args:
         backbone: The model that the weights are for.
@@ -28,6 +29,16 @@ def fit_weights(backbone: nn.Module, weights: dict[str, Tensor], prefix: str, al
         trained_alpha: That of the policy whose weights they are.
     """
     own = {prefix + name: value for name, value in backbone.state_dict().items()}
+
+    def absorbed(stem: str) -> Tensor:
+        base, down, up = (weights.pop(stem + part) for part in (BASE, DOWN, UP))
+        merged = base.double() + trained_alpha / len(down) * (up.double() @ down.double())
+        return merged.to(base.dtype)
+
+    for name in [n for n in weights if n.startswith(prefix) and n.endswith(DOWN) and n in own]:
+        if len(weights[name]) != len(own[name]):  # the rank
+            stem = name.removesuffix(DOWN)
+            weights |= {stem + BASE: absorbed(stem), stem + DOWN: own[stem + DOWN], stem + UP: own[stem + UP]}
     if trained_alpha != alpha:
         for name in [n for n in weights if n.startswith(prefix) and n.endswith(UP) and n in own]:
             weights[name] = weights[name] * (trained_alpha / alpha)
@@ -38,9 +49,7 @@ def fit_weights(backbone: nn.Module, weights: dict[str, Tensor], prefix: str, al
             weights |= {stem + part: own[stem + part] for part in (DOWN, UP)}
     for name in [n for n in weights if n.startswith(prefix) and n.endswith(BASE) and n not in own]:
         stem = name.removesuffix(BASE)
-        base, down, up = (weights.pop(stem + part) for part in (BASE, DOWN, UP))
-        merged = base.double() + trained_alpha / len(down) * (up.double() @ down.double())
-        weights[f"{stem}.weight"] = merged.to(own.get(f"{stem}.weight", base).dtype)
+        weights[f"{stem}.weight"] = absorbed(stem)
     embedding = next(name for name in own if name.endswith("embed_tokens.weight"))
     head = f"{prefix}lm_head.weight"
     if head not in own and embedding not in weights and head in weights:  # tied, so saved under one of the names

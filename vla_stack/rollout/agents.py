@@ -45,7 +45,7 @@ class PolicyAgent:
             shown = self._history.beside(observation).expecting(request.state)
             reply = yield Query(shown, seed, request.continuation)
             late = plan.latency.ticks(self._episode.robot.rate_hz, (start.seed, k))
-            self._arrivals.append((k + late, _chunk(request, reply)))
+            self._arrivals.append((k + late, arrived(request, reply)))
             self._noise[request.rid] = seed
         for _, chunk in [arrival for arrival in self._arrivals if arrival[0] <= k]:
             self._timeline.deliver(chunk, k)
@@ -116,6 +116,7 @@ def numbered(seed: int, number: int) -> int:
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(HASH_BITS))
 
 
-def _chunk(request: Request, reply: Reply) -> ActionChunk:
+def arrived(request: Request, reply: Reply) -> ActionChunk:
+    """What a policy has answered to a request of the timeline, as the timeline takes it."""
     actions, execute = reply
     return ActionChunk(actions, request.origin, request.k_obs, rid=request.rid, epoch=request.epoch, execute=execute)

@@ -23,6 +23,7 @@ from vla_stack.data.store import clear_staging, locked
 from vla_stack.data.view import view
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Segment
+from vla_stack.lerobot_units import dimension_names
 from vla_stack.schema import SUCCESS
 from vla_stack.verbs import data_import, data_quality
 from vla_stack.verbs.arguments import whole
@@ -105,7 +106,7 @@ def _info(args: argparse.Namespace) -> int:
     _print_tasks(dataset)
     print("  columns")
     for name, column in dataset.columns.items():
-        names = ", ".join(dataset.features[name].get("names") or ())
+        names = ", ".join(dimension_names(dataset.features[name]) or ())
         print(f"    {name:<20}{column.dtype}{list(column.shape[1:]) or ''}  {names}".rstrip())
     return 0
 

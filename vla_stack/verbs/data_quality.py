@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from vla_stack.data.dataset import Dataset, open_dataset
-from vla_stack.data.edit import select
+from vla_stack.data.edit import check_select, select
 from vla_stack.data.layout import write_json
 from vla_stack.data.pending import left_out
 from vla_stack.data.quality import quality, table
@@ -39,6 +39,8 @@ def judge(args: argparse.Namespace) -> int:
     if (args.keep is None) != (args.into is None):
         raise UserError("--keep and --into need each other", "for example --keep 0.9 --into datasets/clean")
     dataset = open_dataset(root)
+    if args.into is not None:
+        check_select(root, args.into)  # before minutes of looking
     count = None if args.keep is None else _count(args.keep, dataset.num_episodes)
     found = quality(dataset, policy_error=_policy_error(args, dataset) if args.policy else None)
     about = {"data": str(root), "score": found.score.tolist(), "why": found.why, "copy_of": found.copy_of.tolist()}

@@ -48,7 +48,7 @@ class Pair:
         from vla_stack.world_model.tool import check_commands_poses
         from vla_stack.world_model.world_backend import WorldBackend, max_steps_of, simulated
 
-        world = load(model)
+        world, self.model = load(model), model
         check_commands_poses(world.robot, "vla imagine")
         self.imagined = ImaginedEnv(WorldBackend(world, simulated(world), 1, max_steps_of(world)), "rgb_array")
         self.task, self.rate_hz = world.config.env, world.robot.rate_hz
@@ -64,8 +64,8 @@ class Pair:
         obs, _ = self.imagined.reset(seed=seed)
         self.simulated.reset(seed=seed)
         self.command: NDArray[np.float32] = obs["agent_pos"][:5].copy()
-        self._success, self._over = {"imagined": False, "simulated": False}, {"imagined": False, "simulated": False}
-        self._guards: list[str] = []
+        self.succeeded, self._over = {"imagined": False, "simulated": False}, {"imagined": False, "simulated": False}
+        self.guards: list[str] = []
         return self._report()
 
     def act(self, command: NDArray[np.float32]) -> dict[str, Any]:
@@ -73,8 +73,8 @@ class Pair:
         self.command, self.steps = np.clip(command, self.low, self.high).astype(np.float32), self.steps + 1
         for name in (n for n, over in self._over.items() if not over):
             _, _, terminated, truncated, info = getattr(self, name).step(self.command)
-            self._over[name], self._success[name] = terminated or truncated, bool(info["is_success"])
-            self._guards += [g for g in info["guards"] if g not in self._guards]
+            self._over[name], self.succeeded[name] = terminated or truncated, bool(info["is_success"])
+            self.guards += [g for g in info["guards"] if g not in self.guards]
         return self._report()
 
     def move(self, keys: dict[str, float]) -> dict[str, Any]:
@@ -97,8 +97,8 @@ class Pair:
         self.simulated.close()
 
     def _report(self) -> dict[str, Any]:
-        about = {"task": self.imagined.task, "seed": self.seed, "step": self.steps, "guards": list(self._guards)}
-        return about | {"success": self._success, "over": self._over, "pictures": _encoded(self.pictures())}
+        about = {"task": self.imagined.task, "seed": self.seed, "step": self.steps, "guards": list(self.guards)}
+        return about | {"success": self.succeeded, "over": self._over, "pictures": _encoded(self.pictures())}
 
 
 def _encoded(pictures: dict[str, NDArray[np.uint8]]) -> dict[str, str]:
@@ -166,7 +166,10 @@ class Page:
         return web.json_response(await self._asked(request, self._pair.move))
 
     async def _reset(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._asked(request, lambda body: self._pair.reset(int(body["seed"]) % 2**31)))
+        def begin(body: dict[str, Any]) -> dict[str, Any]:
+            return self._pair.reset(int(body.get("seed", self._pair.seed)) % 2**31)
+
+        return web.json_response(await self._asked(request, begin))
 
     async def _verdict(self, request: web.Request) -> web.Response:
         def write(body: dict[str, Any]) -> dict[str, Any]:
@@ -176,6 +179,9 @@ class Page:
                 "steps": pair.steps,
                 "task": pair.imagined.task,
                 "success": bool(body["success"]),
+                "model": pair.model,
+                "shown": pair.succeeded,
+                "guards": pair.guards,
             }
             self._verdicts.parent.mkdir(parents=True, exist_ok=True)
             with self._verdicts.open("a") as file:
@@ -237,6 +243,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if (args.vlm or args.vlm_model) and not args.compare:
+        raise UserError("--vlm judges films", "give --compare FILE.mp4 as well")
     with ThreadPoolExecutor(1) as thread:
         pair = thread.submit(Pair, args.model, args.seed).result()
         try:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vla_stack.data.dataset import open_dataset
+from vla_stack.data.dataset import Dataset, open_dataset
 from vla_stack.data.features import read_robot_spec
 from vla_stack.data.frame_cache import open_frames
 from vla_stack.errors import UserError
 from vla_stack.rollout.collect import COMMAND_SENT
-from vla_stack.schema import ACTION, OBS_STATE, REWARD, RobotSpec
+from vla_stack.schema import ACTION, OBS_STATE, REWARD, SUCCESS, RobotSpec
 from vla_stack.world_model.memory import history_chunks
 from vla_stack.world_model.poses import executed_poses
 from vla_stack.world_model.tool import kinematics_beside, tool_of
@@ -94,9 +94,6 @@ def open_recording(root: str | Path, cameras: tuple[str, ...] = ()) -> Recording
     begins = np.isin(np.arange(dataset.num_frames), dataset.episode_from)
     for k, action in enumerate(columns.get(COMMAND_SENT, columns[ACTION])):
         commands[k] = tool.commanded(action, measured[k] if begins[k] else commands[k - 1])
-    reward = columns.get(REWARD, np.zeros(dataset.num_frames, np.float32))
-    success = np.append(False, reward[:-1] > 0)  # a frame's reward is of the step that follows it
-    success[dataset.episode_from] = False
     odd = np.arange(dataset.num_episodes) % HELD_OUT == HELD_OUT - 1
     return Recording(
         robot,
@@ -106,13 +103,30 @@ def open_recording(root: str | Path, cameras: tuple[str, ...] = ()) -> Recording
         measured,
         commands,
         executed_poses(measured, commands, dataset.episode_from),
-        success,
+        done_frames(dataset),
         columns["task_index"],
         np.repeat(dataset.episode_from, length),
         dataset.frame_end,
         np.repeat(odd, length),
         kinematics,
     )
+
+
+def done_frames(dataset: Dataset) -> NDArray[np.bool_]:
+    """Frames in which the task is done, bool [N].
+
+    A reward of 0 or 1 says so of the frame after it, where an episode went on after success (``vla collect --mixed``).
+    One that ended with its success is done in its last frame, but for the one step that nobody saw. Other rewards pay
+    progress, and say nothing of success.
+    """
+    columns, n = dataset.columns, dataset.num_frames
+    reward = columns.get(REWARD, np.zeros(n, np.float32)).reshape(n)
+    done = np.append(False, reward[:-1] > 0) & np.isin(reward, (0.0, 1.0)).all()
+    done[dataset.episode_from] = False
+    won = columns.get(SUCCESS, np.zeros(n, bool)).reshape(n).astype(bool)
+    for a, b in zip(dataset.episode_from, dataset.episode_to, strict=True):
+        done[b - 1] |= won[b - 1] and not done[a:b].any()
+    return done
 
 
 def clip_index(

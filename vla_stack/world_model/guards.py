@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vla_stack.world_model.model import WorldModel
+from vla_stack.world_model.poses import turned
 
 NAMES = ("disagreement", "residual", "latent", "chunks", "distance")
 NEIGHBOURS = 5
@@ -25,7 +26,7 @@ STEP = 0.05  # m, a long way to go in one control step; turns are measured again
 def features(model: WorldModel, poses: Tensor, commands: Tensor) -> Tensor:
     """Where the tool is and where it is sent, [*, 10], for poses and commands [*, 5]."""
     yaw = poses[..., 3:4]
-    away = torch.cat([commands[..., :3] - poses[..., :3], (commands[..., 3:4] - yaw) / 5], -1) / STEP
+    away = torch.cat([commands[..., :3] - poses[..., :3], turned(commands[..., 3:4] - yaw) / 5], -1) / STEP
     here = [model.config.poses.position(poses[..., :3]), yaw.cos(), yaw.sin()]
     return torch.cat([*here, away, commands[..., 4:]], -1)
 
@@ -109,4 +110,4 @@ def doubts(model: WorldModel, pictures: Tensor, told: Tensor, commands: Tensor, 
 
 def limit(values: Tensor, share: float = 99.0) -> float:
     """The percentile of held-out values above which a guard trips."""
-    return float(np.percentile(values.double().cpu().numpy(), share))
+    return float(np.percentile(values.cpu().double().numpy(), share))

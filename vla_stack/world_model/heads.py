@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_stack.world_model.config import HeadsConfig
-from vla_stack.world_model.poses import Adapter
+from vla_stack.world_model.poses import Adapter, turned
 
 SHARP = 3.0  # scale of an encoder's maps in their softmax
 
@@ -127,7 +127,8 @@ class Heads(nn.Module):
         judge = torch.stack([F.binary_cross_entropy_with_logits(x, labels, weights) for x in judged]).sum()
         probe = self.probe.loss(batch["frames"], batch["measured"])
         reached = self.adapter(batch["pose"], batch["before"], batch["commands"])
-        adapter = ((reached - batch["reached"])[..., :4] * 20).square().mean()
+        missed = (reached - batch["reached"])[..., :4]
+        adapter = (torch.cat([missed[..., :3], turned(missed[..., 3:])], -1) * 20).square().mean()
         right = torch.stack([((x > 0) == batch["success"]).float().mean() for x in judged]).mean()
         metrics = {"judge": judge, "probe": probe, "adapter": adapter, "judged_right": right}
         return judge + probe + adapter, {k: v.detach() for k, v in metrics.items()}

@@ -65,6 +65,11 @@ class PoseScale:
         )
 
 
+def turned(yaw: Tensor) -> Tensor:
+    """Differences of yaw [*], radians, along the shorter way; as they are where that is what they are."""
+    return torch.where(yaw.abs() > torch.pi, torch.remainder(yaw + torch.pi, 2 * torch.pi) - torch.pi, yaw)
+
+
 def rotation6(yaw: Tensor) -> Tensor:
     """First two columns [*, 6] of the rotation of a tool that points down (Zhou et al. 2019): no jump anywhere."""
     c, s, zero = yaw.cos(), yaw.sin(), torch.zeros_like(yaw)
@@ -128,6 +133,7 @@ class Adapter(nn.Module):
         n = commands.shape[1]
         held = torch.cat([commands, commands[:, -1:].expand(-1, self.horizon - n, -1)], 1)
         away = torch.cat([before[:, None], held], 1)[..., :4] - pose[:, None, :4]
+        away = torch.cat([away[..., :3], turned(away[..., 3:])], -1)
         offset = self.net(torch.cat([away.flatten(1) * 20, pose[:, :4]], 1)).unflatten(1, (self.horizon, 4)) / 20
         reached = torch.cat([held[..., :4] + offset, held[..., 4:]], -1)
         return reached[:, :n]

@@ -12,6 +12,8 @@ from vla_stack.training.recipe import Recipe, Training
 from vla_stack.training.recipe_tree import Count, Decay, Natural, Positive, build
 from vla_stack.world_model.config import DynamicsConfig, HeadsConfig, SvdConfig, VaeConfig
 
+QUARTERS = 4  # least batch of the heads
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -86,7 +88,13 @@ class World:
 
     def check(self) -> None:
         """Shapes are those of the model's configuration classes; raises :class:`UserError`."""
-        self.shapes()
+        dynamics = self.shapes().dynamics
+        if dynamics.width % dynamics.heads:
+            what = f"'method.dynamics.width' {dynamics.width} is no multiple of its {dynamics.heads} heads"
+            raise UserError(what, f"use {dynamics.width // dynamics.heads * dynamics.heads or dynamics.heads}")
+        if self.train_heads.batch_size < QUARTERS:
+            what = f"'method.train_heads.batch_size' is {self.train_heads.batch_size}"
+            raise UserError(what, f"use at least {QUARTERS}: a quarter of a batch is imagined, another decoded")
 
     def shapes(self) -> Shapes:
         """The model's configurations."""
@@ -99,6 +107,10 @@ class World:
             raise UserError("'data.root' is missing", "give data.root=DIR, a dataset of `vla collect --mixed`")
         if len(recipe.data.root) > 1:
             raise UserError("'data.root' names several datasets, a world model learns from one", "vla data merge")
+        ignored = {"data.episodes": recipe.data.episodes, "data.validation": recipe.data.validation}
+        for key in (key for key, value in ignored.items() if value):
+            remedy = "leave it out, or write the episodes that you mean with `vla data select`"
+            raise UserError(f"'{key}' is not for a world model, which holds every tenth episode out itself", remedy)
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:
         """Train the stages that are missing."""

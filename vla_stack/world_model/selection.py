@@ -59,7 +59,8 @@ def choose(
     else:
         told = torch.full((len(candidates),), task, device=candidates.device)
         worth = model.heads.success(model.vae.pictures(latents), told)[0][:, -1]
-    score = worth - caution * spread / model.config.limits.disagreement
+    limit = model.config.limits.disagreement
+    score = worth - caution * spread / limit if 0 < limit < torch.inf else worth  # one member never disagrees
     return int(score.argmax()), score
 
 

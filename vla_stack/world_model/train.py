@@ -83,6 +83,12 @@ def _check_recording(recording: Recording, recipe: Recipe) -> None:
             f"{recipe.data.root[0]} was recorded with '{recording.tasks[0]}', {recipe.task.id} asks for '{known[0]}'",
             "set task to that of the data, or task='' for a real robot",
         )
+    if not recording.success.any():
+        print(
+            f"{recipe.data.root[0]}: no episode succeeds, or none says so: judges will learn that nothing ever does. "
+            "Record outcomes: vla collect --mixed, or the verdicts of vla console and vla run --record",
+            flush=True,
+        )
     shortest = recipe.method.shapes().dynamics.future + 1
     for kind, chosen in (("training", ~recording.held_out), ("held-out", recording.held_out)):
         longest = (recording.end - recording.start)[chosen].max()
@@ -278,7 +284,7 @@ class WorldTraining:
 
     def _heads(self) -> StageParts:
         path = self.run_dir / "generated.safetensors"
-        by = torch.stack([p.double().abs().sum() for p in self.model.dynamics.parameters()]).cpu()
+        by = torch.stack([p.cpu().double().abs().sum() for p in self.model.dynamics.parameters()])
         if not path.exists() or not torch.equal(load_file(path)["by"], by):
             print(f"imagining {self.method.generated} rollouts for the judges", flush=True)
             rollouts = imagine_rollouts(self.model, self.recording, self.method.generated, self.recipe.seed)

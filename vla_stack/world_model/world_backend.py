@@ -31,11 +31,21 @@ IMAGINED = "imagined:"  # of an environment's id, followed by a world model's di
 
 @dataclass(frozen=True)
 class Start:
-    """A real first frame: camera -> uint8 [H, W, 3], state float32 [S], instruction."""
+    """A real first frame.
+
+    Attributes:
+        pictures: Camera -> uint8 [H, W, 3].
+        state: float32 [S].
+        task: Instruction.
+        pose: float32 [5], as the model was told it of recorded frames; None where an episode begins: as measured.
+        before: float32 [5], the command before the frame; None likewise.
+    """
 
     pictures: dict[str, NDArray[np.uint8]]
     state: NDArray[np.float32]
     task: str
+    pose: NDArray[np.float32] | None = None
+    before: NDArray[np.float32] | None = None
 
 
 class Starts(Protocol):
@@ -79,7 +89,8 @@ class RecordedStarts:
         row = int(options.get("start_index", drawn))
         if not 0 <= row < len(r.end):
             raise UserError(f"start_index {row} is not in the data", f"it has frames 0 to {len(r.end) - 1}")
-        return Start({c: p[row] for c, p in r.pictures.items()}, r.states[row], r.tasks[r.task[row]])
+        pictures, task = {c: p[row] for c, p in r.pictures.items()}, r.tasks[r.task[row]]
+        return Start(pictures, r.states[row], task, r.poses[row], r.before(np.array([row]))[0])
 
     def close(self) -> None: ...
 
@@ -181,8 +192,9 @@ class WorldBackend:
         tasks = self.model.config.tasks
         task = tasks.index(start.task) if start.task in tasks else None
         measured = self.model.tool.measured(state[None])
-        pose = torch.from_numpy(measured[0]).to(device)
-        rollout = ImaginedRollout(seed, self.model.begin(pictures[None], measured)[0], task, pose, state)
+        pose = measured if start.pose is None else start.pose[None]
+        before = torch.from_numpy(measured[0] if start.before is None else start.before).to(device)
+        rollout = ImaginedRollout(seed, self.model.begin(pictures[None], pose)[0], task, before, state)
         self._rollouts[row] = rollout
         p = self._judge([rollout], torch.from_numpy(pictures[None, None]).to(device))[0]
         shown = {c: start.pictures[c] for c in self.model.cameras}
@@ -298,7 +310,14 @@ class WorldBackend:
         return p
 
 
-def make(name: str, num_envs: int, device: str = "cpu", render_mode: str = "", starts: str = "") -> ImaginedRows:
+def make(
+    name: str,
+    num_envs: int,
+    device: str = "cpu",
+    render_mode: str = "",
+    starts: str = "",
+    max_episode_steps: int | None = None,
+) -> ImaginedRows:
     """Rows of ``imagined:<name>``, for :func:`vla_stack.envs.make`.
 
     Args:
@@ -309,16 +328,20 @@ def make(name: str, num_envs: int, device: str = "cpu", render_mode: str = "", s
         starts: A dataset with whose first frames episodes begin, and whose longest episode limits theirs. Without one
             they begin as the simulator's task does, or, of a robot that is no task of ``sim``, with those that the
             world model was trained on.
+        max_episode_steps: Fewer control steps than that.
 
     Raises:
         UserError: There is no such world model or dataset, or it is of another robot.
     """
     model = shared(name, device)
+    begins: Starts
     if not starts and any(info.id == model.config.env for info in TASKS.values()):
-        return ImaginedRows(WorldBackend(model, simulated(model), num_envs, max_steps_of(model)), num_envs)
-    recording = _recorded(name, model, starts)
-    longest = int((recording.end - recording.start).max())
-    return ImaginedRows(WorldBackend(model, RecordedStarts(recording), num_envs, longest), num_envs)
+        begins, longest = simulated(model), max_steps_of(model)
+    else:
+        recording = _recorded(name, model, starts)
+        begins, longest = RecordedStarts(recording), int((recording.end - recording.start).max())
+    limit = min(longest, max_episode_steps or longest)
+    return ImaginedRows(WorldBackend(model, begins, num_envs, limit), num_envs)
 
 
 def _recorded(name: str, model: WorldModel, starts: str) -> Recording:

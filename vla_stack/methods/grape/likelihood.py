@@ -55,10 +55,13 @@ def shared_draws(
     if policy.head is not None:
         return None
     pairs, length = int(pair.max()) + 1, int(decision.max()) + 1
-    shape = (pairs * length * m, actions.shape[1], policy.noise_dim)
-    noise = flow.sample_noise(shape, generator, actions.device).unflatten(0, (pairs, length, m))
-    t = flow.sample_time(shape[0], generator, actions.device).view(pairs, length, m)
-    return Draws(noise[pair, decision], t[pair, decision])
+    shape, device = (pairs * m, actions.shape[1], policy.noise_dim), actions.device
+    drawn = [  # decision by decision, so that longer trajectories share what shorter ones have
+        Draws(flow.sample_noise(shape, generator, device), flow.sample_time(shape[0], generator, device))
+        for _ in range(length)
+    ]
+    noise, t = (torch.stack([of.unflatten(0, (pairs, m)) for of in column]) for column in zip(*drawn, strict=True))
+    return Draws(noise[decision, pair], t[decision, pair])
 
 
 def score(

@@ -2,7 +2,7 @@
 
 Zhang et al., "GRAPE: Generalizing Robot Policy via Preference Alignment" (arXiv:2411.19309v2), eqs. 2-6. A pair is a
 better and a worse rollout of one instruction *from one initial state*, for only then the partition function cancels.
-A *decision* is an executed chunk. What stands for the log-probability of a decision is in ``grape_likelihood.py``.
+A *decision* is an executed chunk. What stands for the log-probability of a decision is in ``likelihood.py``.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def train_on_pairs(recipe: Recipe, pairs: Path, run: Path, start: Path, beta: fl
         pairs: Folder of ``data.preferences``.
         run: Run directory.
         start: Policy directory that training starts from: the reference.
-        beta: See ``methods.grape.tpo``.
+        beta: See :mod:`vla_stack.methods.grape.loss`.
 
     Returns:
         The policy directory.

@@ -18,7 +18,7 @@ class PairRecipe:
 
     Attributes:
         how: Best against worst of a start; ``random``, ``shuffled`` and ``success`` are controls.
-        m: Pairs of each start at most.
+        m: Best, and worst, rollouts of each start, of which each is paired with each: m * m pairs at most.
         delta: Least difference of the scores.
         winner_succeeds: Only pairs whose better rollout succeeded.
     """

@@ -162,6 +162,6 @@ def _films(loop: GrapeLoop, records: Sequence[dict[str, Any]]) -> str:
 def _filmed(loop: GrapeLoop, spec: PolicySpec, episodes: Sequence[EpisodeRecord], label: str) -> EvalResult:
     """The episodes of a policy with films, made in the environment that it was evaluated in."""
     env = loop.recipe.task.id
-    settings = {"env_options": options_for(env, spec)}
+    settings = {"env_options": options_for(env, spec, loop.recipe.task.options)}
     result = EvalResult(env, label, spec.robot.rate_hz, tuple(episodes), settings=settings)
     return film(result, loop.folder.run_dir / "films", len(episodes))

@@ -69,14 +69,14 @@ class Sampler:
         continuations: Sequence[Continuation | None] = (),
     ) -> Chunks:
         """As of any policy; plans are not continued."""
-        replies = self._sample(observations, seeds)
+        replies, execute = self._sample(observations, seeds)
         if self.remember:
             cameras = [c.name for c in self.spec.robot.cameras]
             for observation, seed, reply in zip(observations, seeds, replies, strict=True):
                 pictures = {image_key(c): observation.images[c] for c in cameras}
                 known = {OBS_STATE: observation.state, TICK: observation.step, **pictures}
                 self._decisions[seed] = {**known, **reply, NOISE_SEED: seed}
-        return Chunks(np.stack([reply[ACTION] for reply in replies]))
+        return Chunks(np.stack([reply[ACTION] for reply in replies]), execute)
 
     def taken(self, record: EpisodeRecord) -> Arrays:
         """The decisions of an episode that was executed, in their order, and how many actions of each were."""
@@ -85,10 +85,16 @@ class Sampler:
         decisions: Arrays = {k: np.stack([np.asarray(d[k]) for d in kept]) for k in kept[0]}
         return decisions | {EXECUTED: np.array([(record.chunks == c).sum() for c in used], np.int64)}
 
-    def _sample(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[Arrays]:
-        """For each observation ``action`` [H, A], commands, and ``chain`` [K+1, H, D] where there is one."""
+    def _sample(
+        self, observations: Sequence[Observation], seeds: Sequence[int]
+    ) -> tuple[list[Arrays], tuple[int, ...] | None]:
+        """For each observation ``action`` [H, A], commands, and ``chain`` [K+1, H, D] where there is one.
+
+        Also how many of the actions are to be executed, where the policy says so; a chain's policy does not.
+        """
         if not self.sigma:
-            return [{ACTION: a} for a in self.policy.infer(observations, seeds).actions]
+            chunks = self.policy.infer(observations, seeds)
+            return [{ACTION: a} for a in chunks.actions], chunks.execute
         network = self.policy.policy
         with torch.inference_mode():
             batch = self.policy.preprocess(observations)
@@ -100,7 +106,7 @@ class Sampler:
             std = torch.full((1, network.inference_steps, 1, 1), self.sigma, device=noise.device)
             chain = sample_chain(network, context, noise, std, generators)
             commands = self.policy.postprocessor(chain[:, -1, :, : network.action_dim]).float().numpy()
-        return [{ACTION: a, "chain": c} for a, c in zip(commands, chain.numpy(force=True), strict=True)]
+        return [{ACTION: a, "chain": c} for a, c in zip(commands, chain.numpy(force=True), strict=True)], None
 
 
 def roll_out(

@@ -9,6 +9,7 @@ progress.png         values over time of some episodes
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vla_stack.data.dataset import Dataset, open_dataset
-from vla_stack.data.layout import write_json
+from vla_stack.data.layout import read_json, write_json
 from vla_stack.data.valued import FACTS, FRAMES, fingerprint
 from vla_stack.envs.making import check_fit
 from vla_stack.errors import UserError
 from vla_stack.evaluation.recorded import observations, recorded_robot
 from vla_stack.methods.episodes_loop import start_of
+from vla_stack.methods.practice import check_resumed
 from vla_stack.methods.progress.value import Bins, Floats, ValueHead, advantages, steps_left, train
 from vla_stack.policies.anatomy import is_flow
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
@@ -48,9 +50,12 @@ def fit(recipe: Recipe, method: Progress, run_dir: Path) -> None:
     """Value all frames of the recipe's datasets; does nothing where that is done.
 
     Raises:
-        UserError: The policy is no flow policy, or a dataset is of another robot, or says nothing of success.
+        UserError: The policy is no flow policy, or a dataset is of another robot, or says nothing of success; or what
+            is done was done otherwise.
     """
+    how = asdict(method) | {"seed": recipe.seed}
     if (run_dir / FACTS).exists():
+        check_resumed(how, read_json(run_dir / FACTS).get("how", how))
         return
     use_threads(recipe.threads)
     policy = load_policy(start_of(recipe.policy.pretrained), recipe.device)
@@ -86,7 +91,7 @@ def fit(recipe: Recipe, method: Progress, run_dir: Path) -> None:
     facts = quality(made, left, first, end)
     print(", ".join(f"{name} {value:.3g}" for name, value in facts.items()))
     about = {"policy": policy.spec.model_version, "horizon": bins.horizon, "bins": bins.count, "ahead": n}
-    write_json(run_dir / FACTS, {**about, "hidden": HIDDEN, "width": seen.shape[1], "held_out": facts})
+    write_json(run_dir / FACTS, {**about, "how": how, "hidden": HIDDEN, "width": seen.shape[1], "held_out": facts})
 
 
 @torch.no_grad()

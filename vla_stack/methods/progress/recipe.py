@@ -34,6 +34,10 @@ class Progress:
             raise UserError("'policy.pretrained' is missing", "give policy=DIR, a policy whose features are read")
         if not recipe.data.root:
             raise UserError("'data.root' is missing", "give data.root=DIR, episodes that say whether they succeeded")
+        for key, chosen in (("episodes", recipe.data.episodes), ("validation", recipe.data.validation)):
+            if chosen:
+                remedy = f"leave it out, or write what is to be learnt from with `vla data select`; not data.{key}"
+                raise UserError(f"'data.{key}' leaves out, and `progress` values all frames of a dataset", remedy)
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:
         """Value the frames of the recipe's datasets."""

@@ -19,11 +19,12 @@ from vla_stack.intervention import Control, Intervention, Mode, Phase, Refused, 
 from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.operator import HOLD_S, SimulatedOperator
 from vla_stack.methods.rac.scene import Attempts, Scene, Subtasks
+from vla_stack.rollout.agents import arrived
 from vla_stack.rollout.plan import Decision, Episode, Query, Reply
 from vla_stack.runtime.driver import Status
 from vla_stack.runtime.executor import Executor
 from vla_stack.runtime.rewind import Rewinder
-from vla_stack.schema import ActionChunk, Observation
+from vla_stack.schema import Observation
 
 RESET_S = 5.0  # s of a person's time for each reset
 
@@ -193,9 +194,8 @@ class OperatedAgent:
     def _let_policy_act(self, k: int, seen: Observation) -> Generator[Query, Reply, None]:
         assert self._executor is not None
         if (request := self._executor.plan(k)) is not None:
-            actions, _ = yield Query(seen, request.seed)
-            chunk = ActionChunk(actions, request.origin, request.k_obs, rid=request.rid, epoch=request.epoch)
-            self._executor.deliver(chunk, k)
+            reply = yield Query(seen, request.seed)
+            self._executor.deliver(arrived(request, reply), k)
         dispatch = self._executor.dispatch(k)
         self._command = self._command if dispatch.action is None else dispatch.action
         self._auto += 1

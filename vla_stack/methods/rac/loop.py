@@ -29,11 +29,13 @@ from vla_stack.data.trainable import Trainable
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control, Mode, Phase, Segment
 from vla_stack.methods.iterations import IterationFolder, table
+from vla_stack.methods.practice import check_no_history
 from vla_stack.methods.rac.episode import OperatedAgent, RolledOut
 from vla_stack.methods.rac.familiar import FamiliarStates
 from vla_stack.methods.rac.operator import OperatorConfig, SimulatedOperator
 from vla_stack.methods.rac.scene import FEATURES
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
+from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.reading import find_device
 from vla_stack.rollout.agents import expert_plan
 from vla_stack.rollout.engine import Engine, run
@@ -107,7 +109,9 @@ class RacLoop:
         self.method: Rac = recipe.method
         self.task = next(task for task in sim.TASKS.values() if task.id == recipe.task.id)
         self.device = find_device(recipe.device)
-        self.method.fits(make_config(recipe.policy, self.device), recipe.policy)
+        config = make_config(recipe.policy, self.device)
+        self.method.fits(config, recipe.policy)
+        check_no_history(recipe.policy.type, getattr(base_config(config), "history_ages", ()))
         self.limit = self.task.max_episode_steps
         self.patience = PATIENCE * self.limit
         self.options = {**recipe.task.options, "max_episode_steps": NEVER}
@@ -159,7 +163,9 @@ class RacLoop:
         """Train on the data so far, or on its first ``episodes``; returns the policy directory."""
         run = self.folder.path(k) / name
         used = None if episodes is None else tuple(range(episodes))
-        data = replace(self.recipe.data, root=(str(self.data),), interventions=interventions, episodes=used)
+        weights = self.recipe.data.weights if k else "uniform"  # iteration 0 is demonstrations alone
+        data = replace(self.recipe.data, root=(str(self.data),), episodes=used)
+        data = replace(data, interventions=interventions, weights=weights)
         seed = self.recipe.seed + 1000 * k
         quiet = replace(self.recipe.eval, every=0)  # the iteration's own evaluation follows
         plan = replace(self.recipe, name=f"{self.recipe.name}-{k}", data=data, seed=seed, eval=quiet)

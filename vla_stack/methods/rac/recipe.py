@@ -48,8 +48,13 @@ class Rac(Imitation):
         if all(task.id != recipe.task.id for task in sim.TASKS.values()):
             known = ", ".join(task.id for task in sim.TASKS.values())
             raise UserError(f"method 'rac' has no operator for the task '{recipe.task.id}'", f"the tasks are {known}")
-        if recipe.data.root or recipe.data.sources:
-            raise UserError("method 'rac' records its own data", "leave data.root and data.sources out")
+        if recipe.data.root or recipe.data.sources or recipe.data.episodes:
+            remedy = "leave data.root, data.sources and data.episodes out"
+            raise UserError("method 'rac' records its own data", remedy)
+        if recipe.data.weights == "sirius" and recipe.data.interventions != "all":
+            raise UserError("'data.weights' sirius needs the policy's own frames", "set data.interventions=all")
+        if recipe.data.weights == "balanced" and not (self.mode == "rac" and self.recover):
+            raise UserError("'data.weights' balanced needs recoveries, here are none", "set data.weights=iwr")
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:
         """Do the iterations that are missing."""

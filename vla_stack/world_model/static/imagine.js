@@ -75,7 +75,7 @@ function showKeys() {
 showKeys();
 
 async function run() {
-  show(await ask("/reset", { seed }));
+  show(await ask("/reset", {})); // the scene that the command names
   for (;;) {
     const began = performance.now();
     const keys = asked();
