@@ -114,6 +114,12 @@ def test_a_stopped_run_goes_on_with_the_same_rollouts(run):
     assert again.facts.steps == len(again.trace["time"])
 
 
+def test_a_run_goes_on_as_it_was_begun(run, capsys):
+    assert cli.main(["train", "--resume", str(run), "method.pairs.m=2"]) == 1
+    assert "method.pairs=" in capsys.readouterr().err
+    assert cli.main(["train", "--resume", str(run), "method.films=0"]) == 0
+
+
 def test_the_policy_rolls_out_where_it_is_trained(policy, tmp_path, monkeypatch):
     asked = []
 

@@ -100,6 +100,19 @@ def test_a_run_that_died_goes_on_with_the_episode_after_its_last_one(given, robo
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+def test_a_run_does_not_go_on_with_what_another_robot_did(given, robot, tmp_path, capsys):
+    other = Robot(given, tmp_path / "other")
+    for _ in range(4):
+        robot.live(True)
+        other.live(True, n=9)
+    other.close()
+    keys = (*given, f"method.live={robot.root}", "method.iterations=1")
+    assert cli.main(["train", str(CONFIG), *keys, f"output_dir={tmp_path / 'run'}"]) == 0
+    changed = (f"method.live={other.root}", "method.iterations=2")
+    assert cli.main(["train", "--resume", str(tmp_path / "run"), *changed]) == 1
+    assert f"{other.root} is not what the run has learnt from" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
 def test_a_run_that_goes_on_with_other_iterations_skips_and_repeats_no_episode(
     given, robot, tmp_path, monkeypatch, before, after

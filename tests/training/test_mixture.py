@@ -99,7 +99,7 @@ def test_a_process_that_is_new_goes_on_in_its_own_order(roots: list[Path]) -> No
     second.load_state_dict(reseeded(state, second.state_dict()))
     assert equal(next(iter(second)), next(iter(there)))
     alone.load_state_dict(reseeded({"seed": 3, "position": 16, "epoch_size": 24}, alone.state_dict()))
-    assert alone.state_dict() == {"seed": 4, "position": 16, "epoch_size": 24}
+    assert alone.state_dict() | {"data": 0} == {"seed": 4, "position": 16, "epoch_size": 24, "data": 0}
     for other in (state, {"seed": 3, "position": 16, "epoch_size": 23}):  # of other data: refused as ever
         with pytest.raises(UserError):
             alone.load_state_dict(reseeded(other, alone.state_dict()))
@@ -117,6 +117,8 @@ def test_a_state_of_other_datasets_is_refused(roots: list[Path]) -> None:
     ):
         with pytest.raises(UserError, match="'data' is of another kind than what the run was started with"):
             loader.load_state_dict(state)
+    with pytest.raises(UserError, match="has learnt from another dataset than"):
+        one.load_state_dict(one.state_dict() | {"data": 1})  # of equal size, as two roots in another order may be
     state = two.state_dict()
     with pytest.raises(UserError, match="the run was started with 3 datasets, 'data' names 2"):
         two.load_state_dict({**state, "sources": [*state["sources"], state["sources"][0]]})

@@ -7,7 +7,9 @@ stream is the whole state of a loader and a resumed run sees the same batches.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +164,12 @@ class ChunkLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON state from which :meth:`load_state_dict` continues with the same batches."""
-        return {"seed": self.seed, "position": self._position, "epoch_size": self.epoch_size}
+        return {"seed": self.seed, "position": self._position, "epoch_size": self.epoch_size, "data": self._recorded}
+
+    @cached_property
+    def _recorded(self) -> int:
+        """Tells datasets apart, those of equal size too."""
+        return zlib.crc32(np.ascontiguousarray(self.dataset.columns[ACTION]))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a loader with this state stood.
@@ -170,7 +177,11 @@ class ChunkLoader:
         Raises:
             UserError: The state is of another kind of loader, another seed or another set of frames.
         """
+        state = {"data": self._recorded, **state}  # older checkpoints do not say
         check_kind(state, self.state_dict())
+        if state["data"] != self._recorded:
+            what = f"the run that is to go on has learnt from another dataset than {self.dataset.root} in its place"
+            raise UserError(what, RESUME_ALIKE)
         for key, mine in (("seed", self.seed), ("epoch_size", self.epoch_size)):
             if state[key] != mine:
                 raise UserError(

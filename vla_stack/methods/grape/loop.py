@@ -8,14 +8,16 @@ Every step finds what a stopped run left.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
+from vla_stack.data.layout import read_json, write_json
 from vla_stack.data.preferences import (
     PAIRS,
     Facts,
@@ -34,7 +36,7 @@ from vla_stack.evaluation.constraints.trace import Trace
 from vla_stack.methods.grape.pair_training import calibrate, self_scores, train_on_pairs
 from vla_stack.methods.grape.rollouts import Sampler, roll_out
 from vla_stack.methods.iterations import IterationFolder, table
-from vla_stack.methods.practice import check_no_history
+from vla_stack.methods.practice import check_no_history, check_resumed
 from vla_stack.policies.chunk_policy import ChunkPolicy, load_policy
 from vla_stack.policies.configuration_moh import base_config
 from vla_stack.policies.directory import resolve_policy
@@ -56,6 +58,10 @@ COLUMNS = {
     "collisions": "{collision_rate:.0%}",
     "steps": "{mean_steps:.1f}",
 }
+
+
+MADE_BY = "made_by.json"
+FREE = ("iterations", "num_envs", "workers", "rollouts", "films", "micro", "log_every", "save_every", "keep")
 
 
 class GrapeLoop:
@@ -82,6 +88,19 @@ class GrapeLoop:
         config = base_config(read_config(self.start, str(self.device)))
         check_no_history(recipe.policy.pretrained, getattr(config, "history_ages", ()))
         self.executor = ExecutorConfig(mode="sync", execute=self.method.execute)
+        made_by, path = self._made_by(), run_dir / MADE_BY
+        if path.exists():
+            check_resumed(made_by, read_json(path))
+        elif not self.folder.records():  # older runs do not say
+            write_json(path, made_by)
+
+    def _made_by(self) -> dict[str, Any]:
+        """What rollouts, scores, pairs and policies that lie there were made by, as JSON has it."""
+        recipe = self.recipe
+        method = {f"method.{k}": v for k, v in asdict(self.method).items() if k not in FREE}
+        about = {"task": asdict(recipe.task), "seed": recipe.seed, "policy.pretrained": recipe.policy.pretrained}
+        made_by: dict[str, Any] = json.loads(json.dumps(method | about))
+        return made_by
 
     def run(self) -> list[dict[str, Any]]:
         """Do the iterations that are missing; returns all records."""

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from vla_stack.data.dataset import Dataset
-from vla_stack.data.labels import CONTROL_SOURCE
+from vla_stack.data.labels import CONTROL_SOURCE, content_uid
 from vla_stack.data.layout import read_info
 from vla_stack.errors import UserError
 from vla_stack.intervention import Control
@@ -32,7 +32,7 @@ from vla_stack.methods.on_flow.decisions import joined
 from vla_stack.methods.on_flow.loop import FlowLoop
 from vla_stack.methods.on_flow.rollouts import Lived, Recorded, open_recorded, recorded_episode
 from vla_stack.policies.chunk_policy import ChunkPolicy
-from vla_stack.schema import Observation
+from vla_stack.schema import ACTION, OBS_STATE, Observation
 from vla_stack.training import checkpoint as ckpt
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.stop import Stop
@@ -52,6 +52,8 @@ class LiveLoop(FlowLoop):
     def __init__(self, recipe: Recipe, run_dir: Path) -> None:
         self._live, self._stop, self._over = Path(recipe.method.live), Stop(), False  # type: ignore[attr-defined]
         self.consumed = 0  # recorded episodes that were learnt from, the first ones
+        self._newest: int | None = None  # what is in the last of them, and of those that were read
+        self._read_last: int | None = None
         super().__init__(recipe, run_dir)
 
     def run(self) -> Path:
@@ -78,6 +80,11 @@ class LiveLoop(FlowLoop):
         if not self.consumed:
             return
         dataset = self._wait(self.consumed)
+        if self._newest is not None and self._uid(dataset, self.consumed - 1) != self._newest:
+            raise UserError(
+                f"{self._live} is not what the run has learnt from: its episode {self.consumed - 1} is another one",
+                "give method.live the dataset that it began with, or start a new run with an output_dir of its own",
+            )
         self._remember([self._read(dataset, i) for i in range(self.consumed) if self._by_hand(dataset, i)])
 
     def practise(self, seeds: Sequence[int]) -> Lived:
@@ -86,6 +93,7 @@ class LiveLoop(FlowLoop):
         dataset = self._wait(first + len(seeds))
         found = [self._read(dataset, i) for i in range(first, first + len(seeds))]
         self._remember(found)
+        self._read_last = self._uid(dataset, first + len(seeds) - 1)
         success = torch.tensor([episode.success for episode in found])
         lived = Lived(joined(episode.decisions for episode in found), success, sum(episode.steps for episode in found))
         if not lived.count:
@@ -99,15 +107,17 @@ class LiveLoop(FlowLoop):
 
     def update(self, data: Lived, generator: torch.Generator) -> dict[str, float]:
         self.consumed += len(data.success)
+        self._newest = self._read_last
         return super().update(data, generator)
 
     def facts(self) -> dict[str, object]:
         """How many episodes are behind it: an iteration may have had another number of them than it has now."""
-        return super().facts() | {"episodes": self.consumed}
+        return super().facts() | {"episodes": self.consumed, "newest": self._newest}
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
         state = super().load(checkpoint)
         self.consumed = state.get("episodes", state["step"] * self.method.episodes)  # older checkpoints do not say
+        self._newest = state.get("newest")
         return state
 
     def updates(self, kept: int) -> int:
@@ -132,6 +142,10 @@ class LiveLoop(FlowLoop):
         theirs = [episode.decisions.some(episode.human) for episode in episodes if episode.human.any()]
         if theirs:
             self.learner.offline = joined([*filter(None, (self.learner.offline,)), *theirs])
+
+    def _uid(self, dataset: Dataset, number: int) -> int:
+        rows = slice(int(dataset.episode_from[number]), int(dataset.episode_to[number]))
+        return int(content_uid(dataset.columns[OBS_STATE][rows], dataset.columns[ACTION][rows]))
 
     def _by_hand(self, dataset: Dataset, number: int) -> bool:
         rows = slice(int(dataset.episode_from[number]), int(dataset.episode_to[number]))
