@@ -42,7 +42,7 @@ def spoken(mode: str) -> np.ndarray:
 
 def written(root: Path, values: np.ndarray, names: list[str] | None = NAMES) -> Path:
     """Two episodes of six frames."""
-    vector = {"dtype": "float32", "shape": (6,), "names": names}
+    vector = {"dtype": "float32", "shape": (values.shape[1],), "names": names}
     camera = {"dtype": "image", "shape": (32, 48, 3), "names": ["height", "width", "channels"]}
     features = {"observation.images.front": camera, "observation.state": vector, "action": vector}
     dataset = LeRobotDataset.create(
@@ -91,6 +91,23 @@ def test_percent_of_calibrated_ranges_become_the_same_radians(tmp_path: Path) ->
         assert main(["data", "import", str(source), "--root", str(target), *more]) == 0
         found.append(open_dataset(target).columns["action"])
     np.testing.assert_allclose(*found, atol=1e-5)
+
+
+def test_each_of_two_arms_has_a_calibration_of_its_own(tmp_path: Path) -> None:
+    wider = {
+        name: {**c, "range_min": c["range_min"] - 100, "range_max": c["range_max"] + 100}
+        for name, c in CALIBRATION.items()
+    }
+    for name, of in (("a", CALIBRATION), ("b", wider)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(of))
+    both = np.tile(spoken("percent"), 2)
+    source = written(tmp_path / "theirs", both, [f"{arm}_{name}" for arm in ("left", "right") for name in NAMES])
+    files = [f"--calibration={arm}_={tmp_path / name}.json" for arm, name in (("left", "a"), ("right", "b"))]
+    assert main(["data", "import", str(source), "--root", str(tmp_path / "ours"), *files]) == 0
+    left, right = np.split(open_dataset(tmp_path / "ours").columns["action"], 2, axis=1)
+    np.testing.assert_allclose(left, spoken("degrees") * factors(NAMES, {}), atol=1e-5)
+    ranges = np.array([[c[n]["range_max"] - c[n]["range_min"] for n in JOINTS] for c in (CALIBRATION, wider)])
+    np.testing.assert_allclose(right[:, :5] / left[:, :5], np.tile(ranges[1] / ranges[0], (12, 1)), rtol=1e-4)
 
 
 @pytest.mark.parametrize(

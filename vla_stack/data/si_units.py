@@ -51,7 +51,10 @@ class Imported:
 
 
 def import_lerobot(
-    source: Path, target: Path, units: Mapping[str, str] | None = None, calibration: Path | None = None
+    source: Path,
+    target: Path,
+    units: Mapping[str, str] | None = None,
+    calibration: Mapping[str, Path] | None = None,
 ) -> Imported:
     """Write a dataset of LeRobot's anew, in SI units; the new one is there whole or not at all.
 
@@ -60,7 +63,8 @@ def import_lerobot(
         target: The new dataset's folder.
         units: Feature -> unit in :data:`~vla_stack.lerobot_units.UNITS`, where it is not that of
             :func:`~vla_stack.lerobot_units.unit_of`.
-        calibration: The arm's calibration file, of a dataset in percent of the joints' ranges (-100 to 100).
+        calibration: Of a dataset in percent of the joints' ranges (-100 to 100): what the names of an arm's joints
+            begin with in the dataset, nothing where there is one arm, -> its calibration file.
 
     Raises:
         UserError: The dataset says already what its numbers mean, names a feature whose unit is unknown, or holds
@@ -72,7 +76,7 @@ def import_lerobot(
     dataset = open_dataset(source)
     if (source / ROBOT).exists():
         raise UserError(f"{source / ROBOT} says what the dataset's numbers mean", "it can be trained on as it is")
-    scale = {} if calibration is None else _ranges(calibration)
+    scale = {arm + joint: by for arm, file in (calibration or {}).items() for joint, by in _ranges(file).items()}
     found: dict[str, NDArray[np.float32]] = {}
     dims: dict[str, tuple[Dim, ...]] = {}
     for key in (OBS_STATE, ACTION):
@@ -85,12 +89,14 @@ def import_lerobot(
         for i, dim in enumerate(dims[key] if calibration else ()):
             if dim.unit == "rad" and dim.name not in units:
                 if dim.name not in scale:
-                    raise UserError(
-                        f"{calibration} has no '{dim.name.removesuffix('.pos')}'", "give the arm's own file"
+                    files = ", ".join(map(str, calibration.values())) if calibration else ""
+                    remedy = (
+                        "give the arm's own file; of two arms, --calibration left_=A.json --calibration right_=B.json"
                     )
+                    raise UserError(f"{files} has no '{dim.name.removesuffix('.pos')}'", remedy)
                 factor[i] = scale[dim.name]
         found[key] = (dataset.columns[key] * factor).astype(np.float32)
-        _check(dims[key], found[key], source, scaled=calibration is not None)
+        _check(dims[key], found[key], source, scaled=bool(calibration))
     cameras = tuple(Camera(name, *dataset.image_size(name)) for name in dataset.cameras)
     name = f"lerobot/{dataset.info.get('robot_type') or 'robot'}"
     robot = RobotSpec(name, dims[OBS_STATE], dims[ACTION], cameras, dataset.fps)

@@ -40,7 +40,13 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gripper", action="append", **absent, metavar="JOINT=CLOSED:OPEN", help="a gripper's range; repeatable")
     add("--split-topic", **absent, metavar="TOPIC", help="each message begins an episode")
     add("--split-gap", type=not_negative, **absent, metavar="SECONDS", help="silence that ends an episode")
-    add("--calibration", type=Path, **absent, metavar="ARM.json", help="LeRobot's of the arm, where data are in +-100")
+    add(
+        "--calibration",
+        action="append",
+        **absent,
+        metavar="[PREFIX=]ARM.json",
+        help="LeRobot's of the arm, where data are in +-100; of two arms, left_=A.json and right_=B.json",
+    )
     add("--log-time", action="store_true", **absent, help="time of recording, not of the header")
 
 
@@ -77,7 +83,8 @@ def _run_import_lerobot(args: argparse.Namespace) -> int:
         option = f"--{given[0].removesuffix('_hz').replace('_', '-')}"
         raise UserError(f"{source} is a dataset of LeRobot's, {option} is for recordings of ROS", "leave it out")
     units = dict(_pair("--unit", text) for text in getattr(args, "unit", ()))
-    done = import_lerobot(source, args.target, units, getattr(args, "calibration", None))
+    files = [text.rpartition("=") for text in getattr(args, "calibration", ())]
+    done = import_lerobot(source, args.target, units, {arm: Path(file) for arm, _, file in files})
     print(f"{args.target}: {done.episodes} episodes of {done.robot.name} at {done.robot.rate_hz:g} Hz, commands from")
     for dim, low, high in zip(done.robot.action, done.low, done.high, strict=True):
         print(f"  {dim.name:<24}{low:8.3f} to {high:6.3f} {dim.unit}")
