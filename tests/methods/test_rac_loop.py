@@ -116,6 +116,7 @@ def test_errors_name_the_key(capsys) -> None:
     [
         ("task=juggle", "no operator for the task 'juggle'"),
         ("data.root=x", "method 'rac' records its own data"),
+        ("eval.envs=[sim/pick-v0]", "method 'rac' evaluates in its task -- leave it out"),
         ("data.episodes=[0,1]", "method 'rac' records its own data"),
         ("data.weights=sirius", "sirius needs the policy's own frames -- set data.interventions=all"),
         ("method.mode=hg_dagger data.weights=balanced", "balanced needs recoveries, here are none"),

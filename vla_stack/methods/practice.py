@@ -15,7 +15,7 @@ from gymnasium.wrappers import TimeLimit
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
 from vla_stack.rollout.records import IDLE, EpisodeRecord
-from vla_stack.training.recipe import TaskRecipe
+from vla_stack.training.recipe import Recipe, TaskRecipe
 
 IMAGINED = "imagined:"  # of a task's id, followed by the directory of the world model that imagines it
 LIMIT = "max_episode_steps"
@@ -53,6 +53,13 @@ def time_limit(env: Any) -> int | None:
     while env is not None and not isinstance(env, TimeLimit):
         env = getattr(env, "env", None)
     return None if env is None else env._max_episode_steps
+
+
+def check_evaluated_where_it_practises(recipe: Recipe) -> None:
+    """Raise a :class:`UserError` where a recipe names other environments to evaluate in, which nothing would."""
+    if set(recipe.eval.envs) - {recipe.task.id}:
+        what = f"'eval.envs' is {list(recipe.eval.envs)}, method '{recipe.method.name}' evaluates in its task"
+        raise UserError(what, "leave it out; `vla eval --env` evaluates the policy elsewhere")
 
 
 def check_no_history(name: str, history: Sequence[int]) -> None:

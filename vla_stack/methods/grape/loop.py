@@ -88,11 +88,6 @@ class GrapeLoop:
         config = base_config(read_config(self.start, str(self.device)))
         check_no_history(recipe.policy.pretrained, getattr(config, "history_ages", ()))
         self.executor = ExecutorConfig(mode="sync", execute=self.method.execute)
-        made_by, path = self._made_by(), run_dir / MADE_BY
-        if path.exists():
-            check_resumed(made_by, read_json(path))
-        elif not self.folder.records():  # older runs do not say
-            write_json(path, made_by)
 
     def _made_by(self) -> dict[str, Any]:
         """What rollouts, scores, pairs and policies that lie there were made by, as JSON has it."""
@@ -103,7 +98,16 @@ class GrapeLoop:
         return made_by
 
     def run(self) -> list[dict[str, Any]]:
-        """Do the iterations that are missing; returns all records."""
+        """Do the iterations that are missing; returns all records.
+
+        Raises:
+            UserError: Those that are there were made by other settings.
+        """
+        made_by, path = self._made_by(), self.folder.run_dir / MADE_BY
+        if path.exists():
+            check_resumed(made_by, read_json(path))
+        elif not self.folder.records():  # older runs do not say
+            write_json(path, made_by)
         while (k := len(records := self.folder.records())) <= self.method.iterations:
             about: dict[str, Any] = {"pairs": 0, "beta": 0.0}
             if k:

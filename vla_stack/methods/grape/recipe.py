@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from vla_stack.errors import UserError
 from vla_stack.evaluation.constraints.score import Weights
+from vla_stack.methods.practice import check_evaluated_where_it_practises
 from vla_stack.training.recipe import Recipe, Training
 from vla_stack.training.recipe_tree import Count, Decay, Natural, NotNegative
 
@@ -92,6 +93,7 @@ class Grape(Training):
 
     def check_recipe(self, recipe: Recipe) -> None:
         """There is a policy and a task, and starts are not evaluated on; raises :class:`UserError`."""
+        check_evaluated_where_it_practises(recipe)
         if not recipe.policy.pretrained:
             raise UserError("'policy.pretrained' is missing", "name the policy to align, for example policy=shipped")
         if not recipe.task.id:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from vla_stack.errors import UserError
-from vla_stack.methods.practice import LIMIT, Reward, is_imagined
+from vla_stack.methods.practice import LIMIT, Reward, check_evaluated_where_it_practises, is_imagined
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.recipe_tree import Count, Natural, Within
 
@@ -89,6 +89,7 @@ class OffPolicy:
 
     def check_recipe(self, recipe: Recipe) -> None:
         """What would fail later, and only after minutes or never; raises :class:`UserError`."""
+        check_evaluated_where_it_practises(recipe)
         if not recipe.task.id:
             raise UserError("'task' is missing", "for example task=sim/pick-v0")
         if not recipe.eval.every:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from vla_stack.errors import UserError
-from vla_stack.methods.practice import Reward, is_imagined, simulated
+from vla_stack.methods.practice import Reward, check_evaluated_where_it_practises, is_imagined, simulated
 from vla_stack.methods.sac import SacRecipe
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.recipe_tree import Count, Natural, Within
@@ -71,6 +71,7 @@ class OnFlow:
                 f"'method.warmup' is {self.warmup}, of {self.iterations} iterations: nothing would be learnt",
                 f"set method.warmup={self.iterations} or less",
             )
+        check_evaluated_where_it_practises(recipe)
         if not recipe.policy.pretrained:
             raise UserError("'policy.pretrained' is missing", "give policy=DIR, a trained policy to start from")
         if not (recipe.task.id or self.live):

@@ -9,6 +9,7 @@ from typing import Literal
 import sim
 from vla_stack.errors import UserError
 from vla_stack.methods.imitation.recipe import Imitation
+from vla_stack.methods.practice import check_evaluated_where_it_practises
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.recipe_tree import Count, Natural
 
@@ -45,6 +46,7 @@ class Rac(Imitation):
 
     def check_recipe(self, recipe: Recipe) -> None:
         """The task is one of ``sim``, and there is no data yet; raises :class:`UserError`."""
+        check_evaluated_where_it_practises(recipe)
         if all(task.id != recipe.task.id for task in sim.TASKS.values()):
             known = ", ".join(task.id for task in sim.TASKS.values())
             raise UserError(f"method 'rac' has no operator for the task '{recipe.task.id}'", f"the tasks are {known}")

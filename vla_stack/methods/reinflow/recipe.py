@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from vla_stack.errors import UserError
-from vla_stack.methods.practice import is_imagined, simulated
+from vla_stack.methods.practice import check_evaluated_where_it_practises, is_imagined, simulated
 from vla_stack.training.recipe import Recipe
 from vla_stack.training.recipe_tree import Above, AtLeast, Count, Natural, NotNegative, Positive, Share, Within
 
@@ -92,6 +92,7 @@ class ReinFlow:
 
     def check_recipe(self, recipe: Recipe) -> None:
         """There is a policy and a task; raises :class:`UserError`."""
+        check_evaluated_where_it_practises(recipe)
         if not recipe.policy.pretrained:
             raise UserError("'policy.pretrained' is missing", "give policy=DIR, a trained policy to start from")
         if not recipe.task.id:
