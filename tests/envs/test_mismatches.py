@@ -97,5 +97,5 @@ def test_what_fits_is_not_refused():
 
 
 def test_an_option_that_a_provider_does_not_know_is_named():
-    with pytest.raises(UserError, match="^imagined:shipped does not take these options: .*max_episode_steps"):
-        make("imagined:shipped", options={"max_episode_steps": 4})
+    with pytest.raises(UserError, match="^imagined:shipped does not take these options: .*colour"):
+        make("imagined:shipped", options={"colour": 4})

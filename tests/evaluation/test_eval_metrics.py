@@ -1,9 +1,12 @@
 """Figures with intervals against closed forms and brute force."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from vla_stack.errors import UserError
+from vla_stack.evaluation.evaluate import _cut, _units
 from vla_stack.evaluation.metrics import boundary_discontinuity, paired_results
 from vla_stack.rollout.records import EpisodeRecord, EvalResult, load_records, save_records
 from vla_stack.schema import Camera, Dim, RobotSpec
@@ -84,3 +87,19 @@ def test_malformed_records_are_named(tmp_path, text):
         load_records(path)
     with pytest.raises(UserError, match="cannot be read"):
         load_records(tmp_path / "absent.json")
+
+
+def test_episodes_that_a_guard_ended_are_told_apart_from_failures():
+    believed = [EpisodeRecord(i, "go", "go", i < 2, 5, attached={"guards": ()}) for i in range(3)]
+    cut = [EpisodeRecord(9, "go", "go", False, 5, attached={"guards": ("latent",)})]
+    assert _cut(believed) == ()
+    (note,) = _cut([*believed, *cut])
+    assert note.startswith("Guards (latent) ended 1 of 4 imagined episodes") and note.endswith(
+        "of the other 3, 2 succeeded."
+    )
+
+
+def test_a_policy_without_units_is_said_to_have_been_taken_at_its_word():
+    assert _units(ROBOT, ROBOT) == ()
+    (note,) = _units(replace(ROBOT, name="lerobot/so101"), ROBOT)
+    assert "says nothing of its units" in note and "environment's: m, ratio" in note

@@ -61,7 +61,7 @@ COLUMNS = {
 
 
 MADE_BY = "made_by.json"
-FREE = ("iterations", "num_envs", "workers", "rollouts", "films", "micro", "log_every", "save_every", "keep")
+FREE = ("iterations", "num_envs", "workers", "rollouts", "films", "micro", "log_every", "save_every", "keep", "wandb")
 
 
 class GrapeLoop:
