@@ -138,7 +138,15 @@ def test_what_a_person_did_is_kept_with_the_demonstrations_and_gaps_are_not_brid
     data = loop.practise([0, 0, 0])
     # Of 8 frames, all decisions of the success; of failures those that neither reach the end nor cross what is missing.
     assert data.decisions.at.tolist() == [*range(8), 8 + 0, 8 + 4, 16 + 0, 16 + 1, 16 + 4]
-    assert data.decisions.discount[:8].tolist() == pytest.approx([0.98**STEPS] * 5 + [0.0] * 3)
+    assert data.decisions.discount[:8].tolist() == pytest.approx([0.0] * 2 + [0.98**STEPS] * 3 + [0.0] * 3)
+    # To be taken over is to fail for good, after the commands that were the policy's own.
+    assert data.decisions.reward[:2].tolist() == pytest.approx([-1 / (1 - 0.98)] * 2)
+    first = data.decisions.actions[:2].unflatten(1, (STEPS, -1))
+    assert (
+        torch.equal(first[0, 1], first[0, 2])
+        and torch.equal(first[1, 0], first[1, 1])
+        and (first[0, 0] != first[0, 1]).any()
+    )
     assert data.success.tolist() == [True, False, False] and data.steps == 24
     kept = loop.learner.offline
     assert len(kept) == demonstrations + 3  # those that begin at frames 2, 3 and 4 are a person's to their last step

@@ -24,13 +24,12 @@ import torch
 from numpy.typing import NDArray
 
 from vla_stack.data.dataset import Dataset
-from vla_stack.data.labels import CONTROL_SOURCE, content_uid
+from vla_stack.data.labels import content_uid
 from vla_stack.data.layout import read_info
 from vla_stack.errors import UserError
-from vla_stack.intervention import Control
 from vla_stack.methods.on_flow.decisions import joined
 from vla_stack.methods.on_flow.loop import FlowLoop
-from vla_stack.methods.on_flow.rollouts import Lived, Recorded, open_recorded, recorded_episode
+from vla_stack.methods.on_flow.rollouts import Lived, Recorded, by_hand, open_recorded, recorded_episode
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.schema import ACTION, OBS_STATE, Observation
 from vla_stack.training import checkpoint as ckpt
@@ -85,7 +84,7 @@ class LiveLoop(FlowLoop):
                 f"{self._live} is not what the run has learnt from: its episode {self.consumed - 1} is another one",
                 "give method.live the dataset that it began with, or start a new run with an output_dir of its own",
             )
-        self._remember([self._read(dataset, i) for i in range(self.consumed) if self._by_hand(dataset, i)])
+        self._remember([self._read(dataset, i) for i in range(self.consumed) if by_hand(dataset, i).any()])
 
     def practise(self, seeds: Sequence[int]) -> Lived:
         """As many recorded episodes as there are seeds, once they are there."""
@@ -146,12 +145,6 @@ class LiveLoop(FlowLoop):
     def _uid(self, dataset: Dataset, number: int) -> int:
         rows = slice(int(dataset.episode_from[number]), int(dataset.episode_to[number]))
         return int(content_uid(dataset.columns[OBS_STATE][rows], dataset.columns[ACTION][rows]))
-
-    def _by_hand(self, dataset: Dataset, number: int) -> bool:
-        rows = slice(int(dataset.episode_from[number]), int(dataset.episode_to[number]))
-        return CONTROL_SOURCE in dataset.columns and bool(
-            (dataset.columns[CONTROL_SOURCE][rows] == Control.HUMAN).any()
-        )
 
     def _wait(self, wanted: int) -> Dataset:
         """The robot's dataset, once it holds ``wanted`` episodes.

@@ -27,7 +27,7 @@ from vla_stack.evaluation.recorded import recorded_robot
 from vla_stack.intervention import Control
 from vla_stack.methods.episodes_loop import FINAL
 from vla_stack.methods.on_flow.decisions import Decisions, episode, gathered, joined, row
-from vla_stack.methods.practice import ChunkOf, Reward, chunks_of, ended, unpaid
+from vla_stack.methods.practice import Reward, chunks_of, ended, unpaid
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.policies.decided import Decided
 from vla_stack.rollout.collect import COMMAND_SENT
@@ -191,36 +191,59 @@ def recorded_episode(
     were sent, where a dataset tells them from the labels. What follows is the frame after them, so decisions overlap
     and every frame teaches. Success ends an episode; of one without, the decisions that reach its end are left out, and
     everywhere those that something interrupts: a hold, which is not recorded, may come after them, for :data:`HOLD_S`.
+
+    A person who takes over says that the policy is failing: what it decided up to then has failed for good, whatever
+    comes of the episode (after RLIF, Luo et al. 2024, arXiv:2311.12996). Else to be helped would be as good as success.
     """
-    rows, actions, success = _recorded(explorer, dataset, number)
+    theirs = by_hand(dataset, number)
+    until = _taken_over(theirs)
+    rows, actions, success = _recorded(explorer, dataset, number, until)
     n, first = len(rows), int(dataset.episode_from[number])
     at = np.arange(n if success else max(0, n - steps))
-    taken = np.minimum(steps, n - at)
-    ended = success & (at + taken == n)
+    taken = np.minimum(steps, np.minimum(until[at], n) - at)
+    ended, lost = success & (at + taken == n), (at + taken == until[at]) & (until[at] < n)
     whole = reach(dataset, np.ones(dataset.num_frames, bool))[first + at] >= taken
     if CAPTURE_TIME in dataset.columns:
         t = dataset.columns[CAPTURE_TIME][first : first + n]
-        whole &= ended | (t[np.minimum(at + taken, n - 1)] - t[at + taken - 1] <= HOLD_S)
-    at, taken, ended = at[whole], taken[whole], ended[whole]
-    paid = [ChunkOf(0, _paid(int(k), bool(e), reward, gamma), int(k)) for k, e in zip(taken, ended, strict=True)]
-    after = np.where(ended, at, np.minimum(at + taken, n - 1))
+        whole &= ended | lost | (t[np.minimum(at + taken, n - 1)] - t[at + taken - 1] <= HOLD_S)
+    at, taken, ended, lost = at[whole], taken[whole], ended[whole], lost[whole]
+    reward_of = [_paid(int(k), bool(e), bool(f), reward, gamma) for k, e, f in zip(taken, ended, lost, strict=True)]
+    after = np.where(ended | lost, at, np.minimum(at + taken, n - 1))
     known = gathered(rows)._replace(actions=actions)
-    discount = [0.0 if e else gamma**p.executed for e, p in zip(ended, paid, strict=True)]
-    decisions = Decisions.of(known, at.tolist(), after.tolist(), [p.reward for p in paid], discount)
-    by_hand = dataset.columns.get(CONTROL_SOURCE, np.zeros(dataset.num_frames, np.int64))[first : first + n]
-    counted = np.concatenate([[0], np.cumsum(by_hand == Control.HUMAN)])
+    discount = np.where(ended | lost, 0.0, gamma**taken)
+    decisions = Decisions.of(known, at.tolist(), after.tolist(), reward_of, discount.tolist())
+    counted = np.concatenate([[0], np.cumsum(theirs)])
     return Recorded(decisions, counted[at + taken] - counted[at] == taken, success, n)
 
 
-def _paid(steps: int, success: bool, reward: Reward, gamma: float) -> float:
+def _paid(steps: int, success: bool, lost: bool, reward: Reward, gamma: float) -> float:
     paid = np.full(steps, float(unpaid(reward)))
     paid[-1] += float(success)
-    return float((paid * gamma ** np.arange(steps)).sum())
+    for_good = lost * gamma**steps * unpaid(reward) / (1.0 - gamma)  # what an endless failure goes on earning
+    return float((paid * gamma ** np.arange(steps)).sum() + for_good)
 
 
-def _recorded(explorer: Explorer, dataset: Dataset, number: int) -> tuple[list[Decided], Tensor, bool]:
-    """What the policy would have decided at the frames of an episode up to its success, what was done there, and
-    whether it succeeded."""
+def by_hand(dataset: Dataset, number: int) -> NDArray[np.bool_]:
+    """Of each frame of an episode whether a person acted."""
+    frames = slice(int(dataset.episode_from[number]), int(dataset.episode_to[number]))
+    source = dataset.columns.get(CONTROL_SOURCE, np.zeros(dataset.num_frames, np.int64))
+    return source[frames] == Control.HUMAN
+
+
+def _taken_over(by_hand: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Of each frame the later one at which a person takes over from who acts in it; the end where nobody does."""
+    n = len(by_hand)
+    until = np.full(n + 1, n)
+    for i in reversed(range(n)):
+        until[i] = i if by_hand[i] else until[i + 1]
+    return np.where(by_hand, n, until[:n])
+
+
+def _recorded(
+    explorer: Explorer, dataset: Dataset, number: int, until: NDArray[np.int64]
+) -> tuple[list[Decided], Tensor, bool]:
+    """What the policy would have decided at the frames of an episode up to its success, what was done there up to
+    frame ``until`` [n], its last command repeated, and whether it succeeded."""
     policy, first, end = explorer.policy, int(dataset.episode_from[number]), int(dataset.episode_to[number])
     success = np.flatnonzero(dataset.columns[SUCCESS][first:end])
     end = first + int(success[0]) + 1 if len(success) else end
@@ -230,7 +253,8 @@ def _recorded(explorer: Explorer, dataset: Dataset, number: int) -> tuple[list[D
     for batch in _batches(len(commands)):
         some = [observation for _, observation in islice(seen, len(batch))]
         decided = explorer.decide(some, [first + int(i) for i in batch])
-        ahead = np.minimum(batch[:, None] + np.arange(policy.spec.horizon), len(commands) - 1)
+        last = np.minimum(until[batch], len(commands)) - 1
+        ahead = np.minimum(batch[:, None] + np.arange(policy.spec.horizon), last[:, None])
         done = policy.preprocess(some, commands[ahead])[ACTION].flatten(1)[:, : decided.actions.shape[1]]
         made += [row(decided, i) for i in range(len(some))]
         actions.append(policy.policy.bounded(done))
