@@ -8,7 +8,8 @@ Three programs that wait for no other, each of which may be killed and started a
 
 An episode counts once it is committed, so what is learnt from is what the disk holds, and a run that was stopped goes
 on with the episode after the last one of its checkpoint. As in HIL-SERL (Luo et al., arXiv:2410.21845) what a person
-did is kept with the demonstrations as well, which are half of each batch.
+did is kept with the demonstrations as well, which are half of each batch; where somebody takes over, the policy has
+failed (RLIF, :func:`~vla_stack.methods.on_flow.rollouts.recorded_episode`).
 """
 
 from __future__ import annotations
