@@ -147,6 +147,8 @@ def test_errors_are_one_line(fake_policy, tmp_path, capsys):
     assert main(["eval", "--env", "sim/pikc-v0", "--out", str(tmp_path)]) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("vla eval: there is no environment 'sim/pikc-v0'") and "did you mean sim/pick-v0?" in error
+    assert main(["eval", "--starts", "data/mine", "--env", LINE, "--out", str(tmp_path)]) == 1
+    assert "--starts is of imagined episodes -- give --env imagined:RUN" in capsys.readouterr().err
     assert main(["eval", "--device", "cuda:77", "--out", str(tmp_path)]) == 1
     assert "vla eval: device 'cuda:77' is not available" in capsys.readouterr().err
 

@@ -308,7 +308,7 @@ def test_a_robot_without_a_simulator_begins_where_its_data_does(root: Path, tmp_
     ends = [rows.step([0], action[None])[0] for _ in range(8)]  # as long as the longest episode
     assert ends[-1].truncated or any(end.terminated or end.truncated for end in ends)
     shutil.copytree(run / "model", tmp_path / "alone")
-    with pytest.raises(UserError, match="nothing says which data it is of -- give starts=DATASET"):
+    with pytest.raises(UserError, match="nothing says which data it is of -- give its first frames"):
         envs.make(f"imagined:{tmp_path / 'alone'}", 1)
     envs.make(f"imagined:{tmp_path / 'alone'}", 1, None, {"starts": str(root)})
     joints = record(tmp_path / "joints", robot=SO101.spec("joint_abs", ("front", "wrist"), SIZE, 10.0))

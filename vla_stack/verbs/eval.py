@@ -18,7 +18,7 @@ from tqdm import tqdm
 from vla_stack.data.layout import write_json
 from vla_stack.envs.making import check_id, is_benchmark, is_task
 from vla_stack.errors import UserError
-from vla_stack.evaluation.evaluate import OnEpisode, describe, evaluate
+from vla_stack.evaluation.evaluate import IMAGINED, OnEpisode, describe, evaluate
 from vla_stack.evaluation.metrics import frequency_averaged_score
 from vla_stack.evaluation.monitoring import Listening, monitored, policy_features
 from vla_stack.evaluation.provenance import provenance
@@ -60,7 +60,7 @@ EXAMPLES = (
 
 OF_ROLLOUTS = (
     *("env", "suite", "mode", "latency", "jitter", "swap_instruction", "randomisation", "visuals", "max_steps"),
-    *("schedule", "beta", "weak", "monitor", "videos", "num_envs", "workers", "rollouts"),
+    *("schedule", "beta", "weak", "monitor", "videos", "num_envs", "workers", "rollouts", "starts"),
 )
 
 
@@ -82,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     a("--open-loop", action="store_true", help="roll nothing out: error of the chunks from those of a recorded dataset")
     a("--data", type=Path, help="open loop: the dataset, one that the policy was not trained on")
     a("--randomisation", type=int, choices=(0, 1, 2, 3), default=0, help="level of our tasks (default: %(default)s)")
+    a("--starts", type=Path, metavar="DATASET", help="imagined: with whose first frames episodes begin")
     a("--visuals", choices=("fast", "official"), help="benchmarks: without shadows and antialiasing, or with (fast)")
     a("--num-envs", type=_positive, default=8, help="episodes that run at the same time (default: %(default)s)")
     a("--workers", type=whole, help="processes for the environments; 0 for none (default: one a core)")
@@ -117,6 +118,8 @@ def main(args: argparse.Namespace) -> int:
     check_robot(resolve_policy(args.policy), args.embodiment)  # before torch is loaded
     for env_id in args.env or ():
         check_id(env_id)
+    if args.starts and not any(env_id.startswith(IMAGINED) for env_id in args.env or ()):
+        raise UserError("--starts is of imagined episodes", "give --env imagined:RUN, or leave it out")
     args.out = out_folder(args.out, "outputs/eval", policy_name(args.policy))  # not after hours of episodes
     print(f"loading {args.policy}; results go to {args.out}", file=sys.stderr, flush=True)  # it may take a while
     import_torch()
@@ -161,6 +164,8 @@ def run_settings(policy: ChunkPolicy, args: argparse.Namespace, about: dict[str,
             options["max_episode_steps"] = args.max_steps
         if args.visuals and is_benchmark(env_id):
             options["visuals"] = args.visuals
+        if args.starts and env_id.startswith(IMAGINED):
+            options["starts"] = str(args.starts)
         for mode, latency, instruct, execute in product(modes, latencies, instructs, args.execute or [None]):
             executor = ExecutorConfig(mode=mode, execute=execute)
             with _progress(f"{env_id}  {describe(executor, latency, instruct)}", args.episodes) as on_episode:
@@ -229,7 +234,9 @@ def check_suite(args: argparse.Namespace) -> None:
     ):
         if len(values) > 1 or "all" in values:
             raise UserError(f"--suite runs one setting, {option} names several", "give one")
-    for option in given(add_arguments, args, "randomisation", "visuals", "swap_instruction", "monitor", "videos"):
+    for option in given(
+        add_arguments, args, "randomisation", "visuals", "swap_instruction", "monitor", "videos", "starts"
+    ):
         raise UserError(f"--suite and {option} do not go together", "leave one of them out")
 
 

@@ -350,7 +350,10 @@ def _recorded(name: str, model: WorldModel, starts: str) -> Recording:
     if not starts and folder.name == "model" and (folder.parent / RECIPE).is_file():
         starts = str(yaml.safe_load((folder.parent / RECIPE).read_text())["data"]["root"][0])
     if not starts:
-        raise UserError(f"{name} is of no task of sim, and nothing says which data it is of", "give starts=DATASET")
+        raise UserError(
+            f"{name} is of no task of sim, and nothing says which data it is of",
+            "give its first frames: vla eval --starts DATASET",
+        )
     recording = open_recording(starts, model.cameras)
     check_fit(recording.robot, model.robot, starts)
     return recording
