@@ -265,18 +265,18 @@ def test_a_report_of_what_was_measured_before_is_not_fresh(tree, freshness):
     assert "uncommitted" in freshness.stale(tree / "results", tree)["shipped"][0]
 
 
-def test_a_figure_is_measured_again_by_its_own_command(tmp_path, freshness):
-    script = tmp_path / "script.py"
+def test_a_figure_is_measured_again_by_its_own_command(tree, freshness):
+    script = tree / "script.py"
     script.write_text("import os, sys; open('seen', 'w').write(' '.join(sys.argv[1:]) + os.environ['REPRODUCE_ANEW'])")
-    record = tmp_path / "one.json"
+    record = tree / "one.json"
     record.write_text(json.dumps({"command": "python script.py --seeds 3 --report"}))
-    assert freshness.rerun(record, tmp_path) == 0
-    assert (tmp_path / "seen").read_text() == "--seeds 31"
+    assert freshness.rerun(record, tree) == 0
+    assert (tree / "seen").read_text() == "--seeds 31"
     script.write_text(script.read_text() + "; print('--out')")  # its help
-    assert freshness.rerun(record, tmp_path) == 0  # not with what lies in its usual folder, which may be of other code
-    assert re.fullmatch(r"--seeds 3 --out outputs/reproduce/one-[0-9a-f]{10}1", (tmp_path / "seen").read_text())
+    assert freshness.rerun(record, tree) == 0  # not with what lies in its usual folder, which may be of other code
+    assert re.fullmatch(r"--seeds 3 --out outputs/reproduce/one-[0-9a-f]{10}1", (tree / "seen").read_text())
     record.write_text(json.dumps({"command": "python script.py --stock …/elsewhere"}))
-    assert freshness.rerun(record, tmp_path) == 1
+    assert freshness.rerun(record, tree) == 1
 
 
 def test_nothing_to_report_leaves_what_was_published(tmp_path, monkeypatch, freshness):
@@ -285,7 +285,7 @@ def test_nothing_to_report_leaves_what_was_published(tmp_path, monkeypatch, fres
     (tmp_path / "one.json").write_text("published")
     monkeypatch.setattr(sys, "argv", ["one.py", "--report"])
     with pytest.raises(SystemExit, match="nothing to report yet"):
-        results.write("one", [], {}, path=tmp_path / "one.json")
+        results.write("one", [], {}, seeds=[], path=tmp_path / "one.json")
     assert (tmp_path / "one.json").read_text() == "published"
 
 
@@ -293,9 +293,9 @@ def test_what_was_published_is_no_measurement_of_today(monkeypatch, freshness):
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "reproduce"))
     import claims
 
-    assert claims.published_before("wsrl")[1]
+    assert claims.published_before("rl_ray")[1]
     monkeypatch.setenv("REPRODUCE_ANEW", "1")
-    assert claims.published_before("wsrl") == (None, [])
+    assert claims.published_before("rl_ray") == (None, [])
 
 
 def test_of_this_tree_a_figure_names_its_policy_task_and_weights(freshness):

@@ -94,7 +94,7 @@ def write(
         name: File stem under ``docs/results``.
         checks: Claims with their bounds.
         data: Everything else that a plot or a reader needs; must be JSON.
-        seeds: Seeds used.
+        seeds: Seeds used; an empty list, of a study that there is nothing of, is not reported.
         path: Another file than ``docs/results/<name>.json``.
         inputs: Files and folders of the repository that the figures depend on and that no source names
             (:mod:`freshness`).
@@ -103,7 +103,7 @@ def write(
         Path of the file written.
     """
     path = path or RESULTS / f"{name}.json"
-    if not seeds and set(freshness.REPORTING) & set(sys.argv[1:]):
+    if seeds == [] and set(freshness.REPORTING) & set(sys.argv[1:]):
         raise SystemExit(f"{name}: there is nothing to report yet, and {path.name} stays as it is")
     path.parent.mkdir(parents=True, exist_ok=True)
     typed = command()
