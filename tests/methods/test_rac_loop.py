@@ -119,15 +119,15 @@ def test_errors_name_the_key(capsys) -> None:
         ("eval.envs=[sim/pick-v0]", "method 'rac' evaluates in its task -- leave it out"),
         ("data.episodes=[0,1]", "method 'rac' records its own data"),
         ("data.weights=sirius", "sirius needs the policy's own frames -- set data.interventions=all"),
-        ("method.mode=hg_dagger data.weights=balanced", "balanced needs recoveries, here are none"),
+        ("method.mode=hg_dagger & data.weights=balanced", "balanced needs recoveries, here are none"),
         ("policy.options.history=2", "reads earlier observations, which are not kept"),
-        ("policy={type:act,options:{}}", "method 'rac' needs a flow policy, 'act' is none"),
+        ("policy={type: act, options: {}}", "method 'rac' needs a flow policy, 'act' is none"),
         ("policy.options.widht=3", "the nearest option is 'width'"),
         ("device=gpu", "device 'gpu' is not available"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_anything_is_recorded(override, says, tmp_path: Path, capsys) -> None:
-    assert cli.main(["train", str(CONFIG), *override.split(), f"output_dir={tmp_path}/x"]) == 1
+    assert cli.main(["train", str(CONFIG), *override.split(" & "), f"output_dir={tmp_path}/x"]) == 1
     assert says in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
