@@ -38,6 +38,12 @@ def driver(arm):
     d.disconnect()
 
 
+def test_a_variant_that_is_none_is_named_and_the_arm_goes_on(arm):
+    with pytest.raises(UserError, match="has no variant {'colour': 'mauve'}"):
+        arm.reset(0, {"colour": "mauve"})
+    assert arm.reset(0) and "success" in arm.status()
+
+
 def in_steps():
     """The steps of a control loop, not as many as the processor does: the driver's own threads have work to do."""
     deadline, never = time.monotonic() + PATIENCE_S, threading.Event()
