@@ -13,6 +13,7 @@ import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from toy_robot import EXTRA, JOINTS, SPEC, frames, make, picture, record
 
+from vla_stack.data import dataset
 from vla_stack.data.dataset import open_dataset
 from vla_stack.data.features import Column, read_robot_spec
 from vla_stack.data.recorder import EpisodeRecorder
@@ -63,6 +64,22 @@ def test_append_continues_the_dataset(tmp_path: Path, mode: str) -> None:
     with_all_at_once = open_dataset(make(tmp_path / "e", (3, 4, 2), mode))
     for name, column in dataset.columns.items():
         np.testing.assert_array_equal(column, with_all_at_once.columns[name])
+
+
+def test_who_follows_a_recording_reads_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, read = make(tmp_path / "d", (3, 2)), []
+    whole = dataset.read_parquet
+    known = open_dataset(root)
+    make(root, (4,), first=2)
+    expected = open_dataset(root)
+    monkeypatch.setattr(dataset, "read_parquet", lambda path, *a: read.append(path) or whole(path, *a))
+    found = open_dataset(root, known)
+    assert [path for path in read if "data" in path.relative_to(root).parts] == [found.data_file(2)]
+    assert found.episodes == expected.episodes and found.columns.keys() == expected.columns.keys()
+    for name, column in expected.columns.items():
+        np.testing.assert_array_equal(found.columns[name], column)
+    other = make(tmp_path / "e", (3, 2, 4), first=5)
+    np.testing.assert_array_equal(open_dataset(other, known).columns["action"], open_dataset(other).columns["action"])
 
 
 def test_many_episodes_roll_over_to_new_metadata_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,7 @@ def act(file: Path, endpoint: str, seed: int, enough: Any, live: Path | None = N
                         "helped": bool(helper and found["operator"]["takeovers"]),
                         "overruns": found["ticks"]["overrun"],
                         "stops": found["ticks"].get("stop", 0),
+                        "why": f"{found['safety']} {found['operator'] or ''}" * ("stop" in found["ticks"]),
                         "stalled_s": status["skipped_s"],
                         "model": node.model_version,
                     }

@@ -93,8 +93,9 @@ def fill(
     files: Sequence[Path],
     read: Callable[[Path], pa.Table],
     root: Path,
+    first: Mapping[str, NDArray[Any]] | None = None,
 ) -> int:
-    """Read the columns of some files, one after the other, into arrays of N = ``frames``; how many rows they hold.
+    """Read the columns of some files, one after the other, into arrays of N = ``frames``; how many rows there are.
 
     Args:
         columns: Empty.
@@ -103,6 +104,7 @@ def fill(
         files: Parquet files, in order.
         read: Reads one.
         root: Dataset folder.
+        first: Column name -> its first rows, which the files hold what follows on.
 
     Raises:
         UserError: A file lacks a column, or one has empty values or another shape.
@@ -110,6 +112,11 @@ def fill(
     kinds = {name: feature for name, feature in features.items() if feature["dtype"] in NUMERIC}
     size = sum(frames * int(np.prod(ft["shape"])) * np.dtype(ft["dtype"]).itemsize for ft in kinds.values())
     columns.root, at = root, 0
+    folder = root.parent if size >= MAPPED else None
+    for name, values in (first or {}).items():
+        columns.make(name, (frames, *values.shape[1:]), values.dtype, folder)
+        columns.write(name, 0, values)
+        at = len(values)
     for path, table in _tables(files, read):
         if missing := [name for name in kinds if name not in table.column_names]:
             raise UserError(
@@ -120,7 +127,7 @@ def fill(
             values = _to_numpy(table[name], tuple(feature["shape"]), f"{root}: column '{name}'")
             if name not in columns:
                 shape = (frames, *values.shape[1:])
-                columns.make(name, shape, np.dtype(feature["dtype"]), root.parent if size >= MAPPED else None)
+                columns.make(name, shape, np.dtype(feature["dtype"]), folder)
             columns.write(name, at, values)
         at += table.num_rows
     columns.written()

@@ -6,7 +6,7 @@ so that a broken file is a sentence at the start and not a wrong batch later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,11 +150,13 @@ def read_tasks(root: Path) -> tuple[str, ...]:
     return tuple(str(names[i]) for i in order)
 
 
-def open_dataset(root: str | Path) -> Dataset:
+def open_dataset(root: str | Path, known: Dataset | None = None) -> Dataset:
     """Open and check a dataset.
 
     Args:
         root: Its folder.
+        known: The same as it was opened before: where it has only grown, files that were read are not read again, for
+            who follows what is being recorded.
 
     Raises:
         UserError: The dataset is incomplete or contradicts itself; names the file and the remedy.
@@ -184,14 +186,23 @@ def open_dataset(root: str | Path) -> Dataset:
         episodes = {path.relative_to(root).as_posix(): group for path, group in users.items()}
         digests.require_unchanged(root, episodes, episodes)
     wanted = {name for name, feature in info["features"].items() if feature["dtype"] in NUMERIC}
-    total = info["total_frames"]
-    found = fill(
-        dataset.columns, info["features"], total, list(users), lambda p: read_parquet(p, wanted.__contains__), root
-    )
+    total, read = info["total_frames"], lambda path: read_parquet(path, wanted.__contains__)
+    files, first = list(users), None
+    if known is not None and _has_grown(known, dataset, users.values()):
+        files = [path for path, group in users.items() if group[0] >= known.num_episodes]
+        first = {name: column for name, column in known.columns.items() if name in wanted}
+    found = fill(dataset.columns, info["features"], total, files, read, root, first)
     if found != total:
         raise UserError(f"{root}/data holds {found} rows, meta/info.json counts {total} frames", repair)
     _check_columns(dataset, repair)
     return dataset
+
+
+def _has_grown(known: Dataset, now: Dataset, files: Iterable[Sequence[int]]) -> bool:
+    """Whether a dataset is as it was but for further episodes, in ``files`` of their own, each a list of episodes."""
+    n = known.num_episodes
+    same = known.root == now.root and known.features == now.features and known.episodes == now.episodes[:n]
+    return same and all(group[-1] < n or group[0] >= n for group in files)
 
 
 def light_files(root: Path, data: Iterable[Path] = ()) -> list[str]:

@@ -52,6 +52,7 @@ class LiveLoop(FlowLoop):
     def __init__(self, recipe: Recipe, run_dir: Path) -> None:
         self._live, self._stop, self._over = Path(recipe.method.live), Stop(), False  # type: ignore[attr-defined]
         self.consumed = 0  # recorded episodes that were learnt from, the first ones
+        self._dataset: Dataset | None = None  # as it was last
         self._newest: int | None = None  # what is in the last of them, and of those that were read
         self._read_last: int | None = None
         super().__init__(recipe, run_dir)
@@ -158,7 +159,8 @@ class LiveLoop(FlowLoop):
         while not self._stop.asked:
             if (held := _held(self._live)) >= wanted:
                 try:
-                    return open_recorded(self.policy, self._live)
+                    self._dataset = open_recorded(self.policy, self._live, self._dataset)
+                    return self._dataset
                 except UserError:  # a commit changes several files
                     failing_since = failing_since or time.monotonic()
                     if time.monotonic() - failing_since > COMMIT_S:

@@ -153,13 +153,13 @@ def demonstrations(
     return whole
 
 
-def open_recorded(policy: ChunkPolicy, root: Path) -> Dataset:
-    """A dataset of the policy's robot that says what succeeded.
+def open_recorded(policy: ChunkPolicy, root: Path, known: Dataset | None = None) -> Dataset:
+    """A dataset of the policy's robot that says what succeeded; ``known``: see :func:`open_dataset`.
 
     Raises:
         UserError: It is none.
     """
-    dataset = open_dataset(root)
+    dataset = open_dataset(root, known)
     check_fit(recorded_robot(dataset), policy.spec.robot, str(root))
     if SUCCESS not in dataset.columns:
         raise UserError(f"{root} has no column '{SUCCESS}': nobody recorded what succeeded", "record it with `vla`")
