@@ -90,6 +90,9 @@ def test_cells_of_other_settings_are_not_mixed(report, monkeypatch, tmp_path) ->
     script = importlib.import_module("rac")
     monkeypatch.setattr(script, "together", lambda jobs, work: None)
     monkeypatch.setattr(report, "report", lambda *given, **options: None)
+    with pytest.raises(SystemExit, match="holds no runs yet"):  # and what was published stays
+        script.main(["human_frames=40", "--out", str(tmp_path)])
+    monkeypatch.setattr(script, "load_records", lambda out: {"rac": {0: []}})
     for _ in range(2):
         assert script.main(["human_frames=40", "--out", str(tmp_path)]) == 0
     with pytest.raises(SystemExit, match="other settings"):

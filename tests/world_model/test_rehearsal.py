@@ -171,7 +171,7 @@ def test_chunks_are_told_relative_to_where_they_begin(recording, model: WorldMod
     pose = torch.tensor([[0.4, 0.0, 0.1, 0.5, 1.0]])
     unit = torch.rand(1, 10) * 2 - 1
     torch.testing.assert_close(reach.unit(pose, reach.commands(pose, unit)), unit)
-    far = pose[:, None].repeat(1, 2, 1) + 100
+    far = pose[:, None].repeat(1, 2, 1) + torch.tensor([100, 100, 100, 3, 100])  # farther no turn is
     assert (reach.unit(pose, far) == 1).all()
     critics = offline.Critics.new(model, recording, RAVL, 0)
     latents = encode_all(model.vae, recording, torch.device("cpu"))

@@ -168,8 +168,9 @@ class ChunkLoader:
 
     @cached_property
     def _recorded(self) -> int:
-        """Tells datasets apart, those of equal size too."""
-        return zlib.crc32(np.ascontiguousarray(self.dataset.columns[ACTION]))
+        """Tells what is drawn from apart, where there is as much of it too; what else a dataset holds does not matter."""
+        actions, drawn = self.dataset.columns[ACTION], self._weights != 0
+        return zlib.crc32(np.ascontiguousarray(actions if drawn.all() else actions[drawn]))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a loader with this state stood.
@@ -179,15 +180,15 @@ class ChunkLoader:
         """
         state = {"data": self._recorded, **state}  # older checkpoints do not say
         check_kind(state, self.state_dict())
-        if state["data"] != self._recorded:
-            what = f"the run that is to go on has learnt from another dataset than {self.dataset.root} in its place"
-            raise UserError(what, RESUME_ALIKE)
         for key, mine in (("seed", self.seed), ("epoch_size", self.epoch_size)):
             if state[key] != mine:
                 raise UserError(
                     f"the loader's state has {key} {state[key]}, this loader has {mine}: the batches would differ",
                     RESUME_ALIKE,
                 )
+        if state["data"] != self._recorded:
+            what = f"the run that is to go on has learnt from another dataset than {self.dataset.root} in its place"
+            raise UserError(what, RESUME_ALIKE)
         self._position = int(state["position"])
         for film in self._on_demand:
             film.forget()
