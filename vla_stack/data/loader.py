@@ -168,7 +168,7 @@ class ChunkLoader:
 
     @cached_property
     def _recorded(self) -> int:
-        """Tells what is drawn from apart, where there is as much of it too; what else a dataset holds does not matter."""
+        """Tells what is drawn from apart, where it is as much too; what else a dataset holds does not matter."""
         actions, drawn = self.dataset.columns[ACTION], self._weights != 0
         return zlib.crc32(np.ascontiguousarray(actions if drawn.all() else actions[drawn]))
 
