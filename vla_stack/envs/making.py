@@ -16,6 +16,8 @@ from vla_stack.errors import UserError
 from vla_stack.registry import ENVIRONMENTS
 from vla_stack.schema import Observation, PolicySpec, RobotSpec
 
+IMAGINED = "imagined:"  # of an environment's id, followed by the directory of the world model that imagines it
+
 
 def make(
     env_id: str, num_envs: int = 1, policy: PolicySpec | None = None, options: dict[str, Any] | None = None

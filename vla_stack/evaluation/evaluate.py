@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vla_stack import envs
-from vla_stack.envs.making import nameless
+from vla_stack.envs.making import IMAGINED, nameless
 from vla_stack.evaluation.metrics import boundary_discontinuity
 from vla_stack.ray_cluster import Where
 from vla_stack.rollout.agents import PolicyAgent
@@ -20,7 +20,7 @@ from vla_stack.runtime.executor import ExecutorConfig
 from vla_stack.schema import RobotSpec
 
 OnEpisode = Callable[[EpisodeRecord], None]
-IMAGINED, GUARDS = "imagined:", "guards"
+GUARDS = "guards"
 
 
 class GuardRecorder:

@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
+from vla_stack.envs.making import IMAGINED
 from vla_stack.envs.vector import EnvStep
 from vla_stack.errors import UserError
 from vla_stack.rollout.records import IDLE, EpisodeRecord
 from vla_stack.training.recipe import Recipe, TaskRecipe
 
-IMAGINED = "imagined:"  # of a task's id, followed by the directory of the world model that imagines it
 LIMIT = "max_episode_steps"
 
 Reward = Literal["step", "success", "task"]

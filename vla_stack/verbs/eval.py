@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from vla_stack.data.layout import write_json
-from vla_stack.envs.making import check_id, is_benchmark, is_task
+from vla_stack.envs.making import IMAGINED, check_id, is_benchmark, is_task
 from vla_stack.errors import UserError
-from vla_stack.evaluation.evaluate import IMAGINED, OnEpisode, describe, evaluate
+from vla_stack.evaluation.evaluate import OnEpisode, describe, evaluate
 from vla_stack.evaluation.metrics import frequency_averaged_score
 from vla_stack.evaluation.monitoring import Listening, monitored, policy_features
 from vla_stack.evaluation.provenance import provenance

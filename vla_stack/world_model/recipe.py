@@ -109,7 +109,7 @@ class World:
             raise UserError("'data.root' names several datasets, a world model learns from one", "vla data merge")
         ignored = {"data.episodes": recipe.data.episodes, "data.validation": recipe.data.validation}
         for key in (key for key, value in ignored.items() if value):
-            remedy = "leave it out, or write the episodes that you mean with `vla data select`"
+            remedy = "leave it out; `lerobot-edit-dataset --operation.type delete_episodes` writes a dataset of fewer"
             raise UserError(f"'{key}' is not for a world model, which holds every tenth episode out itself", remedy)
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.arm import DELTA_RATE
+from vla_stack.envs.making import IMAGINED
 from vla_stack.envs.vector import LocalEnvs
 from vla_stack.errors import UserError
 from vla_stack.world_model.imagined_env import ImaginedEnv
 from vla_stack.world_model.model import shared
 from vla_stack.world_model.tool import ARMS, check_commands_poses
-from vla_stack.world_model.world_backend import IMAGINED, WorldBackend, max_steps_of, simulated
+from vla_stack.world_model.world_backend import WorldBackend, max_steps_of, simulated
 
 
 class SteeredEnv(ImaginedEnv):

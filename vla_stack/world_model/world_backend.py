@@ -26,8 +26,6 @@ from vla_stack.world_model.model import End, WorldModel, resolve, shared
 from vla_stack.world_model.quality import chunk_noise
 from vla_stack.world_model.selection import Critics, choose
 
-IMAGINED = "imagined:"  # of an environment's id, followed by a world model's directory
-
 
 @dataclass(frozen=True)
 class Start:

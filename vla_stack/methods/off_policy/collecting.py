@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_stack import envs
-from vla_stack.envs.making import is_benchmark, is_task, observe
+from vla_stack.envs.making import IMAGINED, is_benchmark, is_task, observe
 from vla_stack.envs.vector import VectorEnv
 from vla_stack.errors import UserError
 from vla_stack.methods.off_policy.deployed import Seen, Vector, deployed, in_range, measured
 from vla_stack.methods.off_policy.learner import Learner
-from vla_stack.methods.practice import IMAGINED, Reward, is_imagined, judged, paid
+from vla_stack.methods.practice import Reward, is_imagined, judged, paid
 from vla_stack.methods.replay_buffer import Source, Transition
 from vla_stack.policies.chunk_policy import ChunkPolicy
 from vla_stack.rollout import engine

@@ -36,7 +36,9 @@ class Progress:
             raise UserError("'data.root' is missing", "give data.root=DIR, episodes that say whether they succeeded")
         for key, chosen in (("episodes", recipe.data.episodes), ("validation", recipe.data.validation)):
             if chosen:
-                remedy = f"leave it out, or write what is to be learnt from with `vla data select`; not data.{key}"
+                remedy = "leave it out; `lerobot-edit-dataset --operation.type delete_episodes` writes one of fewer"
+                    "leave it out; `lerobot-edit-dataset --operation.type delete_episodes` writes a dataset of fewer"
+                )
                 raise UserError(f"'data.{key}' leaves out, and `progress` values all frames of a dataset", remedy)
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:
