@@ -37,8 +37,6 @@ class Progress:
         for key, chosen in (("episodes", recipe.data.episodes), ("validation", recipe.data.validation)):
             if chosen:
                 remedy = "leave it out; `lerobot-edit-dataset --operation.type delete_episodes` writes one of fewer"
-                    "leave it out; `lerobot-edit-dataset --operation.type delete_episodes` writes a dataset of fewer"
-                )
                 raise UserError(f"'data.{key}' leaves out, and `progress` values all frames of a dataset", remedy)
 
     def run(self, recipe: Recipe, run_dir: Path) -> None:
